@@ -1,0 +1,152 @@
+"""What flows and commands do around the stages: find models by name, promote, and put results together."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flows.report import RunResult
+from storage.digest import sha256_file, sha256_json
+from storage.manifest import ArtifactRef
+from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
+from storage.store import Store
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.generation import COMPLETIONS_FILE, BundleSettings, adopt_bundle
+from tasks.promotion import Promotion, promote
+from tasks.session import Session, artifact
+from tasks.tokens.chunk import COUNTS_FILE
+from tasks.tokens.tokenizer import TOKENIZER_FILE
+from tasks.training import TrainStageSettings, sync_run
+
+
+class UnknownModel(ValueError):
+    """A model that no name leads to."""
+
+
+def resolve_version(registry: Registry, model: str) -> ModelVersion:
+    """The registered version behind an alias, a number, a `models:/` address or a run id.
+
+    Raises:
+        UnknownModel: if there is none.
+    """
+    name = model.removeprefix("models:/").removeprefix(f"{MODEL_NAME}@").removeprefix(f"{MODEL_NAME}/")
+    found = registry.by_number(name) if name.isdigit() else registry.by_alias(name) or registry.by_run(name)
+    if found is None:
+        raise UnknownModel(
+            f"no model {model!r}: give an alias (champion, challenger), a version number, models:/{MODEL_NAME}@ALIAS, "
+            "a run id, or a folder with a model; `sheepfold run SOURCE` makes the first one"
+        )
+    return found
+
+
+def checkpoint_of(session: Session, model: str) -> ArtifactRef:
+    """The checkpoint artefact of a model named in any of the allowed ways.
+
+    A model that lies outside the store (a folder, or a version of a registry that outlived its store) is taken in.
+
+    Raises:
+        UnknownModel: if the name leads nowhere.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return _adopt(session, folder)
+    registry = Registry(session.resources.tracking)
+    version = resolve_version(registry, model)
+    return version_checkpoint(session, registry, version)
+
+
+def version_checkpoint(session: Session, registry: Registry, version: ModelVersion) -> ArtifactRef:
+    """The checkpoint artefact of a registered version."""
+    if session.store.find(version.checkpoint.stage, version.checkpoint.key) is not None:
+        return version.checkpoint
+    return _adopt(session, registry.bundle_folder(version))
+
+
+def _adopt(session: Session, folder: Path) -> ArtifactRef:
+    names = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, COUNTS_FILE)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UnknownModel(f"{folder} is no model folder: it lacks {', '.join(missing)}")
+    session.resources.bundle_folder = folder
+    digest = sha256_json({name: sha256_file(folder / name) for name in names})
+    return artifact(session.run(adopt_bundle, BundleSettings(digest)))
+
+
+def ensure_training_run(session: Session, checkpoint: ArtifactRef) -> str:
+    """The MLflow run of a checkpoint, completed from the artefact where a kill left it unfinished."""
+    manifest = session.store.find(checkpoint.stage, checkpoint.key)
+    if manifest is None or checkpoint.stage != "train":
+        raise UnknownModel(f"{checkpoint.stage}/{checkpoint.key} is no training of this store; it has no run")
+    settings = TrainStageSettings(**manifest.settings)
+    tags = {name: value for name, value in session.resources.run_tags.items() if value}
+    return sync_run(session.resources.tracking, checkpoint.key, settings, tags, session.store.folder(checkpoint))
+
+
+def log_evaluation(session: Session, run_id: str, checkpoint: ArtifactRef, metrics: dict[str, float]) -> None:
+    """Put an evaluation's figures at the end of the training's curve."""
+    manifest = session.store.find(checkpoint.stage, checkpoint.key)
+    step = int(manifest.settings["train"]["max_steps"]) if manifest else 0
+    points = [(name, step, value) for name, value in metrics.items()]
+    session.resources.tracking.log_missing(run_id, points)
+
+
+def promote_model(
+    session: Session, checkpoint: ArtifactRef, evalset: ArtifactRef, metrics: dict[str, float]
+) -> tuple[Promotion, str]:
+    """Compare with the champion on the same evaluation set and move names.
+
+    Returns:
+        What was done, and the id of the MLflow run.
+    """
+    from flows.pipeline import evaluate_model
+
+    run_id = ensure_training_run(session, checkpoint)
+    log_evaluation(session, run_id, checkpoint, metrics)
+    registry = Registry(session.resources.tracking)
+    champion = registry.by_alias(CHAMPION)
+    champion_metrics = None
+    if champion is not None:
+        rival = version_checkpoint(session, registry, champion)
+        champion_metrics = metrics if rival == checkpoint else evaluate_model(session, rival, evalset)[1]
+    done = promote(session.store, registry, run_id, checkpoint, evalset, metrics, champion_metrics)
+    return done, run_id
+
+
+def model_entry(done: Promotion) -> dict[str, Any]:
+    """The `model` part of a result."""
+    return {
+        "name": MODEL_NAME,
+        "version": done.version.version,
+        "alias": done.alias,
+        "reason": done.reason,
+        "moved": done.moved,
+    }
+
+
+def completions_path(store: Store, ref: ArtifactRef) -> str:
+    """Path of a generation's table."""
+    return str(store.folder(ref) / COMPLETIONS_FILE)
+
+
+def result_of(session: Session, **parts: Any) -> RunResult:
+    """A result with the session's report."""
+    return RunResult(stages=session.report_list(), notes=list(session.notes), **parts)
+
+
+def champion_entry(registry: Registry) -> dict[str, Any] | None:
+    """The champion in `status`."""
+    version = registry.by_alias(CHAMPION)
+    if version is None:
+        return None
+    figures = {
+        name.removeprefix("sheepfold."): value for name, value in version.tags.items() if name.startswith("sheepfold.")
+    }
+    return {
+        "name": MODEL_NAME,
+        "version": version.version,
+        "uri": f"models:/{MODEL_NAME}@{CHAMPION}",
+        "run_id": version.run_id,
+        "checkpoint": asdict(version.checkpoint),
+        "tags": figures,
+    }

@@ -1,0 +1,112 @@
+"""What the flows share: the session of a flow run, the report it leaves in Prefect's UI, and their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.runtime import deployment, flow_run
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+
+from flows.report import RunResult, run_report
+from storage.home import Home
+from tasks.resources import Resources
+from tasks.session import PrefectSession
+from tasks.settings import Settings, load_settings
+
+# Parameters that several flows share, described once for the forms of the UI.
+Source = Annotated[str, Field(description="Folders or files with documents, one per line.")]
+Corpus = Annotated[str, Field(description="Name of the corpus; its tokeniser and evaluation set are kept under it.")]
+Preset = Annotated[str, Field(description="Shape of the network: tiny, small, medium or gpt2.")]
+Minutes = Annotated[float, Field(description="Training time in minutes; fixed as a number of steps by a probe.", ge=0)]
+MaxSteps = Annotated[int, Field(description="Optimiser steps; 0 leaves it to the tokens or minutes.", ge=0)]
+MaxTokens = Annotated[int, Field(description="Training tokens; 0 leaves it to the minutes.", ge=0)]
+Seed = Annotated[int, Field(description="Seed of weights, order and dropout.", ge=0)]
+Workers = Annotated[int, Field(description="Extraction processes; 0 is one per core.", ge=0)]
+Refresh = Annotated[str, Field(description="Stages to compute again, separated by commas.")]
+RetryFailed = Annotated[bool, Field(description="Extract files again whose extraction failed.")]
+Config = Annotated[str, Field(description="Configuration file (TOML or JSON); empty for none.")]
+Overrides = Annotated[str, Field(description="Further settings, section.name=value, one per line.")]
+Deterministic = Annotated[bool, Field(description="Ask torch for deterministic kernels only.")]
+HomeFolder = Annotated[str, Field(description="Home folder; empty takes SHEEPFOLD_HOME, else .sheepfold.")]
+Model = Annotated[str, Field(description="A model: alias, version, models:/ address, run id or folder.")]
+
+# An unbounded runner would start a thread per segment; extraction is bounded by its own pool of processes anyway.
+SEGMENTS_AT_ONCE = 4
+
+
+def task_runner() -> ThreadPoolTaskRunner:
+    """Runner of the flows' tasks."""
+    return ThreadPoolTaskRunner(max_workers=SEGMENTS_AT_ONCE)
+
+
+def flow_settings(config: str, overrides: str, **options: object) -> Settings:
+    """Settings of a flow run; options that are 0 or empty leave their setting alone."""
+    given = {name.replace("__", "."): value for name, value in options.items() if value}
+    return load_settings(config or None, [line for line in overrides.splitlines() if line.strip()], given)
+
+
+def stage_names(refresh: str) -> list[str]:
+    """The stages named in a parameter.
+
+    Raises:
+        ValueError: for a stage that does not exist.
+    """
+    from flows import pipeline
+    from tasks.stage import Stage
+
+    known = sorted(item.name for item in vars(pipeline).values() if isinstance(item, Stage))
+    names = [name.strip() for name in refresh.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"--refresh {', '.join(unknown)}: no such stage; stages are {', '.join(known)}")
+    return names
+
+
+@contextmanager
+def flow_session(
+    home: str,
+    refresh: str = "",
+    retry_failed: bool = False,
+    workers: int = 0,
+    deterministic: bool = False,
+) -> Iterator[PrefectSession]:
+    """The session of the running flow; ends its processes when the flow ends."""
+    place = Home.from_environment(home or None).create()
+    names = stage_names(refresh)
+    with Resources(place, workers, deterministic) as resources:
+        resources.run_tags = {
+            "prefect.flow_run_id": str(flow_run.id or ""),
+            "prefect.flow_run_name": str(flow_run.name or ""),
+            "prefect.deployment": str(deployment.name or ""),
+        }
+        yield PrefectSession(place, resources, names, retry_failed)
+
+
+def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str, object]:
+    """Leave the report in the UI and in the home; returns the flow's result."""
+    report = run_report(session.home, corpus, result)
+    session.home.reports.mkdir(parents=True, exist_ok=True)
+    (session.home.reports / f"{corpus}.md").write_text(report, encoding="utf-8")
+    create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
+    table = [
+        {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
+        for item in result.stages
+    ]
+    create_table_artifact(table, key="sheepfold-stages", description="What was computed and what was reused")
+    if result.metrics:
+        figures = [{"metric": name, "value": value} for name, value in sorted(result.metrics.items())]
+        create_table_artifact(figures, key="sheepfold-metrics", description="Evaluation beside its baselines")
+    if result.mlflow_run_id:
+        create_markdown_artifact(
+            f"MLflow run `{result.mlflow_run_id}` in `{session.home.tracking_uri}`",
+            key="sheepfold-mlflow-run",
+            description="Where the training curve is",
+        )
+    computed = sum(item.computed for item in result.stages)
+    get_run_logger().info("computed %d units, reused the rest", computed)
+    return result.to_dict()

@@ -1,0 +1,46 @@
+"""The ingest flow: files become pages, and every path gets a row that says what became of it."""
+
+from prefect import flow
+
+from flows import pipeline
+from flows.actions import result_of
+from flows.context import (
+    Config,
+    Corpus,
+    HomeFolder,
+    Overrides,
+    Refresh,
+    RetryFailed,
+    Source,
+    Workers,
+    finish,
+    flow_session,
+    flow_settings,
+    task_runner,
+)
+
+
+@flow(name="ingest", task_runner=task_runner(), persist_result=False)
+def ingest(
+    source: Source,
+    corpus: Corpus = "default",
+    workers: Workers = 0,
+    refresh: Refresh = "",
+    retry_failed: RetryFailed = False,
+    config: Config = "",
+    overrides: Overrides = "",
+    home: HomeFolder = "",
+) -> dict[str, object]:
+    """Walk, hash, and extract what is new."""
+    settings = flow_settings(config, overrides)
+    with flow_session(home, refresh, retry_failed, workers) as session:
+        ingested = pipeline.ingest(session, pipeline.resolve_sources([source]), settings)
+        pipeline.remember_ingested(session, ingested)
+        pipeline.publish(session, corpus)
+        return finish(session, corpus, result_of(session))
+
+
+if __name__ == "__main__":
+    import sys
+
+    ingest("\n".join(sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""The promote flow: the corpus's latest training is compared with the champion, and names move."""
+
+from prefect import flow
+
+from flows import pipeline
+from flows.actions import model_entry, promote_model, result_of
+from flows.context import Corpus, HomeFolder, finish, flow_session, task_runner
+
+
+@flow(name="promote", task_runner=task_runner(), persist_result=False)
+def promote(corpus: Corpus = "default", home: HomeFolder = "") -> dict[str, object]:
+    """Register the corpus's latest training and move `champion` if it is better."""
+    with flow_session(home) as session:
+        evalset = pipeline.frozen_evalset(session, corpus)
+        checkpoint = pipeline.latest_training(session, corpus)
+        _, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
+        done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evalset, metrics))
+        result = result_of(session, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id)
+        return finish(session, corpus, result)
+
+
+if __name__ == "__main__":
+    promote()

@@ -1,0 +1,109 @@
+"""What a command says at its end: one document for machines, the same in words for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from storage.catalog import Catalog
+from storage.home import Home
+from storage.store import open_store
+from tasks.session import StageReport
+
+
+@dataclass
+class RunResult:
+    """Result of a flow, as `--json` prints it.
+
+    Attributes:
+        metrics: figures of the evaluation.
+        model: name, version and alias of the registered model; None where the command registers none.
+        completions: path of the Parquet table with the generated text; None where the command generates none.
+        notes: what the person should know.
+    """
+
+    stages: list[StageReport]
+    metrics: dict[str, float] = field(default_factory=dict)
+    model: dict[str, Any] | None = None
+    mlflow_run_id: str | None = None
+    completions: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document."""
+        return asdict(self)
+
+
+def stage_table(stages: list[StageReport], planned: bool = False) -> str:
+    """Markdown table of the stages."""
+    head = "| stage | computed | reused | seconds | rows |" + (" reason |" if planned else "")
+    lines = [head, "|" + "---|" * (head.count("|") - 1)]
+    for item in stages:
+        seconds = f"~{item.seconds:.0f}" if planned and not item.cached else f"{item.seconds:.1f}"
+        row = f"| {item.stage} | {item.computed} | {item.reused} | {seconds} | {item.rows} |"
+        lines.append(row + (f" {item.reason} |" if planned else ""))
+    return "\n".join(lines)
+
+
+def metrics_table(metrics: dict[str, float]) -> str:
+    """Markdown table of a model beside its baselines."""
+    if not metrics:
+        return ""
+    rows = [
+        ("this model", metrics["val/loss"], metrics["val/bits_per_byte"]),
+        ("unigram", metrics["val/unigram_loss"], metrics["val/unigram_bits_per_byte"]),
+        ("uniform", metrics["val/uniform_loss"], metrics["val/uniform_bits_per_byte"]),
+    ]
+    lines = ["| | loss | perplexity | bits per byte |", "|---|---|---|---|"]
+    perplexity = f"{metrics['val/perplexity']:.2f}"
+    for name, loss, bits in rows:
+        lines.append(f"| {name} | {loss:.4f} | {perplexity if name == 'this model' else ''} | {bits:.4f} |")
+    lines.append(f"| zstd -19 | | | {metrics['val/zstd19_bits_per_byte']:.4f} |")
+    share = 100 * metrics["val/below_unigram"]
+    lines.append("")
+    lines.append(
+        f"{share:.1f} % fewer bits per byte than the unigram baseline, on {metrics['val/documents']:.0f} held-out "
+        f"documents ({metrics['val/bytes']:,.0f} bytes)."
+    )
+    return "\n".join(lines)
+
+
+def corpus_table(home: Home, corpus: str) -> str:
+    """Markdown table of what became of the files."""
+    rows = Catalog(open_store(home.store), corpus).query(
+        "select status, case when status = 'ok' then '' else reason_code end as why, count(*) as files "
+        "from files group by all order by files desc, status, why"
+    )
+    lines = ["| files | status | why |", "|---|---|---|"]
+    lines += [f"| {row['files']} | {row['status']} | {row['why']} |" for row in rows]
+    return "\n".join(lines)
+
+
+def run_report(home: Home, corpus: str, result: RunResult) -> str:
+    """The whole report, Markdown."""
+    parts = [f"# Corpus `{corpus}`", corpus_table(home, corpus), "## Stages", stage_table(result.stages)]
+    if result.metrics:
+        parts += ["## Model", metrics_table(result.metrics)]
+    if result.model:
+        parts.append(
+            f"Registered as `{result.model['name']}` version {result.model['version']}, "
+            f"**{result.model['alias']}**: {result.model['reason']}."
+        )
+    if result.completions:
+        parts += ["## Sample", sample_table(result.completions)]
+    if result.notes:
+        parts += ["## Notes", *(f"- {note}" for note in result.notes)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def sample_table(completions: str) -> str:
+    """Markdown table of the first completions."""
+    from pathlib import Path
+
+    from storage.tables import read_rows
+
+    lines = ["| prompt | continuation |", "|---|---|"]
+    for row in read_rows(Path(completions))[:4]:
+        prompt, text = (" ".join(row[name].split()).replace("|", "\\|") for name in ("prompt", "text"))
+        lines.append(f"| {prompt} | {text[:200]} |")
+    return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""The retrain flow: everything, from a folder of documents to a registered model and a sample of its text."""
+
+from prefect import flow
+
+from flows import pipeline
+from flows.actions import completions_path, model_entry, promote_model, result_of
+from flows.context import (
+    Config,
+    Corpus,
+    Deterministic,
+    HomeFolder,
+    MaxSteps,
+    MaxTokens,
+    Minutes,
+    Overrides,
+    Preset,
+    Refresh,
+    RetryFailed,
+    Seed,
+    Source,
+    Workers,
+    finish,
+    flow_session,
+    flow_settings,
+    task_runner,
+)
+from tasks.session import artifact
+
+
+@flow(name="retrain", task_runner=task_runner(), persist_result=False)
+def retrain(
+    source: Source,
+    corpus: Corpus = "default",
+    preset: Preset = "",
+    minutes: Minutes = 0,
+    max_steps: MaxSteps = 0,
+    max_tokens: MaxTokens = 0,
+    seed: Seed = 0,
+    workers: Workers = 0,
+    deterministic: Deterministic = False,
+    refresh: Refresh = "",
+    retry_failed: RetryFailed = False,
+    config: Config = "",
+    overrides: Overrides = "",
+    home: HomeFolder = "",
+) -> dict[str, object]:
+    """Ingest, prepare, train, evaluate, promote and generate a sample; only what changed is computed."""
+    settings = flow_settings(
+        config,
+        overrides,
+        model__preset=preset,
+        train__minutes=minutes,
+        train__max_steps=max_steps,
+        train__max_tokens=max_tokens,
+        train__seed=seed,
+    )
+    with flow_session(home, refresh, retry_failed, workers, deterministic) as session:
+        ingested = pipeline.ingest(session, pipeline.resolve_sources([source]), settings)
+        prepared = pipeline.prepare(session, corpus, settings, ingested)
+        checkpoint = artifact(pipeline.train_model(session, settings, prepared))
+        evalset = artifact(prepared.evalset)
+        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
+        done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evalset, metrics))
+        made = artifact(pipeline.sample(session, settings, checkpoint, evalset))
+        pipeline.remember_ingested(session, ingested)
+        pipeline.remember_prepared(session, prepared)
+        pipeline.remember(session, train=checkpoint, evaluate=evaluation, generate=made)
+        pipeline.publish(session, corpus)
+        result = result_of(
+            session,
+            metrics=metrics,
+            model=model_entry(done),
+            mlflow_run_id=run_id,
+            completions=completions_path(session.store, made),
+        )
+        return finish(session, corpus, result)
+
+
+if __name__ == "__main__":
+    import sys
+
+    retrain("\n".join(sys.argv[1:]))

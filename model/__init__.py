@@ -1,0 +1,41 @@
+"""The network, its training loop and its generation: PyTorch and nothing else.
+
+Goes in: token ids (as spans over token shards, or as prompts) and settings (dataclasses). Comes out: weights,
+losses and continuations. Nothing here knows files of documents, tokenisers, trackers or schedulers, and every
+import is relative, so that the folder can travel inside a served model and be loaded under another package
+name.
+"""
+
+from .accounting import count_parameters
+from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from .config import GenerationConfig, ModelConfig, TrainConfig
+from .data import SpanSource
+from .generation import Completion, generate
+from .metrics import NllSum, evaluate_source
+from .presets import PRESETS, preset
+from .step import NonFiniteLoss
+from .trainer import Trainer, TrainResult, measure_step_seconds
+from .transformer import Transformer
+
+__all__ = [
+    "PRESETS",
+    "Completion",
+    "GenerationConfig",
+    "ModelConfig",
+    "NllSum",
+    "NonFiniteLoss",
+    "SpanSource",
+    "TrainConfig",
+    "TrainResult",
+    "Trainer",
+    "Transformer",
+    "count_parameters",
+    "evaluate_source",
+    "generate",
+    "load_checkpoint",
+    "load_weights",
+    "measure_step_seconds",
+    "preset",
+    "save_checkpoint",
+    "save_weights",
+]

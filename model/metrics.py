@@ -1,0 +1,116 @@
+"""How good a network is, as sums that add up.
+
+Losses are kept as (sum of negative log-likelihoods, number of tokens) and divided once at the end: a mean of
+means would weigh a short batch like a long one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from .data import IGNORE, SequenceSource, trim
+from .transformer import Transformer
+
+
+@dataclass(frozen=True)
+class NllSum:
+    """Summed negative log-likelihood of some tokens; two of them add.
+
+    Attributes:
+        nll_nats: sum over the tokens, in nats.
+        tokens: number of tokens that were predicted.
+    """
+
+    nll_nats: float = 0.0
+    tokens: int = 0
+
+    def __add__(self, other: NllSum) -> NllSum:
+        return NllSum(self.nll_nats + other.nll_nats, self.tokens + other.tokens)
+
+    @property
+    def loss(self) -> float:
+        """Mean over tokens, in nats; NaN if there are none."""
+        return self.nll_nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the loss."""
+        return perplexity(self.nll_nats, self.tokens)
+
+
+@torch.no_grad()
+def evaluate_source(
+    model: Transformer, source: SequenceSource, batch_size: int, device: torch.device | str = "cpu"
+) -> NllSum:
+    """Negative log-likelihood of every label in the source, in order, without dropout.
+
+    Draws no random numbers and leaves the model in the mode it was in.
+
+    Args:
+        model: the network, on `device`.
+        source: sequences to predict.
+        batch_size: sequences at once.
+        device: where the model is.
+    """
+    was_training = model.training
+    model.eval()
+    total = NllSum()
+    for first in range(0, len(source), batch_size):
+        indices = np.arange(first, min(first + batch_size, len(source)))
+        inputs, labels = trim(*source.batch(indices))
+        logits = model(torch.from_numpy(inputs).to(device))
+        nll = F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            torch.from_numpy(labels).to(device).flatten(),
+            ignore_index=IGNORE,
+            reduction="none",
+        )
+        # float64 from here on, so that the sum does not depend on how the source was cut into batches
+        total += NllSum(nll.sum(dtype=torch.float64).item(), int((labels != IGNORE).sum()))
+    model.train(was_training)
+    return total
+
+
+def perplexity(nll_nats: float, tokens: int) -> float:
+    """exp(nll_nats / tokens): among how many equally likely tokens the network hesitates; NaN without any."""
+    if not tokens:
+        return math.nan
+    mean = nll_nats / tokens
+    return math.exp(mean) if mean < math.log(float(np.finfo(np.float64).max)) else math.inf
+
+
+def bits_per_byte(nll_nats: float, n_bytes: int, lost_bytes: int = 0) -> float:
+    """Bits the network needs per byte of text, which compares across tokenisers.
+
+    Args:
+        nll_nats: summed negative log-likelihood of the text's tokens.
+        n_bytes: bytes of the text, the lost ones included.
+        lost_bytes: bytes that became an unknown token. The network does not predict what they were, so each
+            is charged the 8 bits that it costs to spell out.
+
+    Raises:
+        ValueError: there are no bytes, or more are lost than there are.
+    """
+    if n_bytes < 1 or not 0 <= lost_bytes <= n_bytes:
+        raise ValueError(
+            f"{lost_bytes} of {n_bytes} bytes lost; expected 0 <= lost_bytes <= n_bytes and a text"
+        )
+    return (nll_nats / math.log(2) + 8 * lost_bytes) / n_bytes
+
+
+def unigram_nll(counts: np.ndarray, labels: np.ndarray) -> NllSum:
+    """What a model that knows nothing but token frequencies would lose: the floor a network must beat.
+
+    Args:
+        counts: (V,) how often each token occurs in the training text; one is added to each (Laplace).
+        labels: tokens to predict, any shape; -100 is left out.
+    """
+    smoothed = np.asarray(counts, dtype=np.float64) + 1.0
+    log_probability = np.log(smoothed / smoothed.sum())
+    valid = labels[labels != IGNORE]
+    return NllSum(float(-log_probability[valid].sum()), len(valid))

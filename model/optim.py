@@ -1,0 +1,61 @@
+"""AdamW as language models use it: matrices and tables decay, biases and norms do not.
+
+Decay pulls weights towards zero to keep the network's function small; a LayerNorm gain pulled towards zero
+would only fight the data (Loshchilov and Hutter 2019; Radford et al. 2019).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .config import TrainConfig
+
+_FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW over the model's trainable parameters; the caller sets each step's learning rate.
+
+    Args:
+        model: the network, already on its device.
+        config: gives lr, betas, eps and weight_decay.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    fused = all(parameter.device.type in _FUSED_DEVICES for parameter in parameters)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=fused,
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Gives every parameter group this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All of the optimiser's state as tensors named "<parameter number>.<state name>", counters included.
+
+    Hyper-parameters are left out: they come from the configuration, which a checkpoint's identity already
+    binds.
+    """
+    state = optimizer.state_dict()["state"]
+    return {f"{number}.{name}": value for number, entry in state.items() for name, value in entry.items()}
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts back what optimizer_tensors returned."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        number, _, entry = name.partition(".")
+        state.setdefault(int(number), {})[entry] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

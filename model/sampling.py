@@ -1,0 +1,87 @@
+"""From logits to the next token: temperature, then top-k, then top-p, then one draw.
+
+All functions work on a batch and on the device of the logits. The draw inverts the cumulative distribution
+with one uniform number per row, so a row's noise is a number that can be keyed, not a place in a shared
+stream.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def filter_top_k(logits: Tensor, k: int) -> Tensor:
+    """Sets all but the k largest logits of each row to -inf.
+
+    Args:
+        logits: (..., V).
+        k: how many to keep, capped at V. Logits equal to the k-th are kept too: nothing tells them apart.
+    """
+    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < kth, -torch.inf)
+
+
+def filter_top_p(logits: Tensor, p: float) -> Tensor:
+    """Keeps the smallest set of likeliest tokens whose probabilities reach p (Holtzman et al. 2020).
+
+    At least one token is kept. Of equally likely tokens the one with the lower id goes first.
+
+    Args:
+        logits: (..., V).
+        p: 0 to 1; 1 keeps everything.
+    """
+    if p >= 1.0:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.double().softmax(dim=-1)
+    before = probability.cumsum(dim=-1) - probability  # what the likelier tokens hold already
+    drop = before >= p
+    drop[..., 0] = False
+    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
+
+
+def token_probabilities(
+    logits: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """The distribution that a token is drawn from.
+
+    Args:
+        logits: (..., V).
+        temperature: above 0.
+        top_k: as for filter_top_k; None keeps all.
+        top_p: as for filter_top_p; None keeps all.
+
+    Returns:
+        (..., V) float64 probabilities.
+    """
+    # Shifted before the division: a tiny temperature may send the others to -inf, never the largest to +inf.
+    logits = (logits.double() - logits.max(dim=-1, keepdim=True).values.double()) / temperature
+    if top_k is not None:
+        logits = filter_top_k(logits, top_k)
+    if top_p is not None:
+        logits = filter_top_p(logits, top_p)
+    return logits.softmax(dim=-1)
+
+
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The token at which each row's cumulative probability passes its uniform number.
+
+    Args:
+        probabilities: (B, V), none negative.
+        uniform: (B,) numbers in [0, 1).
+
+    Returns:
+        (B,) int64 tokens, never one of probability 0.
+    """
+    cumulative = probabilities.double().cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Rounding must not carry the target up to the total, where no token would be left.
+    target = torch.minimum(uniform[:, None].double() * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+
+
+def uniform_noise(seed: int, key: int, n: int) -> np.ndarray:
+    """The first n numbers in [0, 1) of the counter-based stream that belongs to (seed, key)."""
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, key % 2**64])).random(n)

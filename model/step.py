@@ -1,0 +1,139 @@
+"""One optimiser step: micro-batches in, loss and gradient norm out, weights changed.
+
+The loss is the sum of negative log-likelihoods over all valid labels of the accumulated step divided by their
+number, so that cutting the same sequences into other micro-batches gives the same gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .config import TrainConfig
+from .data import IGNORE, trim
+from .optim import build_optimizer, set_learning_rate
+from .randomness import DROPOUT_STREAM, RandomState, derive_seed
+from .transformer import Transformer
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class NonFiniteLoss(RuntimeError):
+    """Training met a NaN or an infinity and stopped before it reached the weights.
+
+    Attributes:
+        step: the optimiser step, from 1.
+        indices: numbers of the step's sequences in their source.
+    """
+
+    def __init__(self, what: str, step: int, indices: Sequence[int]) -> None:
+        self.step = step
+        self.indices = list(indices)
+        super().__init__(
+            f"{what} at step {step}, in the sequences {self.indices}; the last checkpoint is untouched. "
+            f"Look at these sequences, lower the learning rate, or use precision='fp32'"
+        )
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimiser step did.
+
+    Attributes:
+        loss: mean negative log-likelihood over the step's valid labels, in nats; 0 if it had none.
+        grad_norm: global norm before clipping; 0 if fp16's loss scaler skipped the update.
+        tokens: number of valid labels.
+    """
+
+    loss: float
+    grad_norm: float
+    tokens: int
+
+
+class Stepper:
+    """A network with all that changes when it takes a step: optimiser, loss scaler, dropout's random stream.
+
+    Args:
+        model: the network, on `device`.
+        config: training settings.
+        device: where to compute.
+    """
+
+    def __init__(self, model: Transformer, config: TrainConfig, device: torch.device) -> None:
+        self.model = model
+        self.config = config
+        self.device = device
+        self.optimizer = build_optimizer(model, config)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.random = RandomState(derive_seed(config.seed, DROPOUT_STREAM), device)
+        self._parameters = list(model.parameters())
+
+    def run(self, batches: Sequence[Batch], lr: float, step: int, indices: Sequence[int]) -> StepResult:
+        """Takes one optimiser step.
+
+        Args:
+            batches: inputs and labels (B, T) int64 of each micro-batch.
+            lr: learning rate.
+            step: number of this step, from 1, for messages.
+            indices: numbers of the sequences, for messages.
+
+        Raises:
+            NonFiniteLoss: loss or gradient is NaN or infinite; the weights are as before.
+            ValueError: a token id lies outside the vocabulary.
+        """
+        tokens = sum(int((labels != IGNORE).sum()) for _, labels in batches)
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        losses: list[Tensor] = []
+        with self.random.running():
+            for batch in batches:
+                # A step without any label has loss 0 and gradient 0: the divisor only must not be 0.
+                loss = self._nll(batch) / max(1, tokens)
+                self.scaler.scale(loss).backward()
+                losses.append(loss.detach())
+        mean = float(torch.stack(losses).sum())
+        if not math.isfinite(mean):
+            raise NonFiniteLoss(f"the loss is {mean}", step, indices)
+        set_learning_rate(self.optimizer, lr)
+        return StepResult(mean, self._update(step, indices), tokens)
+
+    def _nll(self, batch: Batch) -> Tensor:
+        """Summed negative log-likelihood of a micro-batch, with its graph."""
+        inputs, labels = trim(*batch)
+        highest = max(int(inputs.max()), int(labels.max()))
+        if highest >= self.model.config.vocab_size:
+            raise ValueError(
+                f"the batch holds token id {highest}, but vocab_size is {self.model.config.vocab_size}; "
+                f"the tokens were made with another tokeniser than the model"
+            )
+        ids = torch.from_numpy(inputs).to(self.device, non_blocking=True)
+        targets = torch.from_numpy(labels).to(self.device, non_blocking=True)
+        with self._autocast():
+            logits = self.model(ids)
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+        )
+
+    def _update(self, step: int, indices: Sequence[int]) -> float:
+        """Clips and applies the gradients; returns their norm."""
+        self.scaler.unscale_(self.optimizer)
+        max_norm = self.config.clip_norm if self.config.clip_norm > 0 else math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, max_norm))
+        if not math.isfinite(norm) and not self.scaler.is_enabled():
+            raise NonFiniteLoss(f"the gradient's norm is {norm}", step, indices)
+        self.scaler.step(self.optimizer)  # leaves the weights alone if an fp16 gradient overflowed
+        self.scaler.update()
+        return norm if math.isfinite(norm) else 0.0
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = _AUTOCAST.get(self.config.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)

@@ -1,0 +1,258 @@
+"""The training loop: sequences in, a trained network and its metric history out.
+
+A run that is killed anywhere and started again ends with the same bits as one that was left alone (same
+device kind, torch and thread count): batches are a pure function of the position, the learning rate of the
+step, dropout draws from a stream of its own, and all of the rest is in the checkpoint. Clocks decide when to
+save, never what is computed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .checkpoint import Checkpoint, differing_entry, latest_checkpoint, load_checkpoint, save_checkpoint
+from .config import ModelConfig, TrainConfig
+from .data import SequenceSource, batch_indices
+from .metrics import evaluate_source
+from .optim import load_optimizer_tensors, optimizer_tensors
+from .randomness import WEIGHTS_STREAM, derive_seed
+from .schedule import learning_rate
+from .step import Stepper
+from .transformer import Transformer
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run leaves.
+
+    Attributes:
+        model: the trained network, in evaluation mode.
+        history: one row per optimiser step with step, tokens (labels trained on so far), train/loss, lr,
+            grad_norm, and val/loss where an evaluation took place. No clock values: equal runs have equal
+            histories.
+        steps: optimiser steps done over all starts of the run.
+        resumed_from: step of the checkpoint that this start went on from; 0 if it began anew.
+    """
+
+    model: Transformer
+    history: list[Row]
+    steps: int
+    resumed_from: int
+
+
+class Trainer:
+    """Trains one network on one source of sequences.
+
+    Args:
+        model_config: the network's shape.
+        train_config: how to train it.
+        train_source: sequences to learn from.
+        val_source: sequences to evaluate on, in order, all of them; None evaluates nothing.
+        device: where to compute.
+        checkpoint_dir: holds this run's checkpoints; None saves nothing.
+        checkpoint_seconds: pause between two checkpoints; the last step is always saved. 0 saves every step.
+        identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
+            the same identity; the configurations and the number of sequences belong to it by themselves.
+        on_metrics: called with (step, metrics) after each step. The metrics are the history's row with
+            "time/step_seconds" and "time/tokens_per_second" added. Steps after the last checkpoint of a
+            killed run are computed, and reported, again.
+        on_checkpoint: called with (step) before a checkpoint becomes visible, so that the caller can first
+            make durable what belongs to the steps it covers.
+        on_progress: called with (step, max_steps, metrics) at the end of each step.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        train_config: TrainConfig,
+        train_source: SequenceSource,
+        val_source: SequenceSource | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        checkpoint_dir: Path | str | None = None,
+        checkpoint_seconds: float = 15.0,
+        identity: Mapping[str, str] | None = None,
+        on_metrics: Callable[[int, dict[str, float]], None] | None = None,
+        on_checkpoint: Callable[[int], None] | None = None,
+        on_progress: Callable[[int, int, dict[str, float]], None] | None = None,
+    ) -> None:
+        self.model_config = model_config
+        self.train_config = train_config
+        self.train_source = train_source
+        self.val_source = val_source
+        self.device = torch.device(device)
+        self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.checkpoint_seconds = checkpoint_seconds
+        self.identity = _full_identity(identity or {}, model_config, train_config, train_source, val_source)
+        self.on_metrics = on_metrics
+        self.on_checkpoint = on_checkpoint
+        self.on_progress = on_progress
+
+    def fit(self) -> TrainResult:
+        """Trains to the last step, from the newest good checkpoint if there is one.
+
+        Raises:
+            NonFiniteLoss: a loss or gradient is NaN or infinite; good checkpoints stay.
+            ValueError: a checkpoint belongs to another run, or the data do not fit the model.
+        """
+        stepper = _new_stepper(self.model_config, self.train_config, self.device)
+        history: list[Row] = []
+        resumed_from = self._resume(stepper, history)
+        last_save = time.monotonic()
+        for step in range(resumed_from + 1, self.train_config.max_steps + 1):
+            started = time.perf_counter()
+            row = self._step(stepper, step, history)
+            seconds = time.perf_counter() - started
+            if self._is_evaluated(step) and self.val_source is not None:
+                row["val/loss"] = self._evaluate(stepper.model)
+            history.append(row)
+            metrics = _with_timing(row, history, seconds)
+            if self.on_metrics:
+                self.on_metrics(step, metrics)
+            is_last = step == self.train_config.max_steps
+            if self.checkpoint_dir and (is_last or time.monotonic() - last_save >= self.checkpoint_seconds):
+                self._save(stepper, step, history)
+                last_save = time.monotonic()
+            if self.on_progress:
+                self.on_progress(step, self.train_config.max_steps, metrics)
+        stepper.model.eval()
+        return TrainResult(stepper.model, history, self.train_config.max_steps, resumed_from)
+
+    def _step(self, stepper: Stepper, step: int, history: list[Row]) -> Row:
+        config = self.train_config
+        first = (step - 1) * config.grad_accum
+        indices = [
+            batch_indices(len(self.train_source), config.batch_size, config.seed, position)
+            for position in range(first, first + config.grad_accum)
+        ]
+        batches = [self.train_source.batch(one) for one in indices]
+        lr = learning_rate(step - 1, config)
+        result = stepper.run(batches, lr, step, np.concatenate(indices).tolist())
+        return {
+            "step": step,
+            "tokens": result.tokens + (history[-1]["tokens"] if history else 0),
+            "train/loss": result.loss,
+            "lr": lr,
+            "grad_norm": result.grad_norm,
+        }
+
+    def _is_evaluated(self, step: int) -> bool:
+        return step % self.train_config.eval_every == 0 or step == self.train_config.max_steps
+
+    def _evaluate(self, model: Transformer) -> float:
+        assert self.val_source is not None
+        return evaluate_source(model, self.val_source, self.train_config.batch_size, self.device).loss
+
+    def _save(self, stepper: Stepper, step: int, history: list[Row]) -> None:
+        assert self.checkpoint_dir is not None
+        if self.on_checkpoint:
+            self.on_checkpoint(step)
+        state = Checkpoint(
+            step=step,
+            position=step * self.train_config.grad_accum,
+            weights=stepper.model.state_dict(),
+            optimizer=optimizer_tensors(stepper.optimizer),
+            random=stepper.random.tensors(),
+            scaler=stepper.scaler.state_dict(),
+            identity=self.identity,
+            history=history,
+        )
+        save_checkpoint(self.checkpoint_dir, state)
+
+    def _resume(self, stepper: Stepper, history: list[Row]) -> int:
+        """Fills stepper and history from the newest good checkpoint; returns its step, 0 if there is none."""
+        place = latest_checkpoint(self.checkpoint_dir) if self.checkpoint_dir else None
+        if place is None:
+            return 0
+        saved = load_checkpoint(place)
+        difference = differing_entry(saved.identity, self.identity)
+        if difference:
+            raise ValueError(
+                f"the checkpoint {place} belongs to another run: {difference}. Restore that setting to "
+                f"continue it, or train in another checkpoint folder"
+            )
+        _warn_if_bits_may_differ(saved)
+        stepper.model.load_state_dict(saved.weights)
+        load_optimizer_tensors(stepper.optimizer, saved.optimizer)
+        stepper.random.load(saved.random)
+        if saved.scaler:
+            stepper.scaler.load_state_dict(saved.scaler)
+        history.extend(saved.history)
+        return saved.step
+
+
+def measure_step_seconds(
+    model_config: ModelConfig, train_config: TrainConfig, device: torch.device | str = "cpu", steps: int = 8
+) -> float:
+    """How long an optimiser step takes here: the median over steps on random tokens, after two to warm up.
+
+    Args:
+        model_config: the network's shape.
+        train_config: gives micro-batch, accumulation and precision.
+        device: where to compute.
+        steps: number of steps that are measured.
+
+    Returns:
+        Seconds per optimiser step; evaluation and checkpoints are not in it.
+    """
+    stepper = _new_stepper(model_config, train_config, torch.device(device))
+    generator = np.random.Generator(np.random.Philox(key=[0, 0]))
+    shape = (train_config.batch_size, model_config.max_seq_len + 1)
+    seconds = []
+    for step in range(1, steps + 3):
+        ids = [
+            generator.integers(model_config.vocab_size, size=shape) for _ in range(train_config.grad_accum)
+        ]
+        started = time.perf_counter()
+        stepper.run([(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[2:])
+
+
+def _new_stepper(model_config: ModelConfig, train_config: TrainConfig, device: torch.device) -> Stepper:
+    # Initial weights are drawn on the CPU, so that every device starts from the same ones.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))
+        model = Transformer(model_config)
+    return Stepper(model.to(device), train_config, device)
+
+
+def _full_identity(
+    identity: Mapping[str, str],
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    train_source: SequenceSource,
+    val_source: SequenceSource | None,
+) -> dict[str, str]:
+    own = {f"model.{name}": repr(value) for name, value in model_config.to_dict().items()}
+    own |= {f"train.{name}": repr(value) for name, value in train_config.to_dict().items()}
+    own["train_sequences"] = str(len(train_source))
+    own["val_sequences"] = str(0 if val_source is None else len(val_source))
+    return {**own, **identity}
+
+
+def _with_timing(row: Row, history: list[Row], seconds: float) -> dict[str, float]:
+    before = history[-2]["tokens"] if len(history) > 1 else 0
+    rate = (row["tokens"] - before) / seconds
+    return {**row, "time/step_seconds": seconds, "time/tokens_per_second": rate}
+
+
+def _warn_if_bits_may_differ(saved: Checkpoint) -> None:
+    found = {"torch": str(torch.__version__), "threads": str(torch.get_num_threads())}
+    difference = differing_entry({"torch": saved.torch_version, "threads": str(saved.n_threads)}, found)
+    if difference:
+        warnings.warn(
+            f"continuing a run although {difference}; the result may differ in the last bits",
+            stacklevel=3,
+        )

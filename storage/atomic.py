@@ -1,0 +1,63 @@
+"""Durable writes: a reader sees the old state or the new one, whatever is killed and when.
+
+The order is always the same: write beside the target, fsync, rename, fsync the folder that holds the name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+
+def fsync_path(path: Path) -> None:
+    """Force a file's bytes, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Force every file and folder below `folder`, and `folder` itself, to the disk."""
+    for root, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            fsync_path(Path(root, name))
+        fsync_path(Path(root))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` in one step."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    fsync_path(path.parent)
+
+
+def publish(source: Path, target: Path, discard: Path) -> None:
+    """Give the finished folder `source` its final name `target`.
+
+    Args:
+        source: a folder on the same file system, complete.
+        target: the name readers look for; what stands there is moved to `discard` first.
+        discard: a free name for the replaced folder; the caller deletes it.
+    """
+    fsync_tree(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fsync_path(target.parent.parent)
+    if target.exists():
+        discard.parent.mkdir(parents=True, exist_ok=True)
+        target.rename(discard)
+    source.rename(target)
+    fsync_path(target.parent)
+    fsync_path(source.parent)

@@ -1,0 +1,167 @@
+"""The catalogue: DuckDB views over the Parquet tables of a corpus's last completed run. Nothing is copied."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.lineage import segment_of
+from storage.manifest import ArtifactRef
+from storage.schemas import COMPLETIONS, FILES, METRICS, NORMALISED, PAGES, SEQUENCES, TOKENS
+from storage.store import Store, StoreError
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+CORPUS_REF = "corpus"
+
+
+class QueryError(ValueError):
+    """A query that DuckDB refuses."""
+
+
+def corpus_ref(corpus: str) -> str:
+    """Name of the ref that holds a corpus's last completed run."""
+    return f"{CORPUS_REF}/{corpus}"
+
+
+def read_state(store: Store, corpus: str) -> dict[str, list[ArtifactRef]]:
+    """Artefacts of the last completed run, by stage; empty when there was none."""
+    value = store.read_ref(corpus_ref(corpus)) or {}
+    return {name: [ArtifactRef(**ref) for ref in refs] for name, refs in value.items()}
+
+
+class Catalog:
+    """Views of one corpus.
+
+    Args:
+        store: where the tables lie.
+        corpus: whose tables.
+    """
+
+    def __init__(self, store: Store, corpus: str) -> None:
+        import duckdb
+
+        self.store = store
+        self.state = read_state(store, corpus)
+        if not self.state:
+            known = ", ".join(name.partition("/")[2] for name in store.refs(f"{CORPUS_REF}/")) or "none"
+            raise StoreError(
+                f"corpus {corpus!r} has no completed run in this store (corpora with one: {known}): "
+                "run `sheepfold run SOURCE` or `sheepfold ingest SOURCE` first"
+            )
+        self.connection: duckdb.DuckDBPyConnection = duckdb.connect(":memory:")
+        self._views()
+
+    def query(self, sql: str) -> list[dict[str, Any]]:
+        """Rows of a query, with values that JSON knows.
+
+        Raises:
+            QueryError: if DuckDB refuses the query.
+        """
+        import duckdb
+
+        try:
+            cursor = self.connection.execute(sql)
+            if cursor.description is None:
+                return []
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, map(_json_value, row), strict=True)) for row in cursor.fetchall()]
+        except duckdb.Error as error:
+            raise QueryError(str(error)) from error
+
+    def _paths(self, stage: str, table: str) -> list[Path]:
+        return [self.store.folder(ref) / table for ref in self.state.get(stage, [])]
+
+    def _base(self, name: str, schema: pa.Schema, paths: Sequence[Path]) -> None:
+        """A view over some files; an empty one of the right columns where there are none."""
+        if paths:
+            listed = ", ".join(_quote(str(path)) for path in paths)
+            self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
+        else:
+            self.connection.register(f"{name}_empty", schema.empty_table())
+            self.connection.execute(f"create view {name} as select *, '' as filename from {name}_empty")
+
+    def _segments(self, name: str, stage: str, table: str) -> None:
+        """Which segment each file of a per-segment stage belongs to."""
+        rows = [
+            (str(self.store.folder(ref) / table), segment_of(self.store, ref)) for ref in self.state.get(stage, [])
+        ]
+        self.connection.execute(f"create table {name} (filename varchar, segment varchar)")
+        if rows:
+            self.connection.executemany(f"insert into {name} values (?, ?)", rows)
+
+    def _views(self) -> None:
+        execute = self.connection.execute
+        self._base("all_files", FILES, self._paths("snapshot", "files.parquet"))
+        execute("create view files as select * exclude (filename, segment) from all_files")
+        execute("create view live as select distinct doc_id, segment from all_files where status = 'ok'")
+        for stage, table, schema in (
+            ("extract", "pages.parquet", PAGES),
+            ("normalise", "documents.parquet", NORMALISED),
+            ("tokenise", "tokens.parquet", TOKENS),
+        ):
+            self._base(f"all_{stage}", schema, self._paths(stage, table))
+            self._segments(f"segments_{stage}", stage, table)
+            execute(
+                f"create view live_{stage} as select t.* exclude (filename), s.segment from all_{stage} t "
+                f"join segments_{stage} s using (filename) "
+                "join live l on l.doc_id = t.doc_id and l.segment = s.segment"
+            )
+        execute("create view pages as select * exclude (segment) from live_extract")
+        self._curated_views()
+        self._base("all_dataset", SEQUENCES, self._paths("dataset", "sequences.parquet"))
+        execute("create view dataset as select * exclude (filename) from all_dataset")
+        self._base("all_completions", COMPLETIONS, self._paths("generate", "completions.parquet"))
+        execute("create view completions as select * exclude (filename) from all_completions")
+        self._base("all_metrics", METRICS, self._paths("evaluate", "metrics.parquet"))
+        execute("create view metrics as select * exclude (filename) from all_metrics")
+
+    def _curated_views(self) -> None:
+        from storage.schemas import DROPPED, SELECTION
+
+        execute = self.connection.execute
+        self._base("all_selection", SELECTION, self._paths("curate", "selection.parquet"))
+        self._base("all_dropped", DROPPED, self._paths("curate", "dropped.parquet"))
+        execute(
+            "create view documents as select d.* exclude (segment, digest), s.cluster, s.split "
+            "from live_normalise d join all_selection s using (doc_id) where s.kept"
+        )
+        execute(
+            "create view tokens as select t.* exclude (segment, digest), s.split "
+            "from live_tokenise t join all_selection s using (doc_id) where s.kept"
+        )
+        execute(
+            "create view quarantine as "
+            "select doc_id, path, 'ingest' as stage, reason_code, reason from all_files "
+            "where status not in ('ok', 'duplicate') "
+            "union all select d.doc_id, f.path, 'curate', d.reason_code, d.reason "
+            "from all_dropped d join all_files f on f.doc_id = d.doc_id and f.status = 'ok'"
+        )
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, datetime.date | datetime.datetime | datetime.time | datetime.timedelta):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_json_value(item) for item in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    return str(value)

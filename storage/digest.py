@@ -1,0 +1,55 @@
+"""Digests: of settings, of files, and of tables by their rows rather than by their layout."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """Turn dataclasses, tuples and paths into what JSON knows.
+
+    Raises:
+        TypeError: for a value whose JSON form would not be unambiguous (sets, functions, objects).
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"cannot digest {type(value).__name__} {value!r}: use numbers, strings, lists, mappings")
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_json(value: Any) -> str:
+    """sha256 of a value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def rows_digest(rows: Iterable[tuple[str, str]]) -> str:
+    """Logical digest of a table: over its distinct (id, content digest) pairs in sorted order.
+
+    How the rows lie in files and in which order they were written does not matter, so a table that was built in two
+    steps equals the same table built in one.
+    """
+    digest = hashlib.sha256()
+    for identity, content in sorted(set(rows)):
+        digest.update(f"{len(identity)}:{identity}{len(content)}:{content}".encode())
+    return digest.hexdigest()

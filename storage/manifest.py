@@ -1,0 +1,107 @@
+"""The manifest: what an artefact is made of, from what, by whom. Its presence is the commit; lineage is read from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MANIFEST_FORMAT = 1
+
+
+@dataclass(frozen=True, order=True)
+class ArtifactRef:
+    """Names one artefact: where it lies (stage, key) and what it holds (digest)."""
+
+    stage: str
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class RefSet:
+    """Several artefacts read as one table, such as the segments of a corpus.
+
+    Attributes:
+        refs: the artefacts.
+        digest: logical digest of the rows in use, independent of how they are spread over the artefacts.
+    """
+
+    refs: tuple[ArtifactRef, ...]
+    digest: str
+
+
+Input = ArtifactRef | RefSet
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One data file of an artefact."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Record of one committed artefact.
+
+    Attributes:
+        inputs: name of the argument -> its logical digest and the artefacts behind it.
+        settings: the settings the stage read; part of the key.
+        counts: what was counted on the way (rows, files computed); not part of the key.
+        tools: versions of the tools that did the work; recorded, not part of the key.
+        code: fingerprint of the stage's modules; recorded, not part of the key.
+        seconds: wall time of the computation.
+    """
+
+    stage: str
+    version: int
+    key: str
+    digest: str
+    inputs: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
+    files: list[FileEntry]
+    counts: dict[str, int] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    code: str = ""
+    created: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ref(self) -> ArtifactRef:
+        """The artefact's name."""
+        return ArtifactRef(self.stage, self.key, self.digest)
+
+    def input_refs(self, name: str | None = None) -> list[ArtifactRef]:
+        """The artefacts this one was made from; only those of argument `name` when given."""
+        chosen = [self.inputs[name]] if name is not None else list(self.inputs.values())
+        return [ArtifactRef(**ref) for entry in chosen for ref in entry["refs"]]
+
+    def to_json(self) -> str:
+        """Text of `manifest.json`."""
+        return json.dumps({"format": MANIFEST_FORMAT, **asdict(self)}, indent=1, sort_keys=True, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Read `manifest.json`.
+
+        Raises:
+            ValueError: if the text is not a manifest of this format.
+        """
+        record = json.loads(text)
+        if not isinstance(record, dict) or record.pop("format", None) != MANIFEST_FORMAT:
+            raise ValueError(f"not a manifest of format {MANIFEST_FORMAT}")
+        record["files"] = [FileEntry(**entry) for entry in record["files"]]
+        return cls(**record)
+
+
+def describe_inputs(inputs: Mapping[str, Input]) -> dict[str, dict[str, Any]]:
+    """Inputs in the form a manifest keeps."""
+    described = {}
+    for name, value in inputs.items():
+        refs = value.refs if isinstance(value, RefSet) else (value,)
+        described[name] = {"digest": value.digest, "refs": [asdict(ref) for ref in sorted(refs)]}
+    return described

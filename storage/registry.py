@@ -1,0 +1,194 @@
+"""MLflow's model registry: versions, aliases and their tags. A version is found by the digest of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.manifest import ArtifactRef
+from storage.tracking import Tracking
+
+MODEL_NAME = "sheepfold"
+CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+DIGEST_TAG = "sheepfold.checkpoint_digest"
+KEY_TAG = "sheepfold.checkpoint_key"
+STAGE_TAG = "sheepfold.checkpoint_stage"
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One registered version.
+
+    Attributes:
+        checkpoint: the artefact it was made from.
+        bundle: folder with the weights and the code, as MLflow keeps it; None where it is not on this machine.
+    """
+
+    version: str
+    run_id: str
+    checkpoint: ArtifactRef
+    tags: dict[str, str]
+    aliases: tuple[str, ...]
+
+
+class Registry:
+    """The registered model `sheepfold` of one home."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self.tracking = tracking
+        self.client = tracking.client
+
+    def _ensure_model(self) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.get_registered_model(MODEL_NAME)
+        except MlflowException:
+            try:
+                self.client.create_registered_model(
+                    MODEL_NAME,
+                    description="Language models trained by Sheepfold. `champion` has the lowest bits per byte on the "
+                    "evaluation set; `challenger` is the newest that did not win; `previous` was champion before.",
+                )
+            except MlflowException:
+                self.client.get_registered_model(MODEL_NAME)  # another process was faster
+
+    def _read(self, found: Any) -> ModelVersion:
+        tags = dict(found.tags)
+        checkpoint = ArtifactRef(tags.get(STAGE_TAG, ""), tags.get(KEY_TAG, ""), tags.get(DIGEST_TAG, ""))
+        return ModelVersion(str(found.version), str(found.run_id or ""), checkpoint, tags, tuple(found.aliases))
+
+    def by_digest(self, digest: str) -> ModelVersion | None:
+        """The version whose weights have this digest, or None."""
+        self._ensure_model()
+        found = self.client.search_model_versions(f"name = '{MODEL_NAME}' and tags.`{DIGEST_TAG}` = '{digest}'")
+        return self._read(min(found, key=lambda entry: int(entry.version))) if found else None
+
+    def by_alias(self, alias: str) -> ModelVersion | None:
+        """The version an alias stands at, or None."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._read(self.client.get_model_version_by_alias(MODEL_NAME, alias))
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
+
+    def by_number(self, version: str) -> ModelVersion | None:
+        """The version of this number, or None."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._read(self.client.get_model_version(MODEL_NAME, version))
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
+
+    def by_run(self, run_id: str) -> ModelVersion | None:
+        """The newest version of a run, or None."""
+        found = self.client.search_model_versions(f"name = '{MODEL_NAME}' and run_id = '{run_id}'")
+        return self._read(max(found, key=lambda entry: int(entry.version))) if found else None
+
+    def register(
+        self,
+        bundle: Path,
+        script: Path,
+        run_id: str,
+        checkpoint: ArtifactRef,
+        requirements: list[str],
+        description: str,
+        tags: Mapping[str, str],
+    ) -> ModelVersion:
+        """Register a bundle as a new version, unless its weights are registered already.
+
+        Args:
+            bundle: folder with weights, configuration, tokeniser and `code/`.
+            script: the models-from-code script.
+            description: the model card, Markdown.
+        """
+        known = self.by_digest(checkpoint.digest)
+        if known is not None:
+            return known
+        model_uri = self._logged_model(bundle, script, run_id, checkpoint, requirements)
+        version_tags = {
+            DIGEST_TAG: checkpoint.digest,
+            KEY_TAG: checkpoint.key,
+            STAGE_TAG: checkpoint.stage,
+            **tags,
+        }
+        # one call with all tags, so that a version is never there without what it is found by
+        created = self.client.create_model_version(
+            MODEL_NAME,
+            source=model_uri,
+            run_id=run_id,
+            tags=version_tags,
+            description=description,
+            model_id=model_uri.rpartition("/")[2],
+        )
+        return self._read(self.client.get_model_version(MODEL_NAME, created.version))
+
+    def _logged_model(
+        self, bundle: Path, script: Path, run_id: str, checkpoint: ArtifactRef, requirements: list[str]
+    ) -> str:
+        """Address of the logged model of a checkpoint, logged if it is not there."""
+        import mlflow
+        from mlflow.models.signature import ModelSignature
+        from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+        found = mlflow.search_logged_models(
+            experiment_ids=[self.tracking.experiment_id],
+            filter_string=f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}' AND status = 'READY'",
+            output_format="list",
+        )
+        if found:
+            return str(found[0].model_uri)
+        signature = ModelSignature(
+            inputs=Schema([ColSpec(DataType.string)]),
+            outputs=Schema([ColSpec(DataType.string)]),
+            params=ParamSchema(
+                [
+                    ParamSpec("max_new_tokens", DataType.long, 64),
+                    ParamSpec("temperature", DataType.double, 0.8),
+                    ParamSpec("top_k", DataType.long, 0),
+                    ParamSpec("top_p", DataType.double, 0.95),
+                    ParamSpec("seed", DataType.long, 0),
+                ]
+            ),
+        )
+        with mlflow.start_run(run_id=run_id):
+            info = mlflow.pyfunc.log_model(
+                name=MODEL_NAME,
+                python_model=str(script),
+                artifacts={"bundle": str(bundle)},
+                signature=signature,
+                pip_requirements=requirements,
+                tags={DIGEST_TAG: checkpoint.digest},
+            )
+        return str(info.model_uri)
+
+    def move_alias(self, alias: str, version: str) -> None:
+        """Let an alias stand at a version; nothing happens when it does already."""
+        current = self.by_alias(alias)
+        if current is None or current.version != version:
+            self.client.set_registered_model_alias(MODEL_NAME, alias, version)
+
+    def drop_alias(self, alias: str) -> None:
+        """Take an alias away, if it is there."""
+        if self.by_alias(alias) is not None:
+            self.client.delete_registered_model_alias(MODEL_NAME, alias)
+
+    def tag(self, version: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""
+        for name, value in tags.items():
+            self.client.set_model_version_tag(MODEL_NAME, version, name, value)
+
+    def bundle_folder(self, version: ModelVersion) -> Path:
+        """Local copy of a version's bundle."""
+        import mlflow
+
+        folder = mlflow.artifacts.download_artifacts(f"models:/{MODEL_NAME}/{version.version}")
+        return Path(folder) / "artifacts" / "bundle"

@@ -1,0 +1,168 @@
+"""Every Parquet schema of Sheepfold, versioned, in one place.
+
+No table holds a time: two runs over the same documents write the same rows. `digest` columns hold the sha256 of the
+row's content and make logical digests cheap.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+def _schema(name: str, *fields: pa.Field) -> pa.Schema:
+    return pa.schema(fields, metadata={"sheepfold.table": name, "sheepfold.schema_version": str(SCHEMA_VERSION)})
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+# One row for every path walked, and nothing else: what became of it.
+FILES = _schema(
+    "files",
+    _required("path", pa.string()),
+    _required("source", pa.string()),
+    pa.field("container", pa.string()),
+    _required("size", pa.int64()),
+    pa.field("sha256", pa.string()),
+    pa.field("media_type", pa.string()),
+    _required("status", pa.string()),
+    _required("reason", pa.string()),
+    _required("reason_code", pa.string()),
+    pa.field("doc_id", pa.string()),
+    pa.field("segment", pa.string()),
+)
+
+# One row for every distinct file content that was looked into, extracted or not.
+EXTRACTS = _schema(
+    "extracts",
+    _required("doc_id", pa.string()),
+    _required("sha256", pa.string()),
+    _required("suffix", pa.string()),
+    _required("attempt", pa.int32()),
+    _required("status", pa.string()),
+    _required("reason", pa.string()),
+    _required("reason_code", pa.string()),
+    _required("kind", pa.string()),
+    _required("media_type", pa.string()),
+    pa.field("title", pa.string()),
+    pa.field("programming_language", pa.string()),
+    pa.field("encoding", pa.string()),
+    pa.field("encoding_confidence", pa.float64()),
+    _required("n_pages", pa.int32()),
+    _required("digest", pa.string()),
+)
+
+# One row for every page (a TIFF frame and a whole text file are pages too).
+PAGES = _schema(
+    "pages",
+    _required("doc_id", pa.string()),
+    _required("page", pa.int32()),
+    _required("text", pa.large_string()),
+    _required("method", pa.string()),
+    _required("engine", pa.string()),
+    pa.field("confidence", pa.float64()),
+    pa.field("error", pa.string()),
+)
+
+# One row for every document of a segment: its normalised text and what was measured on it.
+NORMALISED = _schema(
+    "normalised",
+    _required("doc_id", pa.string()),
+    _required("kind", pa.string()),
+    pa.field("title", pa.string()),
+    pa.field("programming_language", pa.string()),
+    _required("text", pa.large_string()),
+    _required("text_sha256", pa.string()),
+    _required("n_chars", pa.int64()),
+    _required("n_bytes", pa.int64()),
+    _required("n_lines", pa.int64()),
+    _required("letter_share", pa.float64()),
+    _required("digest", pa.string()),
+)
+
+# What the corpus makes of each document: its cluster, its split, whether it is kept.
+SELECTION = _schema(
+    "selection",
+    _required("doc_id", pa.string()),
+    _required("segment", pa.string()),
+    _required("cluster", pa.string()),
+    _required("split", pa.string()),
+    _required("kept", pa.bool_()),
+    _required("n_bytes", pa.int64()),
+)
+
+# Documents that curation dropped, and why. It holds no path: the same documents elsewhere give the same table. The
+# catalogue's view `quarantine` adds the paths, and the files that extraction refused.
+DROPPED = _schema(
+    "dropped",
+    _required("doc_id", pa.string()),
+    _required("reason_code", pa.string()),
+    _required("reason", pa.string()),
+)
+
+# One row for every document of a token shard; the ids are the record, offset and length find them in the flat shard.
+TOKENS = _schema(
+    "tokens",
+    _required("doc_id", pa.string()),
+    _required("ids", pa.large_list(pa.uint32())),
+    _required("offset", pa.int64()),
+    _required("length", pa.int64()),
+    _required("lost_bytes", pa.int64()),
+    _required("digest", pa.string()),
+)
+
+# One row for every training sequence: a span of a token shard.
+SEQUENCES = _schema(
+    "sequences",
+    _required("sequence", pa.int64()),
+    _required("split", pa.string()),
+    _required("doc_id", pa.string()),
+    _required("chunk", pa.int32()),
+    _required("shard", pa.string()),
+    _required("start", pa.int64()),
+    _required("length", pa.int32()),
+)
+
+# The frozen documents that models are compared on.
+EVALSET = _schema(
+    "evalset",
+    _required("doc_id", pa.string()),
+    _required("kind", pa.string()),
+    _required("text", pa.large_string()),
+)
+
+# How often each token id occurs in the training split.
+TOKEN_COUNTS = _schema("token_counts", _required("token", pa.int32()), _required("count", pa.int64()))
+
+# The training curve.
+HISTORY = _schema(
+    "history",
+    _required("step", pa.int64()),
+    _required("metric", pa.string()),
+    _required("value", pa.float64()),
+)
+
+# Results of an evaluation, baselines among them.
+METRICS = _schema(
+    "metrics",
+    _required("metric", pa.string()),
+    _required("value", pa.float64()),
+)
+
+# One row for every generated continuation.
+COMPLETIONS = _schema(
+    "completions",
+    _required("id", pa.string()),
+    _required("sample", pa.int32()),
+    _required("prompt", pa.large_string()),
+    _required("text", pa.large_string()),
+    _required("finish_reason", pa.string()),
+    _required("n_tokens", pa.int32()),
+    _required("logprobs", pa.list_(pa.float64())),
+    _required("model", pa.string()),
+    _required("settings", pa.string()),
+    _required("seed", pa.int64()),
+)

@@ -1,0 +1,214 @@
+"""The artefact store: immutable, content-addressed folders, and the few names that may move.
+
+    <store>/<stage>/<key>/     data files and manifest.json; complete, or not there
+    <store>/.work/             unfinished work: `out` becomes the artefact, `scratch` outlives a kill
+    <store>/.locks/            owners of unfinished work
+    <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
+
+`Store` is the interface; `LocalStore` keeps it on a folder. A store elsewhere (`s3://`) implements the same few methods.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import publish, write_file
+from storage.digest import sha256_file
+from storage.locks import owner_lock
+from storage.manifest import ArtifactRef, FileEntry, Manifest
+
+MANIFEST_NAME = "manifest.json"
+
+
+class StoreError(RuntimeError):
+    """The store holds something it should not, or lacks something it should hold."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where an artefact is being made, owned by us until the context ends.
+
+    Attributes:
+        out: becomes the artefact; empty at the start.
+        scratch: kept when the process dies, for stages that go on where they stopped.
+    """
+
+    out: Path
+    scratch: Path
+
+
+class Store(ABC):
+    """What stages, lineage and catalogue need of a store."""
+
+    @abstractmethod
+    def find(self, stage: str, key: str) -> Manifest | None:
+        """The artefact's manifest, or None when it is not there, whole."""
+
+    @abstractmethod
+    def manifests(self, stage: str) -> Iterator[Manifest]:
+        """All artefacts of a stage, by key."""
+
+    @abstractmethod
+    def stages(self) -> list[str]:
+        """The stages that have artefacts."""
+
+    @abstractmethod
+    def folder(self, ref: ArtifactRef) -> Path:
+        """A local folder that holds the artefact's files.
+
+        Raises:
+            StoreError: if the artefact is not in the store.
+        """
+
+    @abstractmethod
+    def workspace(
+        self, stage: str, key: str, on_wait: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[Workspace]:
+        """Own the making of one artefact, waiting for another living owner first."""
+
+    @abstractmethod
+    def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
+        """Make the workspace's `out` the artefact `manifest` names; returns the manifest with its files listed."""
+
+    @abstractmethod
+    def read_ref(self, name: str) -> dict[str, Any] | None:
+        """The value of a movable name, or None."""
+
+    @abstractmethod
+    def write_ref(self, name: str, value: dict[str, Any]) -> None:
+        """Move a name, in one step."""
+
+    @abstractmethod
+    def refs(self, prefix: str) -> list[str]:
+        """The movable names that start with `prefix`."""
+
+    @abstractmethod
+    def lock(self, name: str) -> AbstractContextManager[None]:
+        """Hold a named lock, for what must not happen twice at once."""
+
+
+class LocalStore(Store):
+    """The store on a folder of this machine (or one that several machines mount)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, stage: str, key: str) -> Manifest | None:
+        folder = self.root / stage / key
+        try:
+            text = (folder / MANIFEST_NAME).read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            manifest = Manifest.from_json(text)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(
+                f"{folder / MANIFEST_NAME} cannot be read ({error}); a commit never leaves such a file, so the disk or "
+                f"another program changed it: remove {folder} and run again"
+            ) from error
+        for entry in manifest.files:
+            data = folder / entry.name
+            if not data.is_file() or data.stat().st_size != entry.size:
+                return None  # somebody removed or cut a file: as good as never made, so it is made again
+        return manifest
+
+    def manifests(self, stage: str) -> Iterator[Manifest]:
+        folder = self.root / stage
+        if not folder.is_dir():
+            return
+        for key in sorted(entry.name for entry in folder.iterdir()):
+            manifest = self.find(stage, key)
+            if manifest is not None:
+                yield manifest
+
+    def stages(self) -> list[str]:
+        if not self.root.is_dir():
+            return []
+        return sorted(entry.name for entry in self.root.iterdir() if not entry.name.startswith("."))
+
+    def folder(self, ref: ArtifactRef) -> Path:
+        folder = self.root / ref.stage / ref.key
+        if not (folder / MANIFEST_NAME).is_file():
+            raise StoreError(
+                f"the artefact {ref.stage}/{ref.key} is not in the store {self.root}; it was removed, or the name came "
+                "from another store: run the command that made it again"
+            )
+        return folder
+
+    @contextmanager
+    def workspace(
+        self, stage: str, key: str, on_wait: Callable[[str], None] | None = None
+    ) -> Iterator[Workspace]:
+        with owner_lock(self.root / ".locks" / f"{stage}-{key}.lock", on_wait):
+            root = self.root / ".work" / stage / key
+            workspace = Workspace(out=root / "out", scratch=root / "scratch")
+            if workspace.out.exists():
+                shutil.rmtree(workspace.out)  # what a dead owner left half made
+            workspace.out.mkdir(parents=True)
+            workspace.scratch.mkdir(exist_ok=True)
+            yield workspace
+            if self.find(stage, key) is not None:
+                shutil.rmtree(root)
+
+    def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
+        names = sorted(path for path in workspace.out.rglob("*") if path.is_file())
+        files = [
+            FileEntry(path.relative_to(workspace.out).as_posix(), path.stat().st_size, sha256_file(path))
+            for path in names
+        ]
+        manifest = replace(manifest, files=files)
+        write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
+        discard = self.root / ".work" / ".replaced" / uuid.uuid4().hex
+        publish(workspace.out, self.root / manifest.stage / manifest.key, discard)
+        shutil.rmtree(discard, ignore_errors=True)
+        return manifest
+
+    def _ref_path(self, name: str) -> Path:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"not a name for a ref: {name!r}")
+        return self.root / ".refs" / f"{name}.json"
+
+    def read_ref(self, name: str) -> dict[str, Any] | None:
+        try:
+            value = json.loads(self._ref_path(name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StoreError(f"{self._ref_path(name)} is not JSON ({error}): remove it and run again") from error
+        if not isinstance(value, dict):
+            raise StoreError(f"{self._ref_path(name)} does not hold an object: remove it and run again")
+        return value
+
+    def write_ref(self, name: str, value: dict[str, Any]) -> None:
+        path = self._ref_path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, json.dumps(value, indent=1, sort_keys=True).encode())
+
+    def refs(self, prefix: str) -> list[str]:
+        root = self.root / ".refs"
+        names = (path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.json"))
+        return sorted(name for name in names if name.startswith(prefix) and not Path(name).name.startswith("."))
+
+    def lock(self, name: str) -> AbstractContextManager[None]:
+        return owner_lock(self.root / ".locks" / f"{name}.lock")
+
+
+def open_store(address: str) -> Store:
+    """The store at an address.
+
+    Raises:
+        ValueError: for an address this version cannot serve.
+    """
+    if "://" in address:
+        raise ValueError(
+            f"SHEEPFOLD_STORE is {address!r}, but only folders are served by this version: give a path of this machine"
+        )
+    return LocalStore(Path(address))

@@ -1,0 +1,178 @@
+"""MLflow tracking: a projection of the store that people browse.
+
+A training has one run, found by its key, however often it was killed. Points are written in batches and each only
+once: what MLflow already holds is asked for before anything is written again. MLflow is imported late, because it
+costs seconds and most commands do not need it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from storage.home import Home
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "sheepfold"
+KEY_TAG = "sheepfold.train_key"
+BATCH_POINTS = 1_000
+
+Point = tuple[str, int, float]  # metric, step, value
+
+
+def quiet_mlflow() -> None:
+    """Keep MLflow from phoning home and from reading project files that are not ours."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_UV_AUTO_DETECT", "false")
+    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    # a progress bar for every database migration and artefact copy would drown ours
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+
+def client(home: Home) -> MlflowClient:
+    """A client of the home's tracking server and registry."""
+    quiet_mlflow()
+    import logging
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    import mlflow
+    from mlflow import MlflowClient
+
+    home.create()
+    # the fluent calls of log_model need the address too
+    mlflow.set_tracking_uri(home.tracking_uri)
+    mlflow.set_registry_uri(home.tracking_uri)
+    return MlflowClient(tracking_uri=home.tracking_uri, registry_uri=home.tracking_uri)
+
+
+class Tracking:
+    """The tracking side of one home."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.client = client(home)
+        self.experiment_id = self._experiment()
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self.client.get_experiment_by_name(EXPERIMENT)
+        if found is None:
+            location = None
+            if self.home.tracking_uri.startswith("sqlite:"):
+                # MLflow would write its default, which is relative to the folder of whoever came first
+                location = self.home.mlflow_artifacts.as_uri()
+            try:
+                return str(self.client.create_experiment(EXPERIMENT, artifact_location=location))
+            except MlflowException:
+                found = self.client.get_experiment_by_name(EXPERIMENT)  # another process was faster
+                if found is None:
+                    raise
+        return str(found.experiment_id)
+
+    def find_run(self, train_key: str) -> str | None:
+        """Id of the run of a training, or None."""
+        runs = self.client.search_runs(
+            [self.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{train_key}'", max_results=1
+        )
+        return str(runs[0].info.run_id) if runs else None
+
+    def ensure_run(
+        self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]
+    ) -> str:
+        """The run of a training, made when it is not there; parameters are written when it is made.
+
+        Returns:
+            The run's id; a run that was left behind by a killed process is marked running again.
+        """
+        run_id = self.find_run(train_key)
+        if run_id is None:
+            run = self.client.create_run(
+                self.experiment_id, run_name=name, tags={KEY_TAG: train_key, **tags, "mlflow.source.type": "PROJECT"}
+            )
+            run_id = str(run.info.run_id)
+        if not self.client.get_run(run_id).data.params:
+            from mlflow.entities import Param
+
+            entries = [Param(key, str(value)) for key, value in params.items()]
+            self.client.log_batch(run_id, params=entries)
+        for key, value in tags.items():
+            self.client.set_tag(run_id, key, value)
+        return run_id
+
+    def last_steps(self, run_id: str) -> dict[str, int]:
+        """Last step that MLflow holds of each metric of a run."""
+        metrics = self.client.get_run(run_id).data.metrics
+        return {key: max(point.step for point in self.client.get_metric_history(run_id, key)) for key in metrics}
+
+    def log_points(self, run_id: str, points: Iterable[Point]) -> None:
+        """Write points in batches."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(key, value, now, step) for key, step, value in points]
+        for start in range(0, len(metrics), BATCH_POINTS):
+            self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_POINTS])
+
+    def log_missing(self, run_id: str, points: Iterable[Point]) -> None:
+        """Write those points that MLflow does not hold yet."""
+        last = self.last_steps(run_id)
+        self.log_points(run_id, [point for point in points if point[1] > last.get(point[0], -1)])
+
+    def finish(self, run_id: str, status: str = "FINISHED") -> None:
+        """Set a run's status, unless it has it already."""
+        if self.client.get_run(run_id).info.status != status:
+            self.client.set_terminated(run_id, status=status)
+
+    def log_datasets(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
+        """Tie a dataset to a run, once."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = self.client.get_run(run_id).inputs.dataset_inputs
+        if any(entry.dataset.digest == digest[:36] and entry.dataset.name == name for entry in inputs):
+            return
+        dataset = Dataset(
+            name=name,
+            digest=digest[:36],  # the column is 36 characters wide
+            source_type="local",
+            source=f'{{"uri": "{location}"}}',
+        )
+        entry = DatasetInput(dataset, tags=[InputTag("mlflow.data.context", context)])
+        self.client.log_inputs(run_id, datasets=[entry])
+
+
+class PointBuffer:
+    """Collects points and writes them every few seconds, each once, even after a resume.
+
+    Args:
+        tracking: where to.
+        run_id: the training's run.
+        seconds: longest time a point waits.
+    """
+
+    def __init__(self, tracking: Tracking, run_id: str, seconds: float = 5.0) -> None:
+        self._tracking = tracking
+        self._run_id = run_id
+        self._seconds = seconds
+        self._points: list[Point] = []
+        self._written = tracking.last_steps(run_id)
+        self._flushed = time.monotonic()
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of one step; those MLflow holds from before a kill are left out."""
+        self._points.extend(
+            (key, step, float(value)) for key, value in metrics.items() if step > self._written.get(key, -1)
+        )
+        if time.monotonic() - self._flushed > self._seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        points, self._points = self._points, []
+        self._tracking.log_points(self._run_id, points)
+        self._flushed = time.monotonic()

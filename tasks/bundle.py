@@ -1,0 +1,104 @@
+"""A bundle: the folder that is a trained model, weights and tokeniser together, and what can be asked of it.
+
+    model.safetensors   the weights
+    config.json         shape of the network, settings of the training
+    tokenizer.json      the tokeniser
+    token_counts.parquet  how often each id occurred in training (for baselines)
+
+This module travels inside served models under another package name. So it imports its neighbours relatively, and is
+handed the network's package instead of importing it by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .tokens.tokenizer import BOS, EOS, N_SPECIAL, TOKENIZER_FILE, Tokenizer, load_tokenizer
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class TextCompletion:
+    """A continuation as text.
+
+    Attributes:
+        finish_reason: `stop` at the end of a document, `length` at the limit.
+        logprobs: natural log-probability of each chosen id.
+    """
+
+    text: str
+    finish_reason: str
+    n_tokens: int
+    logprobs: list[float]
+
+
+class Bundle:
+    """A trained model, ready to be asked.
+
+    Args:
+        folder: the bundle.
+        device: where the network runs.
+        network: the package with the network; `model` when None.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu", network: Any = None) -> None:
+        self.network = network if network is not None else importlib.import_module("model")
+        self.config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        self.tokenizer: Tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+        self.model_config = self.network.ModelConfig.from_dict(self.config["model"])
+        self.model = self.network.load_weights(folder / WEIGHTS_FILE, self.model_config).to(device).eval()
+        self.device = device
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        keys: Sequence[int] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> list[TextCompletion]:
+        """Continue each prompt.
+
+        Args:
+            temperature: 0 means greedy.
+            top_k: 0 means off.
+            top_p: 1 means off.
+            keys: names each prompt's noise; its place in the list when None.
+
+        Returns:
+            One continuation per prompt, without the prompt.
+        """
+        if not prompts:
+            return []
+        config = self.network.GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k or None,
+            top_p=top_p if top_p < 1 else None,
+            seed=seed,
+            eos_id=EOS,
+        )
+        encoded = [[BOS, *ids.tolist()] for ids in self.tokenizer.encode(list(prompts))]
+        found = self.network.generate(
+            self.model,
+            encoded,
+            config,
+            keys=list(keys) if keys is not None else None,
+            banned=[index for index in range(N_SPECIAL) if index != EOS],
+            on_step=on_step,
+        )
+        return [
+            TextCompletion(self.tokenizer.decode(item.ids), item.finish_reason, len(item.ids), list(item.logprobs))
+            for item in found
+        ]

@@ -1,0 +1,1 @@
+"""From pages to the documents that a model reads: normalising, deduplication, split."""

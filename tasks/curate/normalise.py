@@ -1,0 +1,103 @@
+"""Normalising: the pages of one segment become one clean text per document, with its measures.
+
+Works on each document alone, so a segment that did not change is never normalised again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from storage.digest import sha256_json
+from storage.manifest import ArtifactRef
+from storage.schemas import NORMALISED
+from storage.tables import read_rows, union_digest, write_table
+from tasks.stage import Work, stage
+
+PAGE_BREAK = "\n\n"
+
+_LIGATURES = str.maketrans(
+    {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "ft", "ﬆ": "st", "\u00ad": None, "\ufeff": None}
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
+_SPACES_AT_END = re.compile(r"[ \t\u00a0]+$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n{3,}")
+# only a lower-case continuation is joined: "Baden-\nWürttemberg" keeps its hyphen
+_HYPHENATION = re.compile(r"(?<=[^\W\d_])-\n(?=[a-zß-öø-ÿ])")
+
+
+@dataclass(frozen=True)
+class NormaliseSettings:
+    """Settings of the stage; there are none yet that change a result."""
+
+
+def normalise_text(text: str, kind: str) -> str:
+    """Canonical form of a document's text.
+
+    NFC, Unix line ends, no control characters, no spaces at line ends. Prose (not code, where such a thing may be
+    meant) also loses ligatures, soft hyphens and the hyphenation of printed lines.
+
+    Args:
+        kind: `pdf`, `image`, `text` or `code`.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
+    text = unicodedata.normalize("NFC", text)
+    text = _CONTROL.sub("", text)
+    if kind in ("pdf", "image"):
+        text = _HYPHENATION.sub("", text.translate(_LIGATURES))
+    elif kind == "text":
+        text = text.translate(_LIGATURES)
+    text = _SPACES_AT_END.sub("", text)
+    if kind != "code":
+        text = _BLANK_LINES.sub("\n\n", text)
+    return text.strip("\n") if text.strip() else ""
+
+
+def letter_share(text: str) -> float:
+    """Share of letters among the characters that are not white space; 0 for a text without any."""
+    solid = sum(not char.isspace() for char in text)
+    return round(sum(char.isalpha() for char in text) / solid, 4) if solid else 0.0
+
+
+def document_row(record: dict[str, Any], pages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Row of `normalised` from a document's extraction record and its pages in order."""
+    text = normalise_text(PAGE_BREAK.join(page["text"] for page in pages if page["text"]), record["kind"])
+    encoded = text.encode()
+    row = {
+        "doc_id": record["doc_id"],
+        "kind": record["kind"],
+        "title": record["title"],
+        "programming_language": record["programming_language"],
+        "text": text,
+        "text_sha256": hashlib.sha256(encoded).hexdigest(),
+        "n_chars": len(text),
+        "n_bytes": len(encoded),
+        "n_lines": text.count("\n") + 1 if text else 0,
+        "letter_share": letter_share(text),
+    }
+    content = {name: value for name, value in row.items() if name not in ("text", "doc_id")}
+    return {**row, "digest": sha256_json(content)}
+
+
+@stage("normalise", version=1, unit="document")
+def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
+    """Turn the pages of one segment into one clean text per document."""
+    folder = work.folder(segment)
+    records = [row for row in read_rows(folder / "extracts.parquet") if row["status"] == "ok"]
+    pages: dict[str, list[dict[str, Any]]] = {}
+    for page in read_rows(folder / "pages.parquet", ["doc_id", "page", "text"]):
+        pages.setdefault(page["doc_id"], []).append(page)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for done, record in enumerate(sorted(records, key=lambda row: str(row["doc_id"]))):
+            own = sorted(pages.get(record["doc_id"], []), key=lambda page: int(page["page"]))
+            yield document_row(record, own)
+            work.progress.update(done + 1, len(records), "documents")
+
+    table = work.out / "documents.parquet"
+    work.counts["rows"] = work.counts["units"] = write_table(table, NORMALISED, rows())
+    return union_digest([table])

@@ -1,0 +1,148 @@
+"""Evaluation: loss, perplexity and bits per byte on frozen documents, each beside its baselines.
+
+All figures are sums over valid tokens divided by their number. Bits per byte decides between models, because it
+compares across tokenisers: bytes that a tokeniser lost are charged 8 bits each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from storage.digest import sha256_json
+from storage.manifest import ArtifactRef
+from storage.schemas import METRICS
+from storage.store import Store
+from storage.tables import read_columns, read_rows, write_table
+from tasks.bundle import Bundle
+from tasks.stage import Work, stage
+from tasks.tokens.chunk import COUNTS_FILE, chunk_spans
+from tasks.tokens.shards import encode_document
+from tasks.tokens.tokenizer import PAD
+
+METRICS_FILE = "metrics.parquet"
+BATCH_SEQUENCES = 16
+ZSTD_LEVEL = 19
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """Settings of the stage; there are none yet: batch size and device change no figure worth a key."""
+
+
+@dataclass(frozen=True)
+class EncodedDocuments:
+    """Evaluation documents in a model's ids.
+
+    Attributes:
+        ids: one flat array, documents one after the other (bos, ids, eos).
+        starts: first id of each document.
+        lengths: ids of each document.
+        n_bytes: UTF-8 bytes of all texts.
+        lost_bytes: those that the tokeniser cannot give back.
+    """
+
+    ids: np.ndarray
+    starts: list[int]
+    lengths: list[int]
+    n_bytes: int
+    lost_bytes: int
+
+
+def encode_documents(bundle: Bundle, texts: list[str]) -> EncodedDocuments:
+    """Encode whole documents."""
+    pieces, starts, lengths, lost, offset = [], [], [], 0, 0
+    for text, ids in zip(texts, bundle.tokenizer.encode(texts), strict=True):
+        sequence, lost_here = encode_document(bundle.tokenizer, text, ids)
+        pieces.append(sequence)
+        starts.append(offset)
+        lengths.append(len(sequence))
+        offset += len(sequence)
+        lost += lost_here
+    n_bytes = sum(len(text.encode()) for text in texts)
+    return EncodedDocuments(np.concatenate(pieces), starts, lengths, n_bytes, lost)
+
+
+def spans_of(documents: EncodedDocuments, seq_len: int) -> dict[str, np.ndarray]:
+    """Every document cut into sequences; each id but the first is predicted exactly once."""
+    start, length = [], []
+    for first, n_ids in zip(documents.starts, documents.lengths, strict=True):
+        for offset, size in chunk_spans(n_ids, seq_len):
+            start.append(first + offset)
+            length.append(size)
+    return {
+        "shard": np.zeros(len(start), dtype=np.int64),
+        "start": np.array(start, dtype=np.int64),
+        "length": np.array(length, dtype=np.int64),
+    }
+
+
+def predicted_ids(documents: EncodedDocuments) -> np.ndarray:
+    """All ids that are predicted: every id but each document's first."""
+    keep = np.ones(len(documents.ids), dtype=bool)
+    keep[documents.starts] = False
+    return np.asarray(documents.ids[keep])
+
+
+def zstd_bits_per_byte(texts: list[str]) -> float:
+    """Bits per byte of the texts, one after the other, under zstd -19."""
+    import zstandard
+
+    data = "\n".join(texts).encode()
+    return 8 * len(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)) / len(data)
+
+
+def baselines(bundle: Bundle, counts: np.ndarray, documents: EncodedDocuments, texts: list[str]) -> dict[str, float]:
+    """What must be beaten: every id equally likely, ids by their share of the training text, and a compressor."""
+    from model.metrics import bits_per_byte, unigram_nll
+
+    labels = predicted_ids(documents)
+    uniform = len(labels) * math.log(bundle.tokenizer.vocab_size)
+    unigram = unigram_nll(counts, labels).nll_nats
+    sizes = documents.n_bytes, documents.lost_bytes
+    return {
+        "val/uniform_loss": uniform / len(labels),
+        "val/uniform_bits_per_byte": bits_per_byte(uniform, *sizes),
+        "val/unigram_loss": unigram / len(labels),
+        "val/unigram_bits_per_byte": bits_per_byte(unigram, *sizes),
+        "val/zstd19_bits_per_byte": zstd_bits_per_byte(texts),
+    }
+
+
+@stage("evaluate", version=1)
+def evaluate(work: Work, settings: EvaluateSettings, *, checkpoint: ArtifactRef, evalset: ArtifactRef) -> str:
+    """Measure a model on the frozen evaluation documents, beside its baselines."""
+    from model.data import SpanSource
+    from model.metrics import bits_per_byte, evaluate_source, perplexity
+
+    folder = work.folder(checkpoint)
+    bundle = Bundle(folder, work.resources.device)
+    texts = read_columns(work.folder(evalset) / "documents.parquet", ["text"])["text"]
+    documents = encode_documents(bundle, texts)
+    seq_len = bundle.model_config.max_seq_len
+    source = SpanSource([documents.ids], **spans_of(documents, seq_len), seq_len=seq_len, pad_id=PAD)
+    total = evaluate_source(bundle.model, source, BATCH_SEQUENCES, work.resources.device)
+    counts = np.array(read_columns(folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
+    metrics = {
+        "val/loss": total.nll_nats / total.tokens,
+        "val/perplexity": perplexity(total),
+        "val/bits_per_byte": bits_per_byte(total.nll_nats, documents.n_bytes, documents.lost_bytes),
+        "val/tokens": float(total.tokens),
+        "val/bytes": float(documents.n_bytes),
+        "val/lost_bytes": float(documents.lost_bytes),
+        "val/documents": float(len(texts)),
+        **baselines(bundle, counts, documents, texts),
+    }
+    metrics["val/below_unigram"] = 1 - metrics["val/bits_per_byte"] / metrics["val/unigram_bits_per_byte"]
+    rows = [{"metric": name, "value": float(value)} for name, value in sorted(metrics.items())]
+    work.counts["rows"] = write_table(work.out / METRICS_FILE, METRICS, rows)
+    return sha256_json(rows)
+
+
+def read_metrics(store: Store, ref: ArtifactRef) -> dict[str, float]:
+    """Figures of an evaluation."""
+    rows: list[dict[str, Any]] = read_rows(store.folder(ref) / METRICS_FILE)
+    return {row["metric"]: row["value"] for row in rows}

@@ -1,0 +1,93 @@
+"""Fingerprint of a stage's code: its module and every first-party module that it imports, comments and docstrings out.
+
+The fingerprint is recorded in manifests and guarded by a test; it is not part of a key. So a change of code is seen
+by `plan` and by the tests, but never recomputes an archive behind the user's back.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+FIRST_PARTY = ("flows", "tasks", "model", "storage")
+# Plumbing that carries every stage and shapes no result: a change here says nothing about a stage's output.
+PLUMBING = {"tasks.stage", "tasks.session", "tasks.fingerprint", "tasks.progress", "storage.tracking", "storage.registry"}
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+            ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
+
+
+@cache
+def _spec_origin(module: str) -> Path | None:
+    """Source file of a first-party module, found without importing it (importing `model` would load torch)."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    for folder in spec.submodule_search_locations:
+        base = Path(folder, *rest)
+        for candidate in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+@cache
+def _parsed(module: str) -> tuple[str, tuple[str, ...]]:
+    """A module's code digest and the first-party modules it imports."""
+    origin = _spec_origin(module)
+    if origin is None:
+        raise ModuleNotFoundError(f"no module {module}: its source is needed for the fingerprint")
+    tree = ast.parse(origin.read_text(encoding="utf-8"))
+    imported = tuple(sorted(set(_imports(tree, module, origin.name == "__init__.py"))))
+    code = ast.dump(_without_docstrings(tree))
+    return hashlib.sha256(code.encode()).hexdigest(), imported
+
+
+def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parent, base] if base else parent)
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] in FIRST_PARTY and _spec_origin(name) is not None:
+                yield name
+
+
+def modules_of(module: str) -> list[str]:
+    """The module and all first-party modules it needs, sorted; plumbing left out."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name in PLUMBING:
+            continue
+        seen.add(name)
+        waiting.extend(_parsed(name)[1])
+    return sorted(seen)
+
+
+def fingerprint(module: str) -> str:
+    """sha256 over the code of `modules_of(module)`."""
+    digest = hashlib.sha256()
+    for name in modules_of(module):
+        digest.update(f"{name}={_parsed(name)[0]}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,173 @@
+"""Batch generation as a stage: prompts in, completions out, each with its finish reason and log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from storage.digest import sha256_json
+from storage.manifest import ArtifactRef
+from storage.schemas import COMPLETIONS
+from storage.store import Store
+from storage.tables import read_rows, write_table
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
+from tasks.settings import GenerateSettings
+from tasks.stage import Work, stage
+from tasks.tokens.chunk import COUNTS_FILE
+from tasks.tokens.tokenizer import TOKENIZER_FILE
+
+COMPLETIONS_FILE = "completions.parquet"
+BATCH_PROMPTS = 32
+
+PROMPTS = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("prompt", pa.large_string(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        id: how the caller knows it.
+    """
+
+    id: str
+    prompt: str
+
+
+class PromptsError(ValueError):
+    """A prompts file that cannot be used."""
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read a prompts file.
+
+    Text holds one prompt per line; JSONL one object per line and Parquet one row per prompt, with a column `prompt`
+    (or `text`) and, if there is one, `id`.
+
+    Raises:
+        PromptsError: if the file holds no prompts, or a line is not what its format asks for.
+    """
+    if not path.is_file():
+        raise PromptsError(f"no prompts file {path}: give a text, JSONL or Parquet file")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        records = pq.read_table(path).to_pylist()
+    elif path.suffix in (".jsonl", ".ndjson"):
+        records = list(_json_lines(path))
+    else:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        records = [{"prompt": line} for line in lines if line.strip()]
+    prompts = [_prompt(record, place, path) for place, record in enumerate(records)]
+    if not prompts:
+        raise PromptsError(f"{path} holds no prompts")
+    twice = len(prompts) - len({prompt.id for prompt in prompts})
+    if twice:
+        raise PromptsError(f"{path}: {twice} ids occur more than once; each prompt needs its own")
+    return prompts
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise PromptsError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise PromptsError(f"{path}, line {number}: {type(record).__name__} where an object is expected")
+        yield record
+
+
+def _prompt(record: dict[str, Any], place: int, path: Path) -> Prompt:
+    text = record.get("prompt", record.get("text"))
+    if not isinstance(text, str):
+        raise PromptsError(f"{path}, prompt {place + 1}: no text in a field `prompt`; fields are {sorted(record)}")
+    return Prompt(str(record.get("id", place)), text)
+
+
+def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
+    """First words of a few evaluation documents, to look at what a model has learned."""
+    rows = read_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
+    chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:count]
+    return [Prompt(row["doc_id"][:12], " ".join(row["text"].split()[:words])) for row in chosen]
+
+
+@dataclass(frozen=True)
+class PromptsSettings:
+    """Identity of a list of prompts; the list comes as a resource."""
+
+    digest: str
+
+    @classmethod
+    def of(cls, prompts: list[Prompt]) -> PromptsSettings:
+        """Settings that name these prompts."""
+        return cls(sha256_json(prompts))
+
+
+@stage("prompts", version=1)
+def keep_prompts(work: Work, settings: PromptsSettings) -> str:
+    """Keep a list of prompts in the store, so that completions lead back to it."""
+    work.counts["rows"] = write_table(work.out / "prompts.parquet", PROMPTS, map(asdict, work.resources.prompts))
+    return settings.digest
+
+
+@dataclass(frozen=True)
+class BundleSettings:
+    """Identity of a bundle from outside of the store: digest of its files."""
+
+    digest: str
+
+
+@stage("bundle", version=1)
+def adopt_bundle(work: Work, settings: BundleSettings) -> str:
+    """Take a model folder from outside into the store."""
+    for name in (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, COUNTS_FILE):
+        shutil.copyfile(work.resources.bundle_folder / name, work.out / name)
+    return settings.digest
+
+
+@stage("generate", version=1)
+def generate(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef, prompts: ArtifactRef) -> str:
+    """Continue every prompt."""
+    bundle = Bundle(work.folder(checkpoint), work.resources.device)
+    asked = read_rows(work.folder(prompts) / "prompts.parquet")
+    written = json.dumps(asdict(settings), sort_keys=True)
+    rows = []
+    for start in range(0, len(asked), BATCH_PROMPTS):
+        batch = asked[start : start + BATCH_PROMPTS]
+        found = bundle.complete(
+            [row["prompt"] for row in batch],
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            seed=settings.seed,
+            keys=range(start, start + len(batch)),
+        )
+        for row, completion in zip(batch, found, strict=True):
+            rows.append(
+                {
+                    "id": row["id"],
+                    "sample": 0,
+                    "prompt": row["prompt"],
+                    "text": completion.text,
+                    "finish_reason": completion.finish_reason,
+                    "n_tokens": completion.n_tokens,
+                    "logprobs": completion.logprobs,
+                    "model": checkpoint.digest,
+                    "settings": written,
+                    "seed": settings.seed,
+                }
+            )
+        work.progress.update(len(rows), len(asked), "prompts")
+    work.counts["rows"] = write_table(work.out / COMPLETIONS_FILE, COMPLETIONS, rows)
+    return sha256_json([[row["id"], row["text"], row["finish_reason"]] for row in rows])

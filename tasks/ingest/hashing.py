@@ -1,0 +1,211 @@
+"""Content digests of files, with a memo that spares unchanged files from being read again.
+
+The memo is a small SQLite file that may be deleted at any time; it only ever saves work. A file counts as
+unchanged while size, both time stamps and inode are the same. Files that changed just before they were hashed
+are not remembered, since a second change within the clock's granularity would go unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from tasks.ingest.walk import WalkedFile
+
+DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
+BATCH_FILES = 1000  # Files between two writes to the memo, so that a killed run keeps most of its work.
+
+_SCHEMA = """
+create table if not exists digest (
+    path blob primary key, size integer, mtime_ns integer, ctime_ns integer, inode integer, sha256 text
+) without rowid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What tells whether a file changed."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """The state in a stat result."""
+        # SQLite's integers are signed; some file systems number inodes up to 2**64.
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & (2**63 - 1))
+
+
+class HashMemo:
+    """Remembers digests between runs; several processes may use the same file at once.
+
+    Args:
+        path: The SQLite file; made, with its folder, when first written. A damaged file is replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, path: Path, state: FileState) -> str | None:
+        """Returns the digest of an unchanged file, or None."""
+        return self.get_many({path: state}).get(path)
+
+    def get_many(self, states: dict[Path, FileState]) -> dict[Path, str]:
+        """Looks up many files.
+
+        Args:
+            states: The files' states now.
+
+        Returns:
+            The digests of those that have not changed since they were remembered.
+        """
+        known: dict[Path, str] = {}
+        if not self._path.exists():
+            return known
+        with self._connect() as connection:
+            for path, state in states.items():
+                row = connection.execute(
+                    "select * from digest where path = ?", (os.fsencode(path),)
+                ).fetchone()
+                if row and FileState(*row[1:5]) == state:
+                    known[path] = row[5]
+        return known
+
+    def put_many(self, digests: dict[Path, tuple[FileState, str]]) -> None:
+        """Remembers many digests in one transaction."""
+        with self._connect() as connection, connection:
+            connection.executemany(
+                "insert or replace into digest values (?, ?, ?, ?, ?, ?)",
+                (
+                    (os.fsencode(path), state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256)
+                    for path, (state, sha256) in digests.items()
+                ),
+            )
+
+    @contextlib.contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A connection with the table in place; a memo that cannot be used is no error, only no help."""
+        with contextlib.suppress(sqlite3.OperationalError, OSError):
+            # Locked for long, a full disk, a folder that cannot be written.
+            try:
+                connection = self._open()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                self._path.unlink(missing_ok=True)
+                connection = self._open()
+            with contextlib.closing(connection):
+                yield connection
+                return
+        with contextlib.closing(sqlite3.connect(":memory:")) as nowhere:
+            nowhere.execute(_SCHEMA)
+            yield nowhere
+
+    def _open(self) -> sqlite3.Connection:
+        """Opens the file and checks that it is a sound memo."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._path, timeout=30)
+        try:
+            connection.execute(_SCHEMA)
+            connection.execute(
+                "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest limit 1"
+            ).fetchone()
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+
+def hash_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> dict[Path, str | OSError]:
+    """Finds the SHA-256 of files, reading only those that changed.
+
+    Args:
+        files: Rows of a walk; those with a status are passed over.
+        memo: Digests of earlier runs; updated.
+        workers: Threads to read with.
+
+    Returns:
+        For the absolute path of each file its digest in hexadecimal, or the error that kept it from being
+        read.
+    """
+    paths = [file.absolute for file in files if not file.status]
+    results: dict[Path, str | OSError] = {}
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
+        for start in range(0, len(paths), BATCH_FILES):
+            results.update(_hash_batch(paths[start : start + BATCH_FILES], memo, threads))
+    return results
+
+
+def _hash_batch(
+    paths: Sequence[Path], memo: HashMemo, threads: ThreadPoolExecutor
+) -> dict[Path, str | OSError]:
+    """Digests of one batch of files."""
+    results: dict[Path, str | OSError] = {}
+    states: dict[Path, FileState] = {}
+    for path in paths:
+        try:
+            states[path] = FileState.of(path.lstat())
+        except OSError as error:
+            results[path] = error
+    known = memo.get_many(states)
+    results.update(known)
+    to_read = [path for path in states if path not in known]
+    fresh: dict[Path, tuple[FileState, str]] = {}
+    for path, outcome in zip(to_read, threads.map(_hash_or_error, to_read), strict=True):
+        if isinstance(outcome, OSError):
+            results[path] = outcome
+            continue
+        state, sha256, settled = outcome
+        results[path] = sha256
+        if settled:
+            fresh[path] = (state, sha256)
+    if fresh:
+        memo.put_many(fresh)
+    return results
+
+
+def _hash_or_error(path: Path) -> tuple[FileState, str, bool] | OSError:
+    """The state, the digest and whether both may be remembered; or the error."""
+    try:
+        with open_regular(path) as file:
+            now = time.time_ns()
+            before = FileState.of(os.fstat(file.fileno()))
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            after = FileState.of(os.fstat(file.fileno()))
+    except OSError as error:
+        return error
+    settled = before == after and max(before.mtime_ns, before.ctime_ns) < now - DISTRUST_NS
+    return after, sha256, settled
+
+
+def open_regular(path: Path) -> FileIO:
+    """Opens a file for reading, and nothing but a file.
+
+    Args:
+        path: Its path. What was a file a moment ago may be a FIFO now: opening does not block on it.
+
+    Returns:
+        The open file, unbuffered.
+
+    Raises:
+        OSError: It cannot be opened, or it is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no regular file any more")
+        return FileIO(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise

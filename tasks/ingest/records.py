@@ -1,0 +1,173 @@
+"""Records that travel between the extraction processes and the tables: one page, one document, the options.
+
+Plain dataclasses that turn into JSON and back, because they cross a pipe and are the rows of a table. What
+may change a result (`ExtractOptions`) is kept apart from what may only stop one (`Limits`): the first belongs
+to a result's identity, the second does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["ok", "rejected", "failed", "skipped"]
+Kind = Literal["pdf", "image", "code", "text", ""]
+Method = Literal["text", "ocr", "none"]
+ReasonCode = Literal[
+    "",
+    "empty",
+    "unsupported",
+    "encrypted",
+    "no_text",
+    "timeout",
+    "memory",
+    "crashed",
+    "no_ocr_engine",
+    "changed",
+    "too_large",
+    "unreadable",
+    "corrupt",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PageText:
+    """The text of one page, and how it was come by.
+
+    Attributes:
+        page: Number of the page, from 1. A frame of a TIFF is a page; code and text have one.
+        text: The text; lines end in a line feed. Empty for a blank page.
+        method: "text" from a text layer or a decoder, "ocr" from an image, "none" where there was nothing to
+            read.
+        engine: What read it: "pypdfium2", "pypdf", "tesseract", "pillow" (an image that OCR did not get to see)
+            or "decoder".
+        confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None where there is none.
+        error: What went wrong on this page; None if nothing did. A page may have both a text and an error.
+    """
+
+    page: int
+    text: str
+    method: Method
+    engine: str
+    confidence: float | None = None
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the record as JSON-able values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PageText:
+        """Returns the record that `to_dict` wrote."""
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class Extraction:
+    """What became of one document.
+
+    Attributes:
+        status: "ok": there is text; "skipped": not looked into; "rejected": looked into and refused;
+            "failed": an error, a deadline or a limit, which may go differently another time.
+        reason: Why, for people; empty when ok.
+        reason_code: Why, for programs; empty when ok.
+        kind: "pdf", "image", "code" or "text"; empty when it is none of these.
+        media_type: For example "application/pdf".
+        title: The title that the document itself states, if it does.
+        programming_language: Name of the language for code, else None.
+        encoding: Encoding of code and text, else None.
+        encoding_confidence: 0 to 1; 1 where a byte-order mark or strict UTF-8 proves it.
+        pages: The pages in order, each number once.
+    """
+
+    status: Status
+    reason: str = ""
+    reason_code: ReasonCode = ""
+    kind: Kind = ""
+    media_type: str = "application/octet-stream"
+    title: str | None = None
+    programming_language: str | None = None
+    encoding: str | None = None
+    encoding_confidence: float | None = None
+    pages: list[PageText] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the record as JSON-able values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Extraction:
+        """Returns the record that `to_dict` wrote."""
+        pages = [PageText.from_dict(page) for page in values.get("pages", [])]
+        return cls(**{**values, "pages": pages})
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractOptions:
+    """Options that change what is extracted; part of a result's identity.
+
+    Attributes:
+        ocr: Whether pages and images without a text layer are read by OCR.
+        ocr_languages: Tesseract's language codes joined by "+", for example "eng+deu".
+        ocr_dpi: Resolution at which a PDF page is rendered for OCR, in dots per inch.
+        ocr_max_pixels: A page or image with more pixels is scaled down to this many before OCR.
+        max_file_bytes: Larger files are refused ("too_large").
+        max_pages: Pages after this many are not read; the last page record says so.
+    """
+
+    ocr: bool = True
+    ocr_languages: str = "eng"
+    ocr_dpi: int = 200
+    ocr_max_pixels: int = 40_000_000
+    max_file_bytes: int = 256 * 1024**2
+    max_pages: int = 5000
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the record as JSON-able values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ExtractOptions:
+        """Returns the record that `to_dict` wrote."""
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long and how large an extraction may become before it is killed; no part of a result's identity.
+
+    Attributes:
+        page_seconds: Longest time between two pages of a document.
+        document_seconds: Longest time for a whole document.
+        memory_bytes: Memory that a worker process may add to what it has at its start. Each OCR child has the
+            same.
+    """
+
+    page_seconds: float = 60.0
+    document_seconds: float = 1800.0
+    memory_bytes: int = 2 * 1024**3
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the record as JSON-able values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Limits:
+        """Returns the record that `to_dict` wrote."""
+        return cls(**values)
+
+
+class ExtractionProblem(Exception):
+    """Raised by an extractor that cannot deliver a document; carries the outcome that is recorded for it.
+
+    Args:
+        status: "rejected", "failed" or "skipped".
+        code: Why, for programs.
+        reason: Why, for people.
+    """
+
+    def __init__(self, status: Status, code: ReasonCode, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.code = code
+        self.reason = reason

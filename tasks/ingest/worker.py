@@ -1,0 +1,164 @@
+"""An extraction process: takes jobs from standard input, sends pages and outcomes to standard output.
+
+Started by `tasks.ingest.pool`, one per core, as the leader of a process group of its own. It may be killed at
+any moment, and it goes by itself, together with its OCR child, when its parent is gone: a thread waits for
+the end of standard input, which comes even when the parent dies by SIGKILL. Neither prefect, mlflow, torch,
+pyarrow nor pandas is imported here; each would cost every worker up to seconds and hundreds of MB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+for _name in ("pandas", "numpy"):
+    # pytesseract imports both where they are installed, and uses neither as we call it: 0.3 s and 80 MB per
+    # worker.
+    sys.modules.setdefault(_name, None)  # type: ignore[arg-type]
+
+from tasks.ingest.extract import yield_document  # noqa: E402 - after the line above, which must come first
+from tasks.ingest.hashing import open_regular  # noqa: E402
+from tasks.ingest.messages import MessageReader, ProtocolError, write_message  # noqa: E402
+from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText  # noqa: E402
+
+_PR_SET_PDEATHSIG = 1
+_Send = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    """Serves jobs until standard input ends."""
+    results = os.dup(1)
+    os.dup2(2, 1)  # Whatever a library prints must not get between the messages.
+    _become_expendable()
+    logging.disable(
+        logging.CRITICAL
+    )  # pypdf warns about every oddity of a broken file; the outcome says enough.
+    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_take_jobs, args=(jobs,), daemon=True).start()
+
+    def send(message: dict[str, Any]) -> None:
+        write_message(results, message)
+
+    send({"ready": {"pid": os.getpid()}})
+    own_bytes = _own_bytes()
+    while True:
+        job = jobs.get()
+        _limit_memory(own_bytes + Limits.from_dict(job["limits"]).memory_bytes)
+        outcome = run_job(job, send)
+        # Back to what it was: sending the outcome must not fail for lack of memory.
+        _limit_memory(None)
+        send({"done": outcome.to_dict()})
+
+
+def run_job(job: dict[str, Any], send: _Send) -> Extraction:
+    """Extracts one document.
+
+    Args:
+        job: "path", "sha256", "suffix" and "options" as `tasks.ingest.pool` sends them.
+        send: Called with `{"page": ...}` for each page as soon as it is read.
+
+    Returns:
+        The outcome, without the pages.
+    """
+    options = ExtractOptions.from_dict(job["options"])
+    try:
+        data = _read_file(Path(job["path"]), job["sha256"], options)
+        if isinstance(data, Extraction):
+            return data
+        extraction = yield_document(data, job["suffix"], options)
+        while True:
+            try:
+                page: PageText = next(extraction)
+            except StopIteration as end:
+                outcome: Extraction = end.value
+                return outcome
+            send({"page": page.to_dict()})
+    except MemoryError:
+        return Extraction("failed", _memory_reason(job), "memory")
+    except (BrokenPipeError, ProtocolError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a hostile file may make a library raise anything; it is that
+        file's outcome return Extraction("failed", f"the extractor failed: {type(error).__name__}: {error}", "crashed")
+
+
+def _memory_reason(job: dict[str, Any]) -> str:
+    """Why a document ended for lack of memory."""
+    mebibytes = Limits.from_dict(job["limits"]).memory_bytes // 1024**2
+    return f"the extraction needed more than {mebibytes} MiB of memory (memory_bytes)"
+
+
+def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extraction:
+    """The file's bytes, if they are still those that the job is about."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > options.max_file_bytes:
+                reason = f"the file has {size} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
+                return Extraction("rejected", reason, "too_large")
+            data = file.read(options.max_file_bytes + 1)
+    except FileNotFoundError:
+        return Extraction("failed", "the file is gone since its folder was walked", "changed")
+    except OSError as error:
+        return Extraction("failed", f"the file cannot be read: {error.strerror or error}", "unreadable")
+    if hashlib.sha256(data).hexdigest() != sha256:
+        return Extraction("failed", "the file changed since its folder was walked; run again", "changed")
+    return data
+
+
+def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Passes jobs on until the parent closes its end or dies; then nothing of this process group stays."""
+    reader = MessageReader(0)
+    with contextlib.suppress(OSError, ProtocolError):
+        while (messages := reader.read_available()) is not None:
+            for message in messages:
+                jobs.put(message)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)  # Run by hand in somebody else's process group: only this process.
+
+
+def _become_expendable() -> None:
+    """Makes this process the first to go: with its parent, and when the machine runs out of memory."""
+    os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500", "ascii")
+    if sys.platform == "linux":
+        # Beside the thread that waits for the end of standard input: native code that hangs while it holds
+        # the interpreter's lock would keep that thread from running.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _own_bytes() -> int:
+    """The address space that this process has now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    except (OSError, ValueError):
+        return 0
+    return pages * resource.getpagesize()
+
+
+def _limit_memory(n_bytes: int | None) -> None:
+    """Limits the address space; None lifts the limit. Only Linux enforces it."""
+    if sys.platform != "linux":
+        return
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    wanted = hard if n_bytes is None else n_bytes
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What the machine offers to stages: the extraction pool, a device, tracking. Nothing here ever shapes a key.
+
+Everything is made at first use, so that a run that finds all its artefacts starts no process and imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage.home import Home
+from tasks.ingest.records import Limits
+
+if TYPE_CHECKING:
+    from storage.tracking import Tracking
+    from tasks.generation import Prompt
+    from tasks.ingest.pool import ExtractionPool
+    from tasks.ingest.snapshot import Listing
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def detect_device() -> str:
+    """`cuda` or `cpu`; torch is only asked where a GPU's driver is there, because importing it takes seconds."""
+    if not Path("/dev/nvidiactl").exists():
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe_device(device: str) -> str:
+    """Kind of device, threads and torch version, in one string."""
+    kind = device
+    if device == "cuda":
+        import torch
+
+        kind = torch.cuda.get_device_name()
+    return f"{kind}, {usable_cores()} threads, torch {version('torch')}"
+
+
+class Resources:
+    """The means of one command.
+
+    Args:
+        home: where tracking lies.
+        workers: extraction processes; 0 means one per core.
+        deterministic: ask torch for deterministic kernels.
+        limits: deadlines and memory of extraction.
+    """
+
+    def __init__(
+        self, home: Home, workers: int = 0, deterministic: bool = False, limits: Limits | None = None
+    ) -> None:
+        self.home = home
+        self.workers = workers or usable_cores()
+        self.deterministic = deterministic
+        self.limits = limits or Limits()
+        self.paths: dict[str, Path] = {}  # sha256 of a file's bytes -> a place where they lie
+        self.listing: Listing | None = None  # the walk a snapshot is made of
+        self.prompts: list[Prompt] = []  # the prompts a generation is asked for
+        self.bundle_folder: Path | None = None  # a model folder to be taken into the store
+        self.run_tags: dict[str, str] = {}  # what MLflow runs are tagged with
+        self._lock = threading.Lock()
+        self._pool: ExtractionPool | None = None
+
+    def pool(self) -> ExtractionPool:
+        """The killable extraction processes, shared by all segments."""
+        from tasks.ingest.pool import ExtractionPool
+
+        with self._lock:
+            if self._pool is None:
+                self._pool = ExtractionPool(self.workers, self.limits)
+            return self._pool
+
+    @cached_property
+    def tracking(self) -> Tracking:
+        """MLflow's tracking side of the home."""
+        from storage.tracking import Tracking
+
+        return Tracking(self.home)
+
+    @cached_property
+    def device(self) -> str:
+        """The device training runs on: the first GPU, else the CPU with all cores this process may use."""
+        device = detect_device()
+        import torch
+
+        torch.set_num_threads(usable_cores())
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        return device
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+
+    def __enter__(self) -> Resources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,270 @@
+"""A small corpus to try things on: text, source code, born-digital PDFs, scans and images.
+
+In goes a folder, out come about two megabytes of documents of every kind that ingestion reads. All of it is made on
+the spot from what every Python carries (the language reference in `pydoc_data` and the standard library's own
+sources), so nothing is downloaded and nothing is shipped. The same Python and libraries give the same bytes, and a
+file that is already right is left alone, so that building the corpus twice changes nothing.
+
+The language reference repeats itself, and a corpus of copies would be a poor sample: a paragraph that was used is not
+used again, and a topic goes to one file only. The PDFs are written by hand, because that keeps out the dates and random
+identifiers that PDF libraries add.
+"""
+
+import io
+import sysconfig
+import textwrap
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+N_TEXT_FILES = 40
+N_CODE_FILES = 90
+CODE_FILE_BYTES = range(2_000, 24_000)  # neither a stub nor a monolith
+SCAN_DPI = 200
+SCAN_SIZE = (1165, 1654)  # A5 in pixels at SCAN_DPI
+FONT_SIZE = 30  # pixels: 11 points at SCAN_DPI
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A chapter of the language reference, less the paragraphs that an earlier chapter holds."""
+
+    name: str
+    paragraphs: list[str]
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("-", " ").capitalize()
+
+    @property
+    def prose(self) -> list[str]:
+        """The paragraphs that may be wrapped anew: neither code nor lists, headings or grammar."""
+        found = [p for p in self.paragraphs if p[0].isupper() and p[-1] == "." and "\n  " not in p]
+        return [" ".join(p.split()) for p in found if len(p) > 80]
+
+
+def build_sample(folder: Path) -> list[Path]:
+    """Builds the sample corpus, or completes one that is partly there.
+
+    Args:
+        folder: Where the corpus goes; made if it is missing. Files of other names in it are not touched.
+
+    Returns:
+        The files of the corpus, sorted. A file that held the right bytes already keeps its time of modification.
+
+    Raises:
+        FileNotFoundError: If this Python comes without the sources of its standard library.
+    """
+    files = dict(_files())
+    for name, content in files.items():
+        _put(folder / name, content)
+    return sorted(folder / name for name in files)
+
+
+def _files() -> Iterator[tuple[str, bytes]]:
+    by_prose = sorted(_read_topics(), key=lambda topic: (-len("".join(topic.prose)), topic.name))
+    for topic in by_prose[:3]:
+        yield f"documents/{topic.name}.pdf", text_pdf(topic.title, wrap_pages(topic.prose, 88, 54))
+    scanned, pictured = by_prose[3:5]
+    pages = [_scan(lines, seed) for seed, lines in enumerate(wrap_pages(scanned.prose, 58, 34)[:3])]
+    yield f"scans/{scanned.name}.pdf", image_pdf(scanned.title, pages)
+    yield from _images(wrap_pages(pictured.prose, 54, 14))
+    yield from _texts(sorted(by_prose[5:], key=lambda topic: topic.name))
+    yield from _sources()
+
+
+def _read_topics() -> list[Topic]:
+    """Reads the language reference, short chapters first, since long ones repeat them."""
+    seen: set[str] = set()
+    found = []
+    for name, text in sorted(topics.items(), key=lambda item: (len(item[1]), item[0])):
+        paragraphs = [part.strip("\n") for part in text.split("\n\n") if part.strip()]
+        fresh = [p for p in dict.fromkeys(paragraphs) if p not in seen]
+        seen.update(fresh)
+        if fresh:
+            found.append(Topic(name, fresh))
+    return found
+
+
+def _texts(chapters: list[Topic]) -> Iterator[tuple[str, bytes]]:
+    """Plain text and Markdown by turns; where there are more chapters than files, neighbours share one."""
+    n_files = min(N_TEXT_FILES, len(chapters))
+    for number in range(n_files):
+        group = chapters[number * len(chapters) // n_files : (number + 1) * len(chapters) // n_files]
+        markdown = number % 2 == 1
+        parts = [part for t in group for part in ([f"# {t.title}"] if markdown else []) + t.paragraphs]
+        yield f"text/{group[0].name}.{'md' if markdown else 'txt'}", ("\n\n".join(parts) + "\n").encode()
+
+
+def _sources() -> Iterator[tuple[str, bytes]]:
+    library = Path(sysconfig.get_path("stdlib"))
+    modules = [p for p in sorted(library.glob("*.py")) if not p.name.startswith("_")]
+    chosen = [p for p in modules if p.stat().st_size in CODE_FILE_BYTES][:N_CODE_FILES]
+    if not chosen:
+        raise FileNotFoundError(
+            f"{library} holds no Python sources, and the sample corpus takes its code from there. "
+            "Use a Python that was installed with the sources of its standard library."
+        )
+    for path in chosen:
+        yield f"code/{path.name}", path.read_bytes()
+
+
+def _put(path: Path, content: bytes) -> None:
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def wrap_pages(paragraphs: list[str], width: int, height: int) -> list[list[str]]:
+    """Wraps prose into pages of lines.
+
+    Args:
+        paragraphs: The prose, without line breaks.
+        width: The longest line, in characters.
+        height: The lines of a page.
+
+    Returns:
+        The pages, each a list of lines that are not empty. No line ends in a hyphen, which readers of PDF files take
+        for a divided word.
+    """
+    lines: list[str] = []
+    for paragraph in paragraphs:
+        for line in textwrap.wrap(paragraph, width, break_on_hyphens=False):
+            if lines and lines[-1].endswith("-"):
+                lines[-1] += " " + line
+            else:
+                lines.append(line)
+    return [lines[start : start + height] for start in range(0, len(lines), height)]
+
+
+# Images
+
+
+def draw_page(lines: list[str], size: tuple[int, int] = SCAN_SIZE, margin: int = 90) -> Image.Image:
+    """Draws lines of text, black on white, in Pillow's own font; the image has 8-bit grey pixels."""
+    page = Image.new("L", size, 255)
+    font = ImageFont.load_default(size=FONT_SIZE)
+    drawing = ImageDraw.Draw(page)
+    for number, line in enumerate(lines):
+        drawing.text((margin, margin + number * FONT_SIZE * 1.4), line, fill=20, font=font)
+    return page
+
+
+def _scan(lines: list[str], seed: int) -> Image.Image:
+    """A page as a scanner sees it: greyish paper and a grain that is the same each time."""
+    pixels = np.asarray(draw_page(lines), dtype=np.float32)
+    grain = np.random.default_rng(seed).normal(0.0, 6.0, size=pixels.shape)
+    return Image.fromarray(np.clip(pixels * 0.93 + grain, 0, 255).astype(np.uint8))
+
+
+def _images(pages: list[list[str]]) -> Iterator[tuple[str, bytes]]:
+    """Four pictures: grey, grainy, coloured, and a black-and-white fax of two pages."""
+    size = (SCAN_SIZE[0], 780)
+    clean, grainy, tinted, first, second = (draw_page(page, size) for page in pages[:5])
+    yield "images/page.png", _encode(clean, "PNG", optimize=True)
+    grainy = _scan(pages[1], seed=100).crop((0, 0, *size))
+    yield "images/photo.jpg", _encode(grainy, "JPEG", quality=60)
+    paper = Image.merge("RGB", (tinted, tinted, tinted.point(lambda grey: grey * 4 // 5)))
+    yield "images/tinted.png", _encode(paper, "PNG", optimize=True)
+    fax = [page.convert("1", dither=Image.Dither.NONE) for page in (first, second)]
+    yield (
+        "images/fax.tiff",
+        _encode(fax[0], "TIFF", compression="group4", save_all=True, append_images=fax[1:]),
+    )
+
+
+def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, dpi=(SCAN_DPI, SCAN_DPI), **options)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+# PDF (ISO 32000-1:2008; section numbers below)
+
+
+@dataclass
+class PdfWriter:
+    """Collects the objects of a PDF file. Object 1 is the catalogue, 2 the tree of pages, 3 the title."""
+
+    title: str
+    objects: list[bytes] = field(default_factory=lambda: [b"", b"", b""])
+    pages: list[int] = field(default_factory=list)
+
+    def add(self, body: bytes) -> int:
+        """Adds an object and returns its number."""
+        self.objects.append(body)
+        return len(self.objects)
+
+    def add_stream(self, entries: bytes, data: bytes) -> int:
+        """Adds a stream with the given dictionary entries and returns its number."""
+        return self.add(b"<< %b /Length %d >>\nstream\n%b\nendstream" % (entries, len(data), data))
+
+    def add_page(self, size: tuple[float, float], resources: bytes, content: bytes) -> None:
+        """Adds a page of a size in points, drawn by a content stream."""
+        stream = self.add_stream(b"/Filter /FlateDecode", zlib.compress(content, 9))
+        page = (
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 %.2f %.2f] /Resources << %b >> /Contents %d 0 R >>"
+        )
+        self.pages.append(self.add(page % (*size, resources, stream)))
+
+    def to_bytes(self) -> bytes:
+        """Returns the whole file, with its cross-reference table (7.5.4)."""
+        kids = b" ".join(b"%d 0 R" % page for page in self.pages)
+        title = b"\xfe\xff" + self.title.encode("utf-16-be")  # 7.9.2.2: text strings outside ASCII
+        self.objects[:3] = [
+            b"<< /Type /Catalog /Pages 2 0 R >>",
+            b"<< /Type /Pages /Kids [%b] /Count %d >>" % (kids, len(self.pages)),
+            b"<< /Title <%b> /Producer (Sheepfold) >>" % title.hex().encode(),
+        ]
+        out = bytearray(b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n")
+        offsets = []
+        for number, body in enumerate(self.objects, start=1):
+            offsets.append(len(out))
+            out += b"%d 0 obj\n%b\nendobj\n" % (number, body)
+        n_entries = len(offsets) + 1
+        table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+        trailer = b"trailer\n<< /Size %d /Root 1 0 R /Info 3 0 R >>\n" % n_entries
+        start = b"startxref\n%d\n%%%%EOF\n" % len(out)
+        return bytes(out + b"xref\n0 %d\n0000000000 65535 f \n" % n_entries + table + trailer + start)
+
+
+def text_pdf(title: str, pages: list[list[str]]) -> bytes:
+    """Returns a PDF of A4 pages with a text layer: one string in ten-point Helvetica for each line.
+
+    Characters outside WinAnsi (Windows code page 1252) become question marks.
+    """
+    writer = PdfWriter(title)
+    font = writer.add(b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>")
+    for lines in pages:
+        shown = b"\n".join(b"(%b) Tj T*" % _escape(line) for line in lines)
+        content = b"BT /F1 10 Tf 13 TL 60 770 Td\n%b\nET" % shown
+        writer.add_page((595.28, 841.89), b"/Font << /F1 %d 0 R >>" % font, content)
+    return writer.to_bytes()
+
+
+def _escape(line: str) -> bytes:
+    """A line as the inside of a literal string (7.3.4.2): brackets and backslashes escaped, octal above ASCII."""
+    encoded = line.encode("cp1252", errors="replace")
+    special = {ord(c): b"\\%c" % ord(c) for c in "()\\"}
+    return b"".join(special.get(b, b"%c" % b if 32 <= b < 127 else b"\\%03o" % b) for b in encoded)
+
+
+def image_pdf(title: str, pages: list[Image.Image]) -> bytes:
+    """Returns a PDF whose pages are grey images and nothing else, as a scanner without OCR makes them."""
+    writer = PdfWriter(title)
+    for image in pages:
+        entries = b"/Type /XObject /Subtype /Image /Width %d /Height %d /BitsPerComponent 8 " % image.size
+        colour = b"/ColorSpace /DeviceGray /Filter /DCTDecode"
+        number = writer.add_stream(entries + colour, _encode(image, "JPEG", quality=50))
+        width, height = (72 * pixels / SCAN_DPI for pixels in image.size)
+        content = b"q %.2f 0 0 %.2f 0 0 cm /Im1 Do Q" % (width, height)
+        writer.add_page((width, height), b"/XObject << /Im1 %d 0 R >>" % number, content)
+    return writer.to_bytes()

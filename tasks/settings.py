@@ -1,0 +1,260 @@
+"""All settings of a run, in sections; each stage reads its own section and nothing else.
+
+Values come from, in rising precedence: the defaults here, a configuration file, `--set section.name=value`, and the
+command's own options. Unknown names are refused, because a mistyped setting that is ignored is a wrong result.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.ingest.records import ExtractOptions
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or has an impossible value."""
+
+
+@dataclass(frozen=True)
+class CurateSettings:
+    """Which documents are used, and which of them models are measured on.
+
+    Attributes:
+        validation_share: share of the documents held out.
+        salt: changes which documents those are.
+        min_chars: shorter documents are dropped.
+    """
+
+    validation_share: float = 0.1
+    salt: str = "sheepfold"
+    min_chars: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_share < 1:
+            raise ValueError(f"curate.validation_share is {self.validation_share}, expected a share between 0 and 1")
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """How text becomes ids.
+
+    Attributes:
+        kind: `char`, `bpe`, or `auto`, which picks by the size of the training text.
+        vocab_size: ids in all, for `bpe`; 0 picks by the size of the training text.
+        fit_bytes: at most so much training text is read to fit the vocabulary.
+    """
+
+    kind: str = "auto"
+    vocab_size: int = 0
+    fit_bytes: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("auto", "char", "bpe"):
+            raise ValueError(f"tokenizer.kind is {self.kind!r}, expected auto, char or bpe")
+        if self.vocab_size and self.vocab_size < 260 and self.kind != "char":
+            raise ValueError(
+                f"tokenizer.vocab_size is {self.vocab_size}; byte-level BPE needs at least 260 (256 bytes, 4 special)"
+            )
+
+
+@dataclass(frozen=True)
+class DatasetSettings:
+    """How token streams are cut.
+
+    Attributes:
+        stride: ids from one chunk's start to the next; 0 means the sequence length (no overlap).
+    """
+
+    stride: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network: a preset, and what differs from it.
+
+    Attributes:
+        preset: one of `model.PRESETS`.
+        overrides: fields of `model.ModelConfig` that replace the preset's.
+    """
+
+    preset: str = "small"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How the network is trained.
+
+    Attributes:
+        minutes: training time; the number of steps is fixed once by a short probe on this machine.
+        max_steps: number of optimiser steps; 0 leaves it to `max_tokens` or `minutes`.
+        max_tokens: number of training tokens; 0 leaves it to `minutes`.
+        max_epochs: never more passes over the training text than this (with `minutes` and `max_tokens`).
+        overrides: fields of `model.TrainConfig`.
+    """
+
+    minutes: float = 5.0
+    max_steps: int = 0
+    max_tokens: int = 0
+    max_epochs: float = 20.0
+    seed: int = 1337
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "max_steps", "max_tokens", "max_epochs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"train.{name} is {getattr(self, name)}, expected a number above 0")
+        if not (self.minutes or self.max_steps or self.max_tokens):
+            raise ValueError("training needs a budget: give minutes, max_steps or max_tokens above 0")
+
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """How text is sampled."""
+
+    max_new_tokens: int = 64
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"generate.max_new_tokens is {self.max_new_tokens}, expected 1 or more")
+        if self.temperature < 0:
+            raise ValueError(f"generate.temperature is {self.temperature}, expected 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"generate.top_p is {self.top_p}, expected a share above 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"generate.top_k is {self.top_k}, expected 0 (off) or more")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every section."""
+
+    extract: ExtractOptions = field(default_factory=ExtractOptions)
+    curate: CurateSettings = field(default_factory=CurateSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    dataset: DatasetSettings = field(default_factory=DatasetSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    generate: GenerateSettings = field(default_factory=GenerateSettings)
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    return _flatten(tree)
+
+
+def _parse(text: str) -> Any:
+    """A value given as text: JSON where it is JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """Read `section.name=value` items.
+
+    Raises:
+        SettingsError: for an item without `=`.
+    """
+    values = {}
+    for item in assignments:
+        name, sign, text = item.partition("=")
+        if not sign:
+            raise SettingsError(f"--set {item!r}: expected section.name=value, for example train.lr=0.001")
+        values[name.strip()] = _parse(text.strip())
+    return values
+
+
+def _free_fields(section: str) -> set[str]:
+    """Names that a section hands through to the network's or the trainer's own configuration."""
+    from model.config import ModelConfig, TrainConfig
+
+    if section == "model":
+        return {item.name for item in fields(ModelConfig)} - {"vocab_size"}
+    return {item.name for item in fields(TrainConfig)} - {"max_steps", "seed"}
+
+
+def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
+    section, _, leaf = name.partition(".")
+    known = [
+        f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"
+    ]
+    if section in sections and leaf in sections[section] and leaf != "overrides":
+        sections[section][leaf] = value
+        return
+    if section in ("model", "train"):
+        free = _free_fields(section)
+        if leaf in free:
+            sections[section]["overrides"][leaf] = value
+            return
+        known += [f"{section}.{item}" for item in free]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
+    raise SettingsError(f"unknown setting {name!r}{hint}")
+
+
+def load_settings(
+    config: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Put a run's settings together.
+
+    Args:
+        config: TOML or JSON file with the sections as tables.
+        assignments: `section.name=value` items.
+        options: dotted names and values from the command's own options; None and "" mean not given.
+
+    Raises:
+        SettingsError: for an unknown name or an impossible value, naming it.
+    """
+    values: dict[str, Any] = {}
+    if config:
+        values.update(_read_file(Path(config)))
+    values.update(parse_assignments(assignments))
+    values.update({name: value for name, value in (options or {}).items() if value not in (None, "")})
+    sections = {item.name: asdict(getattr(Settings(), item.name)) for item in fields(Settings)}
+    for name, value in values.items():
+        _place(sections, name, value)
+    return _build(sections)
+
+
+def _build(sections: dict[str, dict[str, Any]]) -> Settings:
+    from pydantic import TypeAdapter, ValidationError
+
+    built: dict[str, Any] = {}
+    for item in fields(Settings):
+        kind = type(getattr(Settings(), item.name))
+        assert is_dataclass(kind)
+        try:
+            built[item.name] = TypeAdapter(kind).validate_python(sections[item.name])
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join([item.name, *(str(part) for part in first["loc"])])
+            raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
+    return Settings(**built)

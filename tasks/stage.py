@@ -1,0 +1,264 @@
+"""`@stage`: gives a plain function its key, lock, commit and Prefect task.
+
+A stage function takes a `Work`, its settings and its input artefacts, writes files into `work.out` and returns the
+logical digest of what it made. Everything else happens here, once: the key is computed from contents and settings, a
+finished artefact is returned as it is, unfinished work is owned by one process at a time, and the folder appears in
+the store in one step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.digest import plain, sha256_json
+from storage.manifest import ArtifactRef, Input, Manifest, describe_inputs
+from storage.store import Store
+from tasks.fingerprint import fingerprint
+from tasks.progress import Listener, StageProgress
+
+if TYPE_CHECKING:
+    from prefect import Task
+
+logger = logging.getLogger("sheepfold")
+
+RETRIES = 3
+
+
+@dataclass
+class Work:
+    """What a running stage may use.
+
+    Attributes:
+        out: folder of the artefact in the making; empty at the start.
+        scratch: folder that survives a kill, for stages that go on where they stopped.
+        store: to read inputs from.
+        key: the artefact's key.
+        resources: what the machine offers (pools, devices, tracking); never part of a result.
+        progress: told how far the work is.
+        counts: what the stage counted, for manifests and reports.
+        tools: versions of the tools that did the work.
+    """
+
+    out: Path
+    scratch: Path
+    store: Store
+    key: str
+    resources: Any
+    progress: StageProgress
+    counts: dict[str, int] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+
+    def folder(self, ref: ArtifactRef) -> Path:
+        """Folder of an input's files."""
+        return self.store.folder(ref)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request for an artefact."""
+
+    manifest: Manifest
+    cached: bool
+    seconds: float
+
+    @property
+    def ref(self) -> ArtifactRef:
+        """The artefact."""
+        return self.manifest.ref
+
+
+class Stage:
+    """A stage function with its name and version; made by `@stage`."""
+
+    def __init__(
+        self, function: Callable[..., str], name: str, version: int, unit: str, modules: tuple[str, ...]
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.version = version
+        self.unit = unit
+        self.modules = (function.__module__, *modules)
+        self.__doc__ = function.__doc__
+        self.input_names = tuple(
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        )
+
+    def key(self, settings: Any, inputs: Mapping[str, Input]) -> str:
+        """Key of the artefact that these inputs and settings give.
+
+        Raises:
+            TypeError: if the inputs are not those that the stage takes.
+        """
+        if set(inputs) != set(self.input_names):
+            raise TypeError(f"stage {self.name} takes inputs {self.input_names}, got {sorted(inputs)}")
+        digests = {name: value.digest for name, value in inputs.items()}
+        return sha256_json(
+            {"stage": self.name, "version": self.version, "inputs": digests, "settings": plain(settings)}
+        )
+
+    @property
+    def code(self) -> str:
+        """Fingerprint of the stage's modules."""
+        return sha256_json([fingerprint(module) for module in self.modules])
+
+    def find(self, store: Store, settings: Any, inputs: Mapping[str, Input]) -> Manifest | None:
+        """The finished artefact, or None."""
+        return store.find(self.name, self.key(settings, inputs))
+
+    def run(
+        self,
+        store: Store,
+        settings: Any,
+        inputs: Mapping[str, Input],
+        *,
+        resources: Any = None,
+        refresh: bool = False,
+        listener: Listener | None = None,
+    ) -> Outcome:
+        """Return the artefact, making it when it is not there.
+
+        Args:
+            refresh: make it again even if it is there.
+            listener: told the percentage of the work done.
+        """
+        key = self.key(settings, inputs)
+        started = time.monotonic()
+        found = store.find(self.name, key)
+        if found is not None and not refresh:
+            return Outcome(found, cached=True, seconds=time.monotonic() - started)
+        with store.workspace(self.name, key, on_wait=logger.warning) as workspace:
+            found = store.find(self.name, key)
+            if found is not None and not refresh:  # made by the owner we waited for
+                return Outcome(found, cached=True, seconds=time.monotonic() - started)
+            begun = time.monotonic()
+            with closing(StageProgress(self.name, listener)) as progress:
+                work = Work(workspace.out, workspace.scratch, store, key, resources, progress)
+                digest = self.function(work, settings, **inputs)
+            seconds = time.monotonic() - begun
+            manifest = Manifest(
+                stage=self.name,
+                version=self.version,
+                key=key,
+                digest=digest,
+                inputs=describe_inputs(inputs),
+                settings=plain(settings),
+                files=[],
+                counts=work.counts,
+                tools=work.tools,
+                code=self.code,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                seconds=round(seconds, 3),
+            )
+            manifest = store.commit(workspace, manifest)
+        return Outcome(manifest, cached=False, seconds=time.monotonic() - started)
+
+    @cached_property
+    def task(self) -> Task[..., Any]:
+        """The Prefect task of this stage, built at first use so that importing a stage does not import Prefect."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+        from prefect.states import Completed
+        from prefect.tasks import exponential_backoff
+
+        def call(invocation: Invocation) -> Any:
+            outcome = self.run(
+                invocation.store,
+                invocation.settings,
+                invocation.inputs,
+                resources=invocation.resources,
+                refresh=invocation.refresh,
+                listener=_ui_progress(self.name),
+            )
+            invocation.outcome = outcome
+            if outcome.cached:
+                return Completed(name="Cached", message=f"found {self.name}/{outcome.ref.key[:12]} in the store")
+            return Completed(message=f"made {self.name}/{outcome.ref.key[:12]} in {outcome.seconds:.1f} s")
+
+        return task(
+            name=self.name,
+            description=inspect.getdoc(self.function),
+            retries=RETRIES,
+            retry_delay_seconds=exponential_backoff(backoff_factor=2),
+            retry_jitter_factor=0.5,
+            retry_condition_fn=_worth_retrying,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )(call)
+
+
+class Invocation:
+    """One request for an artefact, as handed to a Prefect task.
+
+    A plain object on purpose: Prefect neither looks into it nor copies nor stores it, and the outcome comes back in it.
+    """
+
+    def __init__(
+        self, stage: Stage, store: Store, settings: Any, inputs: Mapping[str, Input], resources: Any, refresh: bool
+    ) -> None:
+        self.stage = stage
+        self.store = store
+        self.settings = settings
+        self.inputs = inputs
+        self.resources = resources
+        self.refresh = refresh
+        self.outcome: Outcome | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.stage.name}({plain(self.settings)})"
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Whether trying again may help: faults of disks and connections do; settings and inputs stay as they are."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError):
+        return False
+    return isinstance(error, OSError | ConnectionError | TimeoutError)
+
+
+def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
+    error = state.result(raise_on_failure=False)
+    return is_transient(error if isinstance(error, BaseException) else None)
+
+
+def _ui_progress(name: str) -> Listener:
+    """A listener that keeps a Prefect progress artefact up to date; made at the first report."""
+    from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+    artifact: list[Any] = []
+
+    def listen(percent: float) -> None:
+        percent = min(100.0, percent)
+        if not artifact:
+            artifact.append(create_progress_artifact(progress=percent, description=f"{name}: share of the work done"))
+        else:
+            update_progress_artifact(artifact[0], progress=percent)
+
+    return listen
+
+
+def stage(
+    name: str, version: int, *, unit: str = "artefact", modules: tuple[str, ...] = ()
+) -> Callable[[Callable[..., str]], Stage]:
+    """Make a function a stage.
+
+    Args:
+        name: folder of its artefacts in the store, and its name everywhere.
+        version: raised by hand when the same inputs and settings give another result than before.
+        unit: what `computed` counts (files, documents, artefact).
+        modules: modules that shape the result but are not imported, such as the code of child processes.
+    """
+
+    def decorate(function: Callable[..., str]) -> Stage:
+        return Stage(function, name, version, unit, modules)
+
+    return decorate

@@ -1,0 +1,200 @@
+"""Training as a stage: the network's own trainer, fed from token shards, reporting to one MLflow run.
+
+Unfinished work rests in the stage's scratch folder as checkpoints; a killed training goes on from the last of them, in
+the same run, without a doubled or a missing point.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import storage.tracking as tracking_module
+from storage.digest import sha256_file, sha256_json
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef
+from storage.schemas import HISTORY
+from storage.tables import read_rows, write_table
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.resources import describe_device
+from tasks.settings import ModelSettings, TrainSettings
+from tasks.stage import Work, stage
+from tasks.tokens.chunk import COUNTS_FILE, load_shards
+from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
+
+HISTORY_FILE = "history.parquet"
+SHARE_OF_BUDGET = 0.92  # of `minutes` goes to steps; the rest to evaluation and checkpoints
+MIN_STEPS = 20
+VALIDATION_SAMPLE = 64  # sequences; the whole evaluation set is measured once, at the end
+
+
+@dataclass(frozen=True)
+class TrainStageSettings:
+    """Everything that shapes the weights: complete configurations, nothing left to defaults.
+
+    Attributes:
+        model: fields of `model.ModelConfig`.
+        train: fields of `model.TrainConfig`.
+    """
+
+    model: dict[str, Any]
+    train: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BudgetSettings:
+    """A request for so many minutes on such a device.
+
+    Attributes:
+        device: kind of device, threads and torch version; another machine resolves anew.
+    """
+
+    minutes: float
+    model: dict[str, Any]
+    train: dict[str, Any]
+    device: str
+
+
+def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
+    """The complete network configuration of a preset with its overrides."""
+    from model.presets import preset
+
+    return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
+
+
+def train_config(settings: TrainSettings, max_steps: int) -> dict[str, Any]:
+    """The complete training configuration for a number of steps; ten evaluations unless asked otherwise."""
+    from model.config import TrainConfig
+
+    values = {"eval_every": max(1, math.ceil(max_steps / 10)), **settings.overrides}
+    return TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed}).to_dict()
+
+
+def steps_of_tokens(max_tokens: int, train: dict[str, Any], seq_len: int) -> int:
+    """Steps that read at least so many ids."""
+    return max(1, math.ceil(max_tokens / (train["batch_size"] * train["grad_accum"] * seq_len)))
+
+
+def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
+    """Most steps that read the training split no more often than so."""
+    return max(MIN_STEPS, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
+
+
+@stage("budget", version=1)
+def budget(work: Work, settings: BudgetSettings) -> str:
+    """Fix the number of steps that fill the minutes asked for, by a short probe."""
+    from model import ModelConfig, TrainConfig
+    from model.trainer import measure_step_seconds
+
+    network = ModelConfig.from_dict(settings.model)
+    seconds = measure_step_seconds(network, TrainConfig.from_dict(settings.train), work.resources.device)
+    steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
+    (work.out / "budget.json").write_text(json.dumps({"max_steps": steps, "step_seconds": round(seconds, 6)}))
+    return sha256_json({"max_steps": steps})
+
+
+def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit: int | None = None) -> Any:
+    """Sequences of one split, mapped from their shards; a fixed sample of them where there are more than `limit`."""
+    from model.data import SpanSource, order
+
+    tokens = {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
+    shards, spans = load_shards(work.folder(dataset), tokens, split)
+    if limit is not None and len(spans["start"]) > limit:
+        sample = np.sort(order(len(spans["start"]), seed=0, epoch=0)[:limit])
+        spans = {name: values[sample] for name, values in spans.items()}
+    return SpanSource(shards, **spans, seq_len=seq_len, pad_id=PAD)
+
+
+def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The trainer's metrics under the names of the curve; its validation is on a sample, and is named so."""
+    return {("val_sample/loss" if name == "val/loss" else name): value for name, value in metrics.items()}
+
+
+def history_points(history: list[dict[str, Any]]) -> Iterator[tuple[str, int, float]]:
+    """The curve as points (metric, step, value)."""
+    for row in history:
+        for name, value in curve_names(row).items():
+            if name != "step":
+                yield name, int(row["step"]), float(value)
+
+
+def _flat(settings: TrainStageSettings) -> dict[str, Any]:
+    return {
+        **{f"model.{name}": value for name, value in settings.model.items()},
+        **{f"train.{name}": value for name, value in settings.train.items()},
+    }
+
+
+def sync_run(
+    tracking: tracking_module.Tracking, key: str, settings: TrainStageSettings, tags: dict[str, str], folder: Path
+) -> str:
+    """Make MLflow hold the whole curve of a finished training, and say so; returns the run's id.
+
+    MLflow is a projection of the store: a run that a kill left unfinished, or that was lost, is completed from the
+    artefact. Nothing is written when all is there.
+    """
+    run_id = tracking.ensure_run(key, f"train-{key[:8]}", _flat(settings), tags)
+    points = [(row["metric"], row["step"], row["value"]) for row in read_rows(folder / HISTORY_FILE)]
+    tracking.log_missing(run_id, points)
+    tracking.finish(run_id)
+    return run_id
+
+
+@stage("train", version=1)
+def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tokenizer: ArtifactRef) -> str:
+    """Train the network; the artefact is a bundle."""
+    import torch
+
+    from model import ModelConfig, TrainConfig, Trainer
+    from model.checkpoint import save_weights
+
+    network, plan = ModelConfig.from_dict(settings.model), TrainConfig.from_dict(settings.train)
+    tracking = work.resources.tracking
+    run_id = tracking.ensure_run(work.key, f"train-{work.key[:8]}", _flat(settings), work.resources.run_tags)
+    tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
+    points = tracking_module.PointBuffer(tracking, run_id)
+
+    def progress(step: int, total: int, metrics: dict[str, Any]) -> None:
+        note = " ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.endswith("loss"))
+        work.progress.update(step, total, note)
+
+    trainer = Trainer(
+        network,
+        plan,
+        source_of(work, dataset, "train", network.max_seq_len),
+        source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
+        device=work.resources.device,
+        checkpoint_dir=work.scratch / "checkpoints",
+        identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
+        on_metrics=lambda step, metrics: points.add(step, curve_names(metrics)),
+        on_checkpoint=lambda step: points.flush(),
+        on_progress=progress,
+    )
+    try:
+        result = trainer.fit()
+    except Exception:
+        points.flush()
+        tracking.finish(run_id, "FAILED")
+        raise
+    points.flush()
+    save_weights(work.out / WEIGHTS_FILE, result.model)
+    config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest}
+    (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
+    shutil.copyfile(work.folder(tokenizer) / TOKENIZER_FILE, work.out / TOKENIZER_FILE)
+    shutil.copyfile(work.folder(dataset) / COUNTS_FILE, work.out / COUNTS_FILE)
+    rows = [
+        {"step": step, "metric": metric, "value": value} for metric, step, value in history_points(result.history)
+    ]
+    write_table(work.out / HISTORY_FILE, HISTORY, rows)
+    work.counts["rows"] = result.steps
+    work.tools["torch"] = torch.__version__
+    work.tools["device"] = describe_device(work.resources.device)
+    weights = sha256_file(work.out / WEIGHTS_FILE)
+    return sha256_json({"weights": weights, "config": config})

@@ -1,0 +1,180 @@
+"""The sample corpus: complete, repeatable, all different, and readable by the libraries that ingestion uses."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pypdfium2
+import pytesseract
+import pytest
+from PIL import Image
+
+from tasks.sample import SCAN_SIZE, build_sample, draw_page, image_pdf, text_pdf, wrap_pages
+
+PROSE = ["The quick brown fox jumps over the lazy dog while the judge reads every word of the page."] * 8
+needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample")
+    build_sample(folder)
+    return folder
+
+
+def read_pages(pdf: Path | bytes) -> list[str]:
+    with pypdfium2.PdfDocument(pdf) as document:
+        return [page.get_textpage().get_text_range().replace("\r\n", "\n") for page in document]
+
+
+def edit_distance(a: str, b: str) -> int:
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        previous, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (x != y))
+    return row[-1]
+
+
+def test_the_corpus_holds_every_kind_in_the_promised_numbers(sample: Path) -> None:
+    files = [path.relative_to(sample) for path in sample.rglob("*") if path.is_file()]
+    counts = Counter(f"{path.parent}/{path.suffix}" for path in files)
+    assert counts["text/.txt"] + counts["text/.md"] == 40
+    assert 60 <= counts["code/.py"] <= 120
+    assert counts["documents/.pdf"] == 3
+    assert counts["scans/.pdf"] == 1
+    assert {path.name for path in files if path.parent.name == "images"} == {
+        "page.png",
+        "photo.jpg",
+        "tinted.png",
+        "fax.tiff",
+    }
+    assert 1_500_000 <= sum((sample / path).stat().st_size for path in files) <= 3_000_000
+
+
+def test_two_folders_get_the_same_bytes(sample: Path, tmp_path: Path) -> None:
+    built = build_sample(tmp_path)
+    assert built == sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert [path.relative_to(tmp_path) for path in built] == [
+        p.relative_to(sample) for p in build_sample(sample)
+    ]
+    assert all(path.read_bytes() == (sample / path.relative_to(tmp_path)).read_bytes() for path in built)
+
+
+def test_a_second_call_repairs_what_is_damaged_and_touches_nothing_else(sample: Path) -> None:
+    before = {path: path.stat() for path in build_sample(sample)}
+    damaged = next(iter(before))
+    right = damaged.read_bytes()
+    damaged.write_bytes(b"damaged")
+    assert build_sample(sample) == list(before)
+    assert damaged.read_bytes() == right
+    after = {path: path.stat() for path in before if path != damaged}
+    assert all(
+        (s.st_mtime_ns, s.st_ino) == (before[p].st_mtime_ns, before[p].st_ino) for p, s in after.items()
+    )
+
+
+def test_no_text_stands_in_two_files(sample: Path) -> None:
+    texts = [" ".join(path.read_text().split()) for path in sample.glob("text/*")]
+    texts += [" ".join("".join(read_pages(path)).split()) for path in sample.glob("documents/*")]
+    texts += [path.read_bytes().decode("utf-8", "replace") for path in sample.glob("code/*")]
+    assert all(texts)
+    assert len(set(texts)) == len(texts)
+
+
+def test_every_born_digital_pdf_has_several_pages_a_text_layer_and_a_title(sample: Path) -> None:
+    for path in sample.glob("documents/*.pdf"):
+        pages = read_pages(path)
+        assert len(pages) >= 3
+        assert all(len(page) > 200 for page in pages[:-1])
+        with pypdfium2.PdfDocument(path) as document:
+            assert document.get_metadata_value("Title").lower().replace(" ", "-") == path.stem
+
+
+def test_scans_have_three_pages_and_no_text_layer(sample: Path) -> None:
+    (scan,) = sample.glob("scans/*.pdf")
+    assert read_pages(scan) == ["", "", ""]
+
+
+def test_the_fax_has_two_frames_and_every_image_states_its_resolution(sample: Path) -> None:
+    frames = {}
+    for path in sample.glob("images/*"):
+        with Image.open(path) as image:
+            frames[path.name] = getattr(image, "n_frames", 1)
+            assert image.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+    assert frames == {"page.png": 1, "photo.jpg": 1, "tinted.png": 1, "fax.tiff": 2}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plain",
+        "f(x) and ) or (",
+        r"a \ b \n \\ \101",
+        "“quoted” – it’s… 20 °C, Straße, café, € 5",
+        "100 % <b> [1] /Name",
+    ],
+)
+def test_pdfium_reads_back_exactly_what_was_written(line: str) -> None:
+    assert read_pages(text_pdf("Title", [[line, "second line"], ["page two"]])) == [
+        f"{line}\nsecond line",
+        "page two",
+    ]
+
+
+def test_every_page_of_the_sample_reads_back_exactly() -> None:
+    from tasks.sample import _read_topics
+
+    pages = [page for topic in _read_topics() for page in wrap_pages(topic.prose, 88, 54)]
+    assert [text.split("\n") for text in read_pages(text_pdf("All", pages))] == pages
+
+
+def test_a_character_outside_winansi_becomes_a_question_mark() -> None:
+    assert read_pages(text_pdf("Title", [["a → b"]])) == ["a ? b"]
+
+
+def test_a_title_outside_ascii_survives() -> None:
+    with pypdfium2.PdfDocument(text_pdf("Schäfchen → ☁", [["x"]])) as document:
+        assert document.get_metadata_value("Title") == "Schäfchen → ☁"
+
+
+def test_no_wrapped_line_ends_in_a_hyphen_or_is_empty() -> None:
+    pages = wrap_pages(["one two - three four", "five-six seven"], 9, 2)
+    assert pages == [["one two - three", "four"], ["five-six", "seven"]]
+
+
+def test_text_is_drawn_inside_the_page(sample: Path) -> None:
+    with pypdfium2.PdfDocument(next(sample.glob("scans/*.pdf"))) as document:
+        for page in document:
+            grey = page.render(scale=1).to_pil().convert("L")
+            border = [
+                grey.crop((0, 0, 12, grey.height)),
+                grey.crop((grey.width - 12, 0, grey.width, grey.height)),
+            ]
+            assert all(side.getextrema()[0] > 150 for side in border)
+
+
+@needs_tesseract
+def test_tesseract_reads_a_clean_page() -> None:
+    (page,) = wrap_pages(PROSE, 58, 34)
+    read = pytesseract.image_to_string(draw_page(page), config="--psm 6")
+    truth = " ".join(page)
+    assert edit_distance(" ".join(read.split()), truth) / len(truth) < 0.05
+
+
+@needs_tesseract
+def test_tesseract_reads_a_page_of_the_scan(sample: Path) -> None:
+    from tasks.sample import _read_topics
+
+    (path,) = sample.glob("scans/*.pdf")
+    (topic,) = (topic for topic in _read_topics() if topic.name == path.stem)
+    with pypdfium2.PdfDocument(path) as document:
+        image = document[0].render(scale=200 / 72).to_pil()
+    assert image.size == pytest.approx(SCAN_SIZE, abs=2)
+    truth = " ".join(wrap_pages(topic.prose, 58, 34)[0])
+    assert edit_distance(" ".join(pytesseract.image_to_string(image).split()), truth) / len(truth) < 0.05
+
+
+def test_an_image_pdf_keeps_the_size_of_its_pages() -> None:
+    with pypdfium2.PdfDocument(image_pdf("Scan", [Image.new("L", (400, 200), 255)])) as document:
+        assert document[0].get_size() == pytest.approx((144, 72), abs=0.1)
