@@ -13,6 +13,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from flows.report import RunResult, run_report
+from flows.stages import stage_names
 from storage.home import Home
 from tasks.resources import Resources
 from tasks.session import PrefectSession
@@ -48,23 +49,6 @@ def flow_settings(config: str, overrides: str, **options: object) -> Settings:
     """Settings of a flow run; options that are 0 or empty leave their setting alone."""
     given = {name.replace("__", "."): value for name, value in options.items() if value}
     return load_settings(config or None, [line for line in overrides.splitlines() if line.strip()], given)
-
-
-def stage_names(refresh: str) -> list[str]:
-    """The stages named in a parameter.
-
-    Raises:
-        ValueError: for a stage that does not exist.
-    """
-    from flows import pipeline
-    from tasks.stage import Stage
-
-    known = sorted(item.name for item in vars(pipeline).values() if isinstance(item, Stage))
-    names = [name.strip() for name in refresh.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"--refresh {', '.join(unknown)}: no such stage; stages are {', '.join(known)}")
-    return names
 
 
 @contextmanager

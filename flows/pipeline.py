@@ -34,7 +34,8 @@ from tasks.ingest.segments import (
     wants_retry,
 )
 from tasks.ingest.snapshot import Listing, list_files, snapshot
-from tasks.ingest.walk import HashMemo, hash_files, walk
+from tasks.ingest.hashing import HashMemo, hash_files
+from tasks.ingest.walk import walk
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings, TrainSettings

@@ -6,16 +6,44 @@ import is relative, so that the folder can travel inside a served model and be l
 name.
 """
 
-from .accounting import count_parameters
-from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
-from .config import GenerationConfig, ModelConfig, TrainConfig
-from .data import SpanSource
-from .generation import Completion, generate
-from .metrics import NllSum, evaluate_source
-from .presets import PRESETS, preset
-from .step import NonFiniteLoss
-from .trainer import Trainer, TrainResult, measure_step_seconds
-from .transformer import Transformer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .accounting import count_parameters
+    from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+    from .config import GenerationConfig, ModelConfig, TrainConfig
+    from .data import SpanSource
+    from .generation import Completion, generate
+    from .metrics import NllSum, evaluate_source
+    from .presets import PRESETS, preset
+    from .step import NonFiniteLoss
+    from .trainer import Trainer, TrainResult, measure_step_seconds
+    from .transformer import Transformer
+
+# Loaded at first use: settings and presets are read by commands that need no torch, which takes seconds to import.
+_HOMES = {
+    "accounting": ["count_parameters"],
+    "checkpoint": ["load_checkpoint", "load_weights", "save_checkpoint", "save_weights"],
+    "config": ["GenerationConfig", "ModelConfig", "TrainConfig"],
+    "data": ["SpanSource"],
+    "generation": ["Completion", "generate"],
+    "metrics": ["NllSum", "evaluate_source"],
+    "presets": ["PRESETS", "preset"],
+    "step": ["NonFiniteLoss"],
+    "trainer": ["TrainResult", "Trainer", "measure_step_seconds"],
+    "transformer": ["Transformer"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+
 
 __all__ = [
     "PRESETS",

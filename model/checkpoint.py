@@ -118,9 +118,7 @@ def load_checkpoint(folder: Path | str) -> Checkpoint:
     else:
         place = latest_checkpoint(folder)
     if place is None:
-        raise FileNotFoundError(
-            f"no good checkpoint in {folder}; expected a directory {_STEP_PREFIX}00000001"
-        )
+        raise FileNotFoundError(f"no good checkpoint in {folder}; expected a directory {_STEP_PREFIX}00000001")
     record = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))
     del record["sha256"]
     tensors = load_file(place / OPTIMIZER_FILE)
@@ -161,12 +159,8 @@ def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device 
     try:
         weights = load_file(path)
     except SafetensorError as error:
-        raise ValueError(
-            f"{path} is no safetensors file ({error}); expected weights saved by save_weights"
-        ) from error
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # the initial weights are overwritten; they must cost no random numbers
+        raise ValueError(f"{path} is no safetensors file ({error}); expected weights saved by save_weights") from error
+    with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten; they must cost no random numbers
         model = Transformer(config)
     try:
         model.load_state_dict(weights)

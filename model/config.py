@@ -113,8 +113,7 @@ class ModelConfig(_Settings):
             )
         if self.pos == "learned" and self.pos_base != DEFAULT_POS_BASE:
             raise ValueError(
-                f"pos_base={self.pos_base} has no effect on learned positions; "
-                f"leave it out or set pos='sinusoidal'"
+                f"pos_base={self.pos_base} has no effect on learned positions; leave it out or set pos='sinusoidal'"
             )
 
     @property
@@ -196,6 +195,7 @@ class GenerationConfig(_Settings):
         top_p: keep the smallest set of likeliest tokens whose probabilities reach p; None keeps all.
         seed: of the sampling noise.
         eos_id: token that ends a continuation; None never stops early.
+        suppress: tokens that are never drawn, such as padding.
     """
 
     max_new_tokens: int = 64
@@ -204,6 +204,7 @@ class GenerationConfig(_Settings):
     top_p: float | None = None
     seed: int = 0
     eos_id: int | None = None
+    suppress: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_int("max_new_tokens", self.max_new_tokens, 1)
@@ -215,6 +216,9 @@ class GenerationConfig(_Settings):
             _check_number("top_p", self.top_p, 0.0, 1.0)
         if self.eos_id is not None:
             _check_int("eos_id", self.eos_id, 0)
+        for token in self.suppress:
+            _check_int("suppress", token, 0)
+        object.__setattr__(self, "suppress", tuple(self.suppress))
 
 
 def _check_int(name: str, value: object, low: int) -> None:

@@ -79,9 +79,7 @@ class SpanSource:
                 f"sequence {row} has {self.length[row]} ids; expected 1 to seq_len + 1 = {self.seq_len + 1}"
             )
         for row in np.flatnonzero((self.shard < 0) | (self.shard >= len(sizes)))[:1]:
-            raise ValueError(
-                f"sequence {row} lies in shard {self.shard[row]}, but there are {len(sizes)} shards"
-            )
+            raise ValueError(f"sequence {row} lies in shard {self.shard[row]}, but there are {len(sizes)} shards")
         if not len(self.shard):
             return
         for row in np.flatnonzero((self.start < 0) | (self.start + self.length > sizes[self.shard]))[:1]:

@@ -158,17 +158,18 @@ def _prefill(model: Transformer, windows: list[list[int]], capacity: int) -> tup
     return cache, model.head(features[torch.arange(len(windows), device=weight.device), last])
 
 
-def _choose(
-    logits: Tensor, rows: list[_Row], step: int, config: GenerationConfig
-) -> tuple[list[int], list[float]]:
+def _choose(logits: Tensor, rows: list[_Row], step: int, config: GenerationConfig) -> tuple[list[int], list[float]]:
     """One token for each row, and the model's log-probability of it."""
     logits = logits.float()
+    model_logprobs = logits.log_softmax(dim=-1)
+    if config.suppress:
+        logits = logits.index_fill(1, torch.tensor(config.suppress, device=logits.device), -torch.inf)
     if config.temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:
         noise = torch.tensor([row.noise[step] for row in rows], dtype=torch.float64, device=logits.device)
         tokens = draw(token_probabilities(logits, config.temperature, config.top_k, config.top_p), noise)
-    logprobs = logits.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+    logprobs = model_logprobs.gather(1, tokens[:, None])[:, 0]
     return tokens.tolist(), logprobs.tolist()
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from .data import IGNORE, SequenceSource, trim
+from .loss import linear_nll
 from .transformer import Transformer
 
 
@@ -63,15 +63,9 @@ def evaluate_source(
     for first in range(0, len(source), batch_size):
         indices = np.arange(first, min(first + batch_size, len(source)))
         inputs, labels = trim(*source.batch(indices))
-        logits = model(torch.from_numpy(inputs).to(device))
-        nll = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            torch.from_numpy(labels).to(device).flatten(),
-            ignore_index=IGNORE,
-            reduction="none",
-        )
-        # float64 from here on, so that the sum does not depend on how the source was cut into batches
-        total += NllSum(nll.sum(dtype=torch.float64).item(), int((labels != IGNORE).sum()))
+        features = model.features(torch.from_numpy(inputs).to(device))
+        nll = linear_nll(features, model.head_weight, torch.from_numpy(labels).to(device))
+        total += NllSum(nll.item(), int((labels != IGNORE).sum()))
     model.train(was_training)
     return total
 
@@ -97,9 +91,7 @@ def bits_per_byte(nll_nats: float, n_bytes: int, lost_bytes: int = 0) -> float:
         ValueError: there are no bytes, or more are lost than there are.
     """
     if n_bytes < 1 or not 0 <= lost_bytes <= n_bytes:
-        raise ValueError(
-            f"{lost_bytes} of {n_bytes} bytes lost; expected 0 <= lost_bytes <= n_bytes and a text"
-        )
+        raise ValueError(f"{lost_bytes} of {n_bytes} bytes lost; expected 0 <= lost_bytes <= n_bytes and a text")
     return (nll_nats / math.log(2) + 8 * lost_bytes) / n_bytes
 
 

@@ -211,9 +211,7 @@ def measure_step_seconds(
     shape = (train_config.batch_size, model_config.max_seq_len + 1)
     seconds = []
     for step in range(1, steps + 3):
-        ids = [
-            generator.integers(model_config.vocab_size, size=shape) for _ in range(train_config.grad_accum)
-        ]
+        ids = [generator.integers(model_config.vocab_size, size=shape) for _ in range(train_config.grad_accum)]
         started = time.perf_counter()
         stepper.run([(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
         seconds.append(time.perf_counter() - started)

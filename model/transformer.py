@@ -116,9 +116,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
         # A tied head is no module of its own, so that the shared matrix is stored once.
-        self.untied_head = (
-            None if config.tie_weights else nn.Linear(config.d_model, config.vocab_size, bias=False)
-        )
+        self.untied_head = None if config.tie_weights else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._initialise()
 
     @torch.no_grad()
@@ -172,6 +170,9 @@ class Transformer(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D)."""
-        if self.untied_head is None:
-            return F.linear(features, self.token_embedding.weight)
-        return self.untied_head(features)
+        return F.linear(features, self.head_weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head's matrix (V, D): the token embedding's if they are tied."""
+        return self.token_embedding.weight if self.untied_head is None else self.untied_head.weight

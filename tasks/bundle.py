@@ -66,7 +66,7 @@ class Bundle:
         top_p: float = 1.0,
         seed: int = 0,
         keys: Sequence[int] | None = None,
-        on_step: Callable[[int], None] | None = None,
+        on_step: Callable[[int, int], None] | None = None,
     ) -> list[TextCompletion]:
         """Continue each prompt.
 
@@ -75,6 +75,7 @@ class Bundle:
             top_k: 0 means off.
             top_p: 1 means off.
             keys: names each prompt's noise; its place in the list when None.
+            on_step: told prompts finished and prompts in all.
 
         Returns:
             One continuation per prompt, without the prompt.
@@ -88,6 +89,8 @@ class Bundle:
             top_p=top_p if top_p < 1 else None,
             seed=seed,
             eos_id=EOS,
+            # padding, unknown and beginning are no text
+            suppress=tuple(index for index in range(N_SPECIAL) if index != EOS),
         )
         encoded = [[BOS, *ids.tolist()] for ids in self.tokenizer.encode(list(prompts))]
         found = self.network.generate(
@@ -95,7 +98,6 @@ class Bundle:
             encoded,
             config,
             keys=list(keys) if keys is not None else None,
-            banned=[index for index in range(N_SPECIAL) if index != EOS],
             on_step=on_step,
         )
         return [

@@ -116,7 +116,7 @@ def baselines(bundle: Bundle, counts: np.ndarray, documents: EncodedDocuments, t
 def evaluate(work: Work, settings: EvaluateSettings, *, checkpoint: ArtifactRef, evalset: ArtifactRef) -> str:
     """Measure a model on the frozen evaluation documents, beside its baselines."""
     from model.data import SpanSource
-    from model.metrics import bits_per_byte, evaluate_source, perplexity
+    from model.metrics import bits_per_byte, evaluate_source
 
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.resources.device)
@@ -127,8 +127,8 @@ def evaluate(work: Work, settings: EvaluateSettings, *, checkpoint: ArtifactRef,
     total = evaluate_source(bundle.model, source, BATCH_SEQUENCES, work.resources.device)
     counts = np.array(read_columns(folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
     metrics = {
-        "val/loss": total.nll_nats / total.tokens,
-        "val/perplexity": perplexity(total),
+        "val/loss": total.loss,
+        "val/perplexity": total.perplexity,
         "val/bits_per_byte": bits_per_byte(total.nll_nats, documents.n_bytes, documents.lost_bytes),
         "val/tokens": float(total.tokens),
         "val/bytes": float(documents.n_bytes),

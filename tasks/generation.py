@@ -23,7 +23,6 @@ from tasks.tokens.chunk import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 
 COMPLETIONS_FILE = "completions.parquet"
-BATCH_PROMPTS = 32
 
 PROMPTS = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("prompt", pa.large_string(), nullable=False)])
 
@@ -141,33 +140,29 @@ def generate(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
     bundle = Bundle(work.folder(checkpoint), work.resources.device)
     asked = read_rows(work.folder(prompts) / "prompts.parquet")
     written = json.dumps(asdict(settings), sort_keys=True)
-    rows = []
-    for start in range(0, len(asked), BATCH_PROMPTS):
-        batch = asked[start : start + BATCH_PROMPTS]
-        found = bundle.complete(
-            [row["prompt"] for row in batch],
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            seed=settings.seed,
-            keys=range(start, start + len(batch)),
-        )
-        for row, completion in zip(batch, found, strict=True):
-            rows.append(
-                {
-                    "id": row["id"],
-                    "sample": 0,
-                    "prompt": row["prompt"],
-                    "text": completion.text,
-                    "finish_reason": completion.finish_reason,
-                    "n_tokens": completion.n_tokens,
-                    "logprobs": completion.logprobs,
-                    "model": checkpoint.digest,
-                    "settings": written,
-                    "seed": settings.seed,
-                }
-            )
-        work.progress.update(len(rows), len(asked), "prompts")
+    found = bundle.complete(
+        [row["prompt"] for row in asked],
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        seed=settings.seed,
+        on_step=lambda done, total: work.progress.update(done, total, "prompts"),
+    )
+    rows = [
+        {
+            "id": row["id"],
+            "sample": 0,
+            "prompt": row["prompt"],
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "n_tokens": completion.n_tokens,
+            "logprobs": completion.logprobs,
+            "model": checkpoint.digest,
+            "settings": written,
+            "seed": settings.seed,
+        }
+        for row, completion in zip(asked, found, strict=True)
+    ]
     work.counts["rows"] = write_table(work.out / COMPLETIONS_FILE, COMPLETIONS, rows)
     return sha256_json([[row["id"], row["text"], row["finish_reason"]] for row in rows])

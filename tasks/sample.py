@@ -1,13 +1,13 @@
 """A small corpus to try things on: text, source code, born-digital PDFs, scans and images.
 
-In goes a folder, out come about two megabytes of documents of every kind that ingestion reads. All of it is made on
-the spot from what every Python carries (the language reference in `pydoc_data` and the standard library's own
-sources), so nothing is downloaded and nothing is shipped. The same Python and libraries give the same bytes, and a
-file that is already right is left alone, so that building the corpus twice changes nothing.
+In goes a folder, out come about two megabytes of documents of every kind that ingestion reads. All of it is
+made on the spot from what every Python carries (the language reference in `pydoc_data` and the standard
+library's own sources), so nothing is downloaded and nothing is shipped. The same Python and libraries give
+the same bytes, and a file that is already right is left alone: building it twice changes nothing.
 
-The language reference repeats itself, and a corpus of copies would be a poor sample: a paragraph that was used is not
-used again, and a topic goes to one file only. The PDFs are written by hand, because that keeps out the dates and random
-identifiers that PDF libraries add.
+The language reference repeats itself, and a corpus of copies would be a poor sample: a paragraph that was
+used is not used again, and a topic goes to one file only. The PDFs are written by hand, because that keeps
+out the dates and random identifiers that PDF libraries add.
 """
 
 import io
@@ -23,6 +23,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 N_TEXT_FILES = 40
+N_DOCUMENTS = 3
+TOPICS_PER_DOCUMENT = 5
+N_SCANS = 3  # pages of the scanned PDF
 N_CODE_FILES = 90
 CODE_FILE_BYTES = range(2_000, 24_000)  # neither a stub nor a monolith
 SCAN_DPI = 200
@@ -55,7 +58,7 @@ def build_sample(folder: Path) -> list[Path]:
         folder: Where the corpus goes; made if it is missing. Files of other names in it are not touched.
 
     Returns:
-        The files of the corpus, sorted. A file that held the right bytes already keeps its time of modification.
+        The files of the corpus, sorted. A file that was right already keeps its time of modification.
 
     Raises:
         FileNotFoundError: If this Python comes without the sources of its standard library.
@@ -67,19 +70,23 @@ def build_sample(folder: Path) -> list[Path]:
 
 
 def _files() -> Iterator[tuple[str, bytes]]:
-    by_prose = sorted(_read_topics(), key=lambda topic: (-len("".join(topic.prose)), topic.name))
-    for topic in by_prose[:3]:
-        yield f"documents/{topic.name}.pdf", text_pdf(topic.title, wrap_pages(topic.prose, 88, 54))
-    scanned, pictured = by_prose[3:5]
-    pages = [_scan(lines, seed) for seed, lines in enumerate(wrap_pages(scanned.prose, 58, 34)[:3])]
+    by_prose = sorted(read_topics(), key=lambda topic: (-len("".join(topic.prose)), topic.name))
+    scanned, pictured, *rest = by_prose
+    for number in range(N_DOCUMENTS):
+        group = rest[number : N_DOCUMENTS * TOPICS_PER_DOCUMENT : N_DOCUMENTS]
+        prose = [paragraph for topic in group for paragraph in topic.prose]
+        title = ", ".join(topic.title for topic in group)
+        yield f"documents/{group[0].name}.pdf", text_pdf(title, wrap_pages(prose, 88, 54))
+    lines = wrap_pages(scanned.prose, 58, 34)[:N_SCANS]
+    pages = [add_grain(draw_page(page), seed) for seed, page in enumerate(lines)]
     yield f"scans/{scanned.name}.pdf", image_pdf(scanned.title, pages)
-    yield from _images(wrap_pages(pictured.prose, 54, 14))
-    yield from _texts(sorted(by_prose[5:], key=lambda topic: topic.name))
+    yield from _images(wrap_pages(pictured.prose, 58, 14))
+    yield from _texts(sorted(rest[N_DOCUMENTS * TOPICS_PER_DOCUMENT :], key=lambda topic: topic.name))
     yield from _sources()
 
 
-def _read_topics() -> list[Topic]:
-    """Reads the language reference, short chapters first, since long ones repeat them."""
+def read_topics() -> list[Topic]:
+    """Returns the chapters of the language reference, short ones first, since long ones repeat them."""
     seen: set[str] = set()
     found = []
     for name, text in sorted(topics.items(), key=lambda item: (len(item[1]), item[0])):
@@ -132,8 +139,8 @@ def wrap_pages(paragraphs: list[str], width: int, height: int) -> list[list[str]
         height: The lines of a page.
 
     Returns:
-        The pages, each a list of lines that are not empty. No line ends in a hyphen, which readers of PDF files take
-        for a divided word.
+        The pages, each a list of lines that are not empty. No line ends in a hyphen: readers of PDF files
+        would take it for a divided word, so the next line is joined to it.
     """
     lines: list[str] = []
     for paragraph in paragraphs:
@@ -158,32 +165,29 @@ def draw_page(lines: list[str], size: tuple[int, int] = SCAN_SIZE, margin: int =
     return page
 
 
-def _scan(lines: list[str], seed: int) -> Image.Image:
-    """A page as a scanner sees it: greyish paper and a grain that is the same each time."""
-    pixels = np.asarray(draw_page(lines), dtype=np.float32)
+def add_grain(page: Image.Image, seed: int) -> Image.Image:
+    """Returns a grey page as a scanner sees it: off-white paper, and grain drawn from the seed."""
+    pixels = np.asarray(page, dtype=np.float32)
     grain = np.random.default_rng(seed).normal(0.0, 6.0, size=pixels.shape)
     return Image.fromarray(np.clip(pixels * 0.93 + grain, 0, 255).astype(np.uint8))
 
 
 def _images(pages: list[list[str]]) -> Iterator[tuple[str, bytes]]:
-    """Four pictures: grey, grainy, coloured, and a black-and-white fax of two pages."""
-    size = (SCAN_SIZE[0], 780)
-    clean, grainy, tinted, first, second = (draw_page(page, size) for page in pages[:5])
-    yield "images/page.png", _encode(clean, "PNG", optimize=True)
-    grainy = _scan(pages[1], seed=100).crop((0, 0, *size))
-    yield "images/photo.jpg", _encode(grainy, "JPEG", quality=60)
-    paper = Image.merge("RGB", (tinted, tinted, tinted.point(lambda grey: grey * 4 // 5)))
-    yield "images/tinted.png", _encode(paper, "PNG", optimize=True)
-    fax = [page.convert("1", dither=Image.Dither.NONE) for page in (first, second)]
-    yield (
-        "images/fax.tiff",
-        _encode(fax[0], "TIFF", compression="group4", save_all=True, append_images=fax[1:]),
-    )
+    """Four pictures: clean, grainy, coloured, and a black-and-white fax of two pages."""
+    size = (SCAN_SIZE[0], SCAN_SIZE[1] // 2)
+    clean, photo, tinted, *fax = (draw_page(page, size) for page in pages[:5])
+    yield "images/page.png", _encode(clean, "PNG")
+    yield "images/photo.jpg", _encode(add_grain(photo, seed=100), "JPEG", quality=60)
+    yellow = Image.merge("RGB", (tinted, tinted, tinted.point([grey * 4 // 5 for grey in range(256)])))
+    yield "images/tinted.png", _encode(yellow, "PNG")
+    first, second = (page.convert("1", dither=Image.Dither.NONE) for page in fax)
+    frames = {"save_all": True, "append_images": [second], "compression": "group4"}
+    yield "images/fax.tiff", _encode(first, "TIFF", **frames)
 
 
 def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, kind, dpi=(SCAN_DPI, SCAN_DPI), **options)  # type: ignore[arg-type]
+    image.save(buffer, kind, dpi=(SCAN_DPI, SCAN_DPI), **options)
     return buffer.getvalue()
 
 
@@ -210,10 +214,8 @@ class PdfWriter:
     def add_page(self, size: tuple[float, float], resources: bytes, content: bytes) -> None:
         """Adds a page of a size in points, drawn by a content stream."""
         stream = self.add_stream(b"/Filter /FlateDecode", zlib.compress(content, 9))
-        page = (
-            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 %.2f %.2f] /Resources << %b >> /Contents %d 0 R >>"
-        )
-        self.pages.append(self.add(page % (*size, resources, stream)))
+        page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 %.2f %.2f] " % size
+        self.pages.append(self.add(page + b"/Resources << %b >> /Contents %d 0 R >>" % (resources, stream)))
 
     def to_bytes(self) -> bytes:
         """Returns the whole file, with its cross-reference table (7.5.4)."""
@@ -251,7 +253,7 @@ def text_pdf(title: str, pages: list[list[str]]) -> bytes:
 
 
 def _escape(line: str) -> bytes:
-    """A line as the inside of a literal string (7.3.4.2): brackets and backslashes escaped, octal above ASCII."""
+    """A line as the inside of a literal string (7.3.4.2): brackets escaped, octal codes above ASCII."""
     encoded = line.encode("cp1252", errors="replace")
     special = {ord(c): b"\\%c" % ord(c) for c in "()\\"}
     return b"".join(special.get(b, b"%c" % b if 32 <= b < 127 else b"\\%03o" % b) for b in encoded)

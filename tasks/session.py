@@ -120,7 +120,7 @@ class Session:
         """The artefacts of many requests to one stage; only the missing ones become tasks."""
         refs: dict[int, ArtifactRef] = {}
         missing: list[tuple[int, Invocation]] = []
-        reused = 0
+        reused = rows = 0
         for index, call in enumerate(calls):
             invocation = self._invocation(stage, call.settings, call.inputs)
             found = None if invocation.refresh else stage.find(self.store, call.settings, call.inputs)
@@ -129,6 +129,7 @@ class Session:
             else:
                 refs[index] = found.ref
                 reused += call.units
+                rows += found.counts.get("rows", 0)
         outcomes = self._many([invocation for _, invocation in missing])
         computed = 0
         for (index, _), outcome in zip(missing, outcomes, strict=True):
@@ -139,7 +140,7 @@ class Session:
                 computed += calls[index].units
         ordered = [refs[index] for index in range(len(calls))]
         key = rows_digest((ref.key, ref.digest) for ref in ordered)
-        self._report(stage, key, outcomes, computed=computed, reused=reused)
+        self._report(stage, key, outcomes, computed=computed, reused=reused, rows=rows)
         return list(ordered)
 
     def union(
@@ -186,8 +187,10 @@ class Session:
         self._refreshed.add(identity)
         return Invocation(stage, self.store, settings, inputs, self.resources, refresh)
 
-    def _report(self, stage: Stage, key: str, outcomes: Sequence[Outcome], computed: int, reused: int) -> None:
-        rows = sum(outcome.manifest.counts.get("rows", 0) for outcome in outcomes)
+    def _report(
+        self, stage: Stage, key: str, outcomes: Sequence[Outcome], computed: int, reused: int, rows: int = 0
+    ) -> None:
+        rows += sum(outcome.manifest.counts.get("rows", 0) for outcome in outcomes)
         seconds = sum(outcome.seconds for outcome in outcomes)
         self._add(StageReport(stage.name, key, computed == 0, computed, reused, round(seconds, 3), rows))
 

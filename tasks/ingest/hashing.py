@@ -13,11 +13,12 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 
 from tasks.ingest.walk import WalkedFile
 
@@ -29,6 +30,9 @@ create table if not exists digest (
     path blob primary key, size integer, mtime_ns integer, ctime_ns integer, inode integer, sha256 text
 ) without rowid
 """
+_SELECT = "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest"
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,6 @@ class HashMemo:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def get(self, path: Path, state: FileState) -> str | None:
-        """Returns the digest of an unchanged file, or None."""
-        return self.get_many({path: state}).get(path)
-
     def get_many(self, states: dict[Path, FileState]) -> dict[Path, str]:
         """Looks up many files.
 
@@ -70,47 +70,44 @@ class HashMemo:
         Returns:
             The digests of those that have not changed since they were remembered.
         """
-        known: dict[Path, str] = {}
-        if not self._path.exists():
-            return known
-        with self._connect() as connection:
+
+        def look_up(connection: sqlite3.Connection) -> dict[Path, str]:
+            known: dict[Path, str] = {}
             for path, state in states.items():
-                row = connection.execute(
-                    "select * from digest where path = ?", (os.fsencode(path),)
-                ).fetchone()
+                row = connection.execute(_SELECT + " where path = ?", (os.fsencode(path),)).fetchone()
                 if row and FileState(*row[1:5]) == state:
                     known[path] = row[5]
-        return known
+            return known
+
+        return self._use(look_up, otherwise={})
 
     def put_many(self, digests: dict[Path, tuple[FileState, str]]) -> None:
         """Remembers many digests in one transaction."""
-        with self._connect() as connection, connection:
-            connection.executemany(
-                "insert or replace into digest values (?, ?, ?, ?, ?, ?)",
-                (
-                    (os.fsencode(path), state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256)
-                    for path, (state, sha256) in digests.items()
-                ),
-            )
+        rows = [
+            (os.fsencode(path), state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256)
+            for path, (state, sha256) in digests.items()
+        ]
 
-    @contextlib.contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection with the table in place; a memo that cannot be used is no error, only no help."""
-        with contextlib.suppress(sqlite3.OperationalError, OSError):
-            # Locked for long, a full disk, a folder that cannot be written.
+        def store(connection: sqlite3.Connection) -> None:
+            with connection:
+                connection.executemany("insert or replace into digest values (?, ?, ?, ?, ?, ?)", rows)
+
+        self._use(store, otherwise=None)
+
+    def _use(self, action: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
+        """Runs an action on the memo. One that cannot be used is no error: it just does not help."""
+        for _ in range(2):
             try:
-                connection = self._open()
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                self._path.unlink(missing_ok=True)
-                connection = self._open()
-            with contextlib.closing(connection):
-                yield connection
-                return
-        with contextlib.closing(sqlite3.connect(":memory:")) as nowhere:
-            nowhere.execute(_SCHEMA)
-            yield nowhere
+                with contextlib.closing(self._open()) as connection:
+                    return action(connection)
+            except (sqlite3.OperationalError, OSError):
+                # Locked for long, a full disk, a folder that cannot be written.
+                return otherwise
+            except sqlite3.DatabaseError:
+                # Damaged, or no database at all.
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+        return otherwise
 
     def _open(self) -> sqlite3.Connection:
         """Opens the file and checks that it is a sound memo."""
@@ -118,9 +115,7 @@ class HashMemo:
         connection = sqlite3.connect(self._path, timeout=30)
         try:
             connection.execute(_SCHEMA)
-            connection.execute(
-                "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest limit 1"
-            ).fetchone()
+            connection.execute(_SELECT + " limit 1").fetchone()
         except sqlite3.Error:
             connection.close()
             raise
@@ -147,9 +142,7 @@ def hash_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) ->
     return results
 
 
-def _hash_batch(
-    paths: Sequence[Path], memo: HashMemo, threads: ThreadPoolExecutor
-) -> dict[Path, str | OSError]:
+def _hash_batch(paths: Sequence[Path], memo: HashMemo, threads: ThreadPoolExecutor) -> dict[Path, str | OSError]:
     """Digests of one batch of files."""
     results: dict[Path, str | OSError] = {}
     states: dict[Path, FileState] = {}

@@ -57,12 +57,16 @@ def extract_pdf(data: bytes, options: ExtractOptions) -> Generator[PageText, Non
     """
     try:
         document = pdfium.PdfDocument(data)
-    except pdfium.PdfiumError as error:
-        return (yield from _extract_with_pypdf(data, options, str(error)))
+    except pdfium.PdfiumError:
+        # Its message is left out: PDFium sets no error code in some cases, and the message then tells of the
+        # document before this one.
+        return (yield from _extract_with_pypdf(data, options, "PDFium: cannot open it"))
     with closing(document):
         n_pages = len(document)
         if n_pages == 0:
-            return (yield from _extract_with_pypdf(data, options, "PDFium found no page"))
+            return (yield from _extract_with_pypdf(data, options, "PDFium: no page found"))
+        if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
+            document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
         title = _tidy_title(document.get_metadata_value("Title"))
         any_text = False
         ocr_missing: OcrUnavailable | None = None
@@ -161,7 +165,7 @@ def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, f
     fitting = fitting_size(pixels, options.ocr_max_pixels)
     scale *= min(fitting[0] / pixels[0], fitting[1] / pixels[1])
     # The image shares the bitmap's memory, so the bitmap must outlive it.
-    with closing(page.render(scale=scale, grayscale=True, may_draw_forms=False)) as bitmap:
+    with closing(page.render(scale=scale, grayscale=True)) as bitmap:
         picture: Image.Image = bitmap.to_pil()
         if is_uniform(picture):
             return None
@@ -186,32 +190,25 @@ def _extract_with_pypdf(
 
 def _open_with_pypdf(data: bytes, first_opinion: str) -> tuple[pypdf.PdfReader, int, str | None]:
     """The reader, the number of pages and the title."""
-    encrypted = "password" in first_opinion.lower()
     try:
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
-        if reader.is_encrypted:
-            encrypted = not reader.decrypt("")
-        n_pages = 0 if encrypted else len(reader.pages)
+        locked = reader.is_encrypted and not reader.decrypt("")
+        n_pages = 0 if locked else len(reader.pages)
         title = _tidy_title(reader.metadata.title if n_pages and reader.metadata else None)
+        second_opinion = "no page found"
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - damaged files make pypdf raise nearly anything,
-    RecursionError too
-        if not encrypted:
-            raise ExtractionProblem(
-                "failed",
-                "corrupt",
-                f"PDF cannot be opened: PDFium: {first_opinion}; pypdf: {type(error).__name__}: {error}",
-            ) from None
-    if encrypted:
-        raise ExtractionProblem(
-            "rejected", "encrypted", "PDF is encrypted and the empty password does not open it"
-        )
-    if n_pages == 0:
-        raise ExtractionProblem(
-            "failed", "corrupt", f"PDF has no readable page: PDFium: {first_opinion}; pypdf: none"
-        )
-    return reader, n_pages, title
+    # Damaged files make pypdf raise nearly anything, RecursionError too.
+    except Exception as error:  # noqa: BLE001
+        n_pages, second_opinion = 0, f"{type(error).__name__}: {error}"
+    if n_pages:
+        return reader, n_pages, title
+    # Told from the bytes: what pypdf raises for a password varies, and PDFium's error code is not to be trusted.
+    if b"/Encrypt" in data:
+        raise ExtractionProblem("rejected", "encrypted", "the PDF is encrypted; the empty password does not open it")
+    raise ExtractionProblem(
+        "failed", "corrupt", f"the PDF cannot be read: {first_opinion}; pypdf: {second_opinion}"
+    )
 
 
 def _read_page_with_pypdf(reader: pypdf.PdfReader, index: int) -> PageText:
@@ -239,7 +236,7 @@ def _note_page_limit(n_pages: int, options: ExtractOptions, engine: str) -> Iter
             "",
             "none",
             engine,
-            error=f"the document has {n_pages} pages; those after {options.max_pages} (max_pages) were not read",
+            error=f"{n_pages} pages; those after {options.max_pages} were not read (max_pages)",
         )
 
 

@@ -357,7 +357,7 @@ def _job_message(job: ExtractJob, limits: Limits) -> dict[str, Any]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The worker's environment: temporary files where the parent can remove them, one thread per OCR process."""
+    """The worker's environment: its own folder for temporary files, one thread per OCR process."""
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_THREAD_LIMIT": "1"}
     root = str(Path(__file__).resolve().parents[2])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):

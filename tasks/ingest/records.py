@@ -39,7 +39,7 @@ class PageText:
         text: The text; lines end in a line feed. Empty for a blank page.
         method: "text" from a text layer or a decoder, "ocr" from an image, "none" where there was nothing to
             read.
-        engine: What read it: "pypdfium2", "pypdf", "tesseract", "pillow" (an image that OCR did not get to see)
+        engine: What read it: "pypdfium2", "pypdf", "tesseract", "pillow" (an image that OCR did not see)
             or "decoder".
         confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None where there is none.
         error: What went wrong on this page; None if nothing did. A page may have both a text and an error.

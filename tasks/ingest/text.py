@@ -53,7 +53,7 @@ class Decoded:
 
 
 def clean(text: str) -> str:
-    """Returns the text with line feeds only, no control characters (but \\t and \\f) and no lone surrogates."""
+    """Returns the text with line feeds only, no control characters (but tab, form feed) or lone surrogates."""
     if "\r" in text:
         text = _LINE_ENDS.sub("\n", text)
     text = _CONTROLS.sub("", text)

@@ -88,8 +88,9 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
         return Extraction("failed", _memory_reason(job), "memory")
     except (BrokenPipeError, ProtocolError):
         raise
-    except Exception as error:  # noqa: BLE001 - a hostile file may make a library raise anything; it is that
-        file's outcome return Extraction("failed", f"the extractor failed: {type(error).__name__}: {error}", "crashed")
+    # A hostile file may make a library raise anything; it is that file's outcome.
+    except Exception as error:  # noqa: BLE001
+        return Extraction("failed", f"the extractor failed: {type(error).__name__}: {error}", "crashed")
 
 
 def _memory_reason(job: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The sample corpus: complete, repeatable, all different, and readable by the libraries that ingestion uses."""
+"""The sample corpus: complete, repeatable, all different, and readable."""
 
 import shutil
 from collections import Counter
@@ -9,7 +9,7 @@ import pytesseract
 import pytest
 from PIL import Image
 
-from tasks.sample import SCAN_SIZE, build_sample, draw_page, image_pdf, text_pdf, wrap_pages
+from tasks.sample import SCAN_SIZE, build_sample, draw_page, image_pdf, read_topics, text_pdf, wrap_pages
 
 PROSE = ["The quick brown fox jumps over the lazy dog while the judge reads every word of the page."] * 8
 needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")
@@ -55,23 +55,21 @@ def test_the_corpus_holds_every_kind_in_the_promised_numbers(sample: Path) -> No
 def test_two_folders_get_the_same_bytes(sample: Path, tmp_path: Path) -> None:
     built = build_sample(tmp_path)
     assert built == sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    assert [path.relative_to(tmp_path) for path in built] == [
-        p.relative_to(sample) for p in build_sample(sample)
-    ]
-    assert all(path.read_bytes() == (sample / path.relative_to(tmp_path)).read_bytes() for path in built)
+    names = [path.relative_to(tmp_path) for path in built]
+    assert names == [path.relative_to(sample) for path in build_sample(sample)]
+    assert all((tmp_path / name).read_bytes() == (sample / name).read_bytes() for name in names)
 
 
 def test_a_second_call_repairs_what_is_damaged_and_touches_nothing_else(sample: Path) -> None:
-    before = {path: path.stat() for path in build_sample(sample)}
-    damaged = next(iter(before))
-    right = damaged.read_bytes()
+    def stamp(path: Path) -> tuple[int, int]:
+        return path.stat().st_mtime_ns, path.stat().st_ino
+
+    damaged, *others = build_sample(sample)
+    right, before = damaged.read_bytes(), [stamp(path) for path in others]
     damaged.write_bytes(b"damaged")
-    assert build_sample(sample) == list(before)
+    assert build_sample(sample) == [damaged, *others]
     assert damaged.read_bytes() == right
-    after = {path: path.stat() for path in before if path != damaged}
-    assert all(
-        (s.st_mtime_ns, s.st_ino) == (before[p].st_mtime_ns, before[p].st_ino) for p, s in after.items()
-    )
+    assert [stamp(path) for path in others] == before
 
 
 def test_no_text_stands_in_two_files(sample: Path) -> None:
@@ -88,7 +86,7 @@ def test_every_born_digital_pdf_has_several_pages_a_text_layer_and_a_title(sampl
         assert len(pages) >= 3
         assert all(len(page) > 200 for page in pages[:-1])
         with pypdfium2.PdfDocument(path) as document:
-            assert document.get_metadata_value("Title").lower().replace(" ", "-") == path.stem
+            assert document.get_metadata_value("Title").lower().replace(" ", "-").startswith(path.stem)
 
 
 def test_scans_have_three_pages_and_no_text_layer(sample: Path) -> None:
@@ -123,9 +121,7 @@ def test_pdfium_reads_back_exactly_what_was_written(line: str) -> None:
 
 
 def test_every_page_of_the_sample_reads_back_exactly() -> None:
-    from tasks.sample import _read_topics
-
-    pages = [page for topic in _read_topics() for page in wrap_pages(topic.prose, 88, 54)]
+    pages = [page for topic in read_topics() for page in wrap_pages(topic.prose, 88, 54)]
     assert [text.split("\n") for text in read_pages(text_pdf("All", pages))] == pages
 
 
@@ -164,10 +160,8 @@ def test_tesseract_reads_a_clean_page() -> None:
 
 @needs_tesseract
 def test_tesseract_reads_a_page_of_the_scan(sample: Path) -> None:
-    from tasks.sample import _read_topics
-
     (path,) = sample.glob("scans/*.pdf")
-    (topic,) = (topic for topic in _read_topics() if topic.name == path.stem)
+    (topic,) = (topic for topic in read_topics() if topic.name == path.stem)
     with pypdfium2.PdfDocument(path) as document:
         image = document[0].render(scale=200 / 72).to_pil()
     assert image.size == pytest.approx(SCAN_SIZE, abs=2)

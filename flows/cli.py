@@ -1,0 +1,496 @@
+"""The command line: one thin function per command.
+
+Every command takes `--json`, which prints one document on standard output; all else goes to standard error. Heavy
+libraries are imported by the commands that need them, so that `--help`, `sql` and `plan` start at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Turns a folder of documents into a language model, and keeps that model up to date.",
+)
+
+Sources = Annotated[list[str], typer.Argument(help="Folders or files with documents.", show_default=False)]
+Corpus = Annotated[str, typer.Option(help="Name of the corpus.")]
+Preset = Annotated[str, typer.Option(help="Shape of the network: tiny, small, medium, gpt2.")]
+Config = Annotated[str, typer.Option(help="Configuration file, TOML or JSON.")]
+Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
+Minutes = Annotated[float, typer.Option(help="Training time in minutes (default 5).", min=0)]
+MaxSteps = Annotated[int, typer.Option(help="Optimiser steps instead of minutes.", min=0)]
+MaxTokens = Annotated[int, typer.Option(help="Training tokens instead of minutes.", min=0)]
+Workers = Annotated[int, typer.Option(help="Extraction processes; 0 is one per core.", min=0)]
+Refresh = Annotated[list[str] | None, typer.Option(help="A stage to compute again; may be repeated.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Extract files again whose extraction failed.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, order and dropout (default 1337).", min=0)]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="Deterministic kernels only.")]
+Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
+HomeFolder = Annotated[str, typer.Option(help="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, ensure_ascii=False, indent=1))
+
+
+def _fail(error: BaseException) -> NoReturn:
+    _say(f"sheepfold: {error}")
+    raise typer.Exit(1)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""
+    from storage.catalog import QueryError
+    from storage.store import StoreError
+
+    try:
+        yield
+    except (ValueError, StoreError, QueryError, FileNotFoundError, PermissionError) as error:
+        _fail(error)
+
+
+def _sources(sources: list[str]) -> str:
+    """Sources as a flow takes them: absolute, one per line."""
+    from flows.pipeline import resolve_sources
+
+    found = resolve_sources(sources)
+    for path in found:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: name a folder or file with documents")
+    return "\n".join(map(str, found))
+
+
+def _flow(name: str, home: str, **parameters: Any) -> dict[str, Any]:
+    """Run a flow in this process, under the running Prefect server or an embedded one."""
+    import importlib
+
+    from flows.embedded import prefect_api
+    from storage.home import Home
+
+    place = Home.from_environment(home or None).create()
+    with prefect_api(place):
+        flow = getattr(importlib.import_module(f"flows.{name}"), name)
+        result: dict[str, Any] = flow(home=str(place.path), **parameters)
+    return result
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    """Print a flow's result."""
+    if as_json:
+        _print_json(result)
+        return
+    from flows.report import RunResult, metrics_table, sample_table, stage_table
+    from tasks.session import StageReport
+
+    found = RunResult(**{**result, "stages": [StageReport(**item) for item in result["stages"]]})
+    print(stage_table(found.stages))
+    if found.metrics:
+        print("\n" + metrics_table(found.metrics))
+    if found.model:
+        print(
+            f"\nmodels:/{found.model['name']}/{found.model['version']} is {found.model['alias']}: "
+            f"{found.model['reason']}"
+        )
+    if found.completions:
+        print("\n" + sample_table(found.completions) + f"\n\ncompletions: {found.completions}")
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _lines(items: list[str] | None) -> str:
+    return "\n".join(items or [])
+
+
+@app.command()
+def run(
+    sources: Sources,
+    corpus: Corpus = "default",
+    preset: Preset = "",
+    config: Config = "",
+    assign: Assign = None,
+    minutes: Minutes = 0,
+    max_steps: MaxSteps = 0,
+    max_tokens: MaxTokens = 0,
+    workers: Workers = 0,
+    refresh: Refresh = None,
+    retry_failed: RetryFailed = False,
+    seed: Seed = 0,
+    deterministic: Deterministic = False,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
+    with _plain_errors():
+        result = _flow(
+            "retrain",
+            home,
+            source=_sources(sources),
+            corpus=corpus,
+            preset=preset,
+            minutes=minutes,
+            max_steps=max_steps,
+            max_tokens=max_tokens,
+            seed=seed,
+            workers=workers,
+            deterministic=deterministic,
+            refresh=",".join(refresh or []),
+            retry_failed=retry_failed,
+            config=_absolute(config),
+            overrides=_lines(assign),
+        )
+        _show(result, as_json)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve()) if path else ""
+
+
+@app.command()
+def plan(
+    sources: Sources,
+    corpus: Corpus = "default",
+    preset: Preset = "",
+    config: Config = "",
+    assign: Assign = None,
+    minutes: Minutes = 0,
+    max_steps: MaxSteps = 0,
+    max_tokens: MaxTokens = 0,
+    refresh: Refresh = None,
+    retry_failed: RetryFailed = False,
+    seed: Seed = 0,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """What `run` would compute, what is cached, and about how long it will take."""
+    with _plain_errors():
+        from flows import pipeline
+        from flows.stages import stage_names
+        from storage.home import Home
+        from tasks.session import Planner
+        from tasks.settings import load_settings
+
+        options = {
+            "model.preset": preset or None,
+            "train.minutes": minutes or None,
+            "train.max_steps": max_steps or None,
+            "train.max_tokens": max_tokens or None,
+            "train.seed": seed or None,
+        }
+        settings = load_settings(config or None, assign or [], options)
+        planner = Planner(Home.from_environment(home or None), stage_names(",".join(refresh or [])), retry_failed)
+        pipeline.plan(planner, pipeline.resolve_sources(_sources(sources).splitlines()), corpus, settings)
+        stages = planner.report_list()
+        if as_json:
+            from dataclasses import asdict
+
+            _print_json({"stages": [asdict(item) for item in stages], "notes": planner.notes})
+            return
+        from flows.report import stage_table
+
+        print(stage_table(stages, planned=True))
+        total = sum(item.seconds for item in stages)
+        print(f"\nnothing to compute" if all(item.cached for item in stages) else f"\nabout {total:.0f} seconds")
+        for note in planner.notes:
+            print(f"note: {note}")
+
+
+@app.command()
+def ingest(
+    sources: Sources,
+    corpus: Corpus = "default",
+    config: Config = "",
+    assign: Assign = None,
+    workers: Workers = 0,
+    refresh: Refresh = None,
+    retry_failed: RetryFailed = False,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Extract the text of what is new, and say for every file what became of it."""
+    with _plain_errors():
+        result = _flow(
+            "ingest",
+            home,
+            source=_sources(sources),
+            corpus=corpus,
+            workers=workers,
+            refresh=",".join(refresh or []),
+            retry_failed=retry_failed,
+            config=_absolute(config),
+            overrides=_lines(assign),
+        )
+        _show(result, as_json)
+
+
+@app.command()
+def prepare(
+    sources: Sources,
+    corpus: Corpus = "default",
+    preset: Preset = "",
+    config: Config = "",
+    assign: Assign = None,
+    workers: Workers = 0,
+    refresh: Refresh = None,
+    retry_failed: RetryFailed = False,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Ingest, then normalise, split, tokenise and cut into training sequences."""
+    with _plain_errors():
+        result = _flow(
+            "prepare",
+            home,
+            source=_sources(sources),
+            corpus=corpus,
+            preset=preset,
+            workers=workers,
+            refresh=",".join(refresh or []),
+            retry_failed=retry_failed,
+            config=_absolute(config),
+            overrides=_lines(assign),
+        )
+        _show(result, as_json)
+
+
+@app.command()
+def train(
+    sources: Sources,
+    corpus: Corpus = "default",
+    preset: Preset = "",
+    config: Config = "",
+    assign: Assign = None,
+    minutes: Minutes = 0,
+    max_steps: MaxSteps = 0,
+    max_tokens: MaxTokens = 0,
+    workers: Workers = 0,
+    refresh: Refresh = None,
+    retry_failed: RetryFailed = False,
+    seed: Seed = 0,
+    deterministic: Deterministic = False,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Prepare, then train a network; nothing is registered (see `promote`)."""
+    with _plain_errors():
+        result = _flow(
+            "train",
+            home,
+            source=_sources(sources),
+            corpus=corpus,
+            preset=preset,
+            minutes=minutes,
+            max_steps=max_steps,
+            max_tokens=max_tokens,
+            seed=seed,
+            workers=workers,
+            deterministic=deterministic,
+            refresh=",".join(refresh or []),
+            retry_failed=retry_failed,
+            config=_absolute(config),
+            overrides=_lines(assign),
+        )
+        _show(result, as_json)
+
+
+@app.command()
+def evaluate(
+    model: Model = "champion",
+    corpus: Corpus = "default",
+    refresh: Refresh = None,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model on the corpus's frozen evaluation set, beside its baselines."""
+    with _plain_errors():
+        _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or [])), as_json)
+
+
+@app.command()
+def promote(corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Register the corpus's latest training, and make it champion if it is better."""
+    with _plain_errors():
+        _show(_flow("promote", home, corpus=corpus), as_json)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="A prompt; or use --prompts.")] = "",
+    prompts: Annotated[str, typer.Option(help="File of prompts: text, JSONL or Parquet.")] = "",
+    model: Model = "champion",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest continuation, in tokens.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample from so many likeliest tokens; 0 is off.", min=0)] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this share.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.", min=0)] = 0,
+    deterministic: Deterministic = False,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt, or every prompt of a file."""
+    with _plain_errors():
+        from flows.direct import generate_direct
+
+        rows, path = generate_direct(
+            home,
+            prompt,
+            prompts,
+            model,
+            deterministic,
+            {
+                "generate.max_new_tokens": max_new_tokens,
+                "generate.temperature": temperature,
+                "generate.top_k": top_k,
+                "generate.top_p": top_p,
+                "generate.seed": seed,
+            },
+            corpus,
+        )
+        if as_json:
+            _print_json({"rows": rows, "completions": path})
+            return
+        for row in rows:
+            print(f"{row['prompt']}{row['text']}\n")
+        _say(f"completions: {path}")
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Query the tables of the corpus's last completed run."""
+    with _plain_errors():
+        from storage.catalog import Catalog
+        from storage.home import Home
+        from storage.store import open_store
+
+        rows = Catalog(open_store(Home.from_environment(home or None).store), corpus).query(query)
+        if as_json:
+            _print_json(rows)
+        else:
+            _print_table(rows)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        _say("no rows")
+        return
+    table = Table(*rows[0].keys(), box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console().print(table)
+    _say(f"{len(rows)} rows")
+
+
+@app.command()
+def why(
+    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path or completion id.")],
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Where a model version, dataset, completion or document comes from."""
+    with _plain_errors():
+        from flows.direct import explain
+
+        tree = explain(home, thing, corpus)
+        if as_json:
+            _print_json(tree)
+        else:
+            _print_tree(tree, 0)
+
+
+def _print_tree(value: Any, depth: int) -> None:
+    items: Iterator[tuple[str, Any]]
+    items = iter(value.items()) if isinstance(value, dict) else (("-", item) for item in value)
+    for name, item in items:
+        if isinstance(item, dict | list):
+            print(f"{'  ' * depth}{name}")
+            _print_tree(item, depth + 1)
+        else:
+            print(f"{'  ' * depth}{name}: {item}")
+
+
+@app.command()
+def verify(
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check a store: digests, schemas, split, token round trips."""
+    with _plain_errors():
+        from flows.direct import verify_home
+
+        report = verify_home(home, corpus)
+        if as_json:
+            _print_json(report)
+        else:
+            for check in report["checks"]:
+                print(f"{'ok  ' if not check['problems'] else 'BAD '} {check['name']}: {check['checked']} checked")
+                for problem in check["problems"]:
+                    print(f"     {problem}")
+        if not report["ok"]:
+            raise typer.Exit(1)
+
+
+@app.command()
+def status(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Where everything is: addresses, corpora, the champion."""
+    with _plain_errors():
+        from flows.direct import status_of
+
+        document = status_of(home)
+        if as_json:
+            _print_json(document)
+        else:
+            _print_tree(document, 0)
+
+
+@app.command()
+def sample(
+    folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
+) -> None:
+    """Build a small corpus of text, code, PDFs and images from what every Python has."""
+    with _plain_errors():
+        from tasks.sample import build_sample
+
+        written = build_sample(Path(folder).expanduser().resolve())
+        if as_json:
+            _print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
+        else:
+            print(f"{len(written)} files in {folder}")
+
+
+def main(command: Callable[[], None] = app) -> None:
+    """Entry point of the console script."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("sheepfold").setLevel(logging.INFO)
+    command()
+
+
+if __name__ == "__main__":
+    main()

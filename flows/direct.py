@@ -1,0 +1,178 @@
+"""Commands that need no Prefect: looking things up, checking, and continuing a prompt at the keyboard."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flows import pipeline
+from flows.actions import champion_entry, checkpoint_of, completions_path, resolve_version
+from storage.catalog import Catalog, read_state
+from storage.home import Home
+from storage.lineage import ancestors
+from storage.manifest import ArtifactRef
+from storage.registry import MODEL_NAME, Registry
+from storage.store import Store, StoreError, open_store
+from storage.tables import read_rows
+from storage.verify import Check, check_store
+from tasks.generation import COMPLETIONS_FILE, Prompt, read_prompts
+from tasks.resources import Resources
+from tasks.session import Session, artifact
+from tasks.settings import load_settings
+
+
+def generate_direct(
+    home: str,
+    prompt: str,
+    prompts: str,
+    model: str,
+    deterministic: bool,
+    options: dict[str, Any],
+    corpus: str,
+) -> tuple[list[dict[str, Any]], str]:
+    """Continue one prompt or a file of them; returns the rows and the path of their table."""
+    if bool(prompt) == bool(prompts):
+        raise ValueError("give either a PROMPT or --prompts FILE")
+    asked = [Prompt("0", prompt)] if prompt else read_prompts(Path(prompts).expanduser())
+    settings = load_settings(None, [], options)
+    place = Home.from_environment(home or None).create()
+    with Resources(place, deterministic=deterministic) as resources:
+        session = Session(place, resources)
+        checkpoint = checkpoint_of(session, model)
+        made = artifact(pipeline.generate_text(session, settings, checkpoint, asked))
+        pipeline.remember(session, generate=made)
+        pipeline.publish(session, corpus)
+        path = completions_path(session.store, made)
+    return read_rows(Path(path)), path
+
+
+def status_of(home: str) -> dict[str, Any]:
+    """Addresses, corpora and the champion."""
+    from storage.tracking import Tracking
+
+    place = Home.from_environment(home or None)
+    store = open_store(place.store)
+    champion = None
+    if (place.path / "mlflow.db").exists() or not place.tracking_uri.startswith("sqlite:"):
+        champion = champion_entry(Registry(Tracking(place)))
+    return {
+        "home": str(place.path),
+        "store": place.store,
+        # without a server, each command starts one of its own and ends it
+        "prefect_api_url": os.environ.get("PREFECT_API_URL"),
+        "prefect_file": str(Path(__file__).with_name("prefect.yaml")),
+        "mlflow_tracking_uri": place.tracking_uri,
+        "corpora": [name.partition("/")[2] for name in store.refs("corpus/")],
+        "artifacts": {stage: sum(1 for _ in store.manifests(stage)) for stage in store.stages()},
+        "champion": champion,
+    }
+
+
+def verify_home(home: str, corpus: str) -> dict[str, Any]:
+    """Check everything that can be checked."""
+    from tasks.checks import check_split, check_tokens
+
+    store = open_store(Home.from_environment(home or None).store)
+    checks: list[Check] = check_store(store)
+    state = read_state(store, corpus)
+    if "curate" in state:
+        checks.append(check_split(store, state))
+    if "tokenise" in state:
+        checks.append(check_tokens(store, state))
+    return {"ok": not any(check.problems for check in checks), "checks": [asdict(check) for check in checks]}
+
+
+def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
+    """Lineage of a thing.
+
+    Raises:
+        StoreError: if nothing goes by that name.
+    """
+    place = Home.from_environment(home or None)
+    store = open_store(place.store)
+    for found in (_by_key(store, thing), _by_completion(store, thing)):
+        if found is not None:
+            return {"thing": thing, **found}
+    state = read_state(store, corpus)
+    if state:
+        document = _by_document(Catalog(store, corpus), thing)
+        if document is not None:
+            return {"thing": thing, **document}
+    from flows.actions import UnknownModel
+    from storage.tracking import Tracking
+
+    try:
+        version = resolve_version(Registry(Tracking(place)), thing)
+    except UnknownModel as error:
+        raise StoreError(
+            f"nothing goes by {thing!r}: it is no artefact key, completion id, document id, path or model of this home"
+        ) from error
+    return {
+        "thing": thing,
+        "model": {"name": MODEL_NAME, "version": version.version, "aliases": list(version.aliases)},
+        "mlflow_run_id": version.run_id,
+        "tags": version.tags,
+        **_lineage(store, version.checkpoint),
+    }
+
+
+def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
+    """An artefact, what it was made from, and the files at the end."""
+    made_from = []
+    files: list[dict[str, Any]] = []
+    for depth, manifest in ancestors(store, ref):
+        made_from.append(
+            {
+                "depth": depth,
+                "stage": manifest.stage,
+                "key": manifest.key,
+                "created": manifest.created,
+                "counts": manifest.counts,
+                "tools": manifest.tools,
+            }
+        )
+        if manifest.stage == "snapshot":
+            rows = read_rows(store.folder(manifest.ref) / "files.parquet", ["path", "sha256", "status", "doc_id"])
+            files = [row for row in rows if row["status"] == "ok"]
+    return {"artifact": f"{ref.stage}/{ref.key}", "made_from": made_from, "files": files}
+
+
+def _by_key(store: Store, thing: str) -> dict[str, Any] | None:
+    key = thing.rpartition("/")[2]
+    if len(key) < 8 or not all(char in "0123456789abcdef" for char in key):
+        return None
+    for stage in store.stages():
+        for manifest in store.manifests(stage):
+            if manifest.key.startswith(key):
+                return _lineage(store, manifest.ref)
+    return None
+
+
+def _by_completion(store: Store, thing: str) -> dict[str, Any] | None:
+    for manifest in store.manifests("generate"):
+        for row in read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, ["id", "prompt", "text", "model"]):
+            if row["id"] == thing:
+                return {"completion": row, **_lineage(store, manifest.ref)}
+    return None
+
+
+def _by_document(catalog: Catalog, thing: str) -> dict[str, Any] | None:
+    quoted = thing.replace("'", "''")
+    files = catalog.query(f"select * from files where path = '{quoted}' or doc_id = '{quoted}' order by path")
+    if not files:
+        return None
+    ids = ", ".join(f"'{row['doc_id']}'" for row in files if row["doc_id"]) or "''"
+    return {
+        "files": files,
+        "pages": catalog.query(
+            "select method, engine, count(*) as pages, avg(confidence) as confidence "
+            f"from pages where doc_id in ({ids}) group by all order by pages desc"
+        ),
+        "documents": catalog.query(f"select * exclude (text) from documents where doc_id in ({ids})"),
+        "sequences": catalog.query(
+            f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all"
+        ),
+        "quarantine": catalog.query(f"select * from quarantine where doc_id in ({ids})"),
+    }

@@ -1,0 +1,28 @@
+"""The stages by name."""
+
+from __future__ import annotations
+
+from flows import pipeline
+from tasks.stage import Stage
+
+
+def all_stages() -> dict[str, Stage]:
+    """Every stage that the pipeline uses, by name."""
+    from tasks.generation import adopt_bundle
+
+    found = [item for item in vars(pipeline).values() if isinstance(item, Stage)]
+    return {item.name: item for item in [*found, adopt_bundle]}
+
+
+def stage_names(refresh: str) -> list[str]:
+    """The stages named in a comma-separated list.
+
+    Raises:
+        ValueError: for a stage that does not exist.
+    """
+    known = all_stages()
+    names = [name.strip() for name in refresh.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"--refresh {', '.join(unknown)}: no such stage; stages are {', '.join(sorted(known))}")
+    return names

@@ -1,0 +1,63 @@
+"""Checking a store: every artefact's files against its manifest, every table against its schema, every input there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow.parquet as pq
+
+from storage import schemas
+from storage.digest import sha256_file
+from storage.store import Store
+
+_TABLES = {
+    ("extract", "extracts.parquet"): schemas.EXTRACTS,
+    ("extract", "pages.parquet"): schemas.PAGES,
+    ("snapshot", "files.parquet"): schemas.FILES,
+    ("normalise", "documents.parquet"): schemas.NORMALISED,
+    ("curate", "selection.parquet"): schemas.SELECTION,
+    ("curate", "dropped.parquet"): schemas.DROPPED,
+    ("evalset", "documents.parquet"): schemas.EVALSET,
+    ("tokenise", "tokens.parquet"): schemas.TOKENS,
+    ("dataset", "sequences.parquet"): schemas.SEQUENCES,
+    ("dataset", "token_counts.parquet"): schemas.TOKEN_COUNTS,
+    ("train", "history.parquet"): schemas.HISTORY,
+    ("evaluate", "metrics.parquet"): schemas.METRICS,
+    ("generate", "completions.parquet"): schemas.COMPLETIONS,
+}
+
+
+@dataclass
+class Check:
+    """Result of one kind of check.
+
+    Attributes:
+        checked: how many things were looked at.
+        problems: what is wrong, one sentence each.
+    """
+
+    name: str
+    checked: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def check_store(store: Store) -> list[Check]:
+    """Check digests, schemas and inputs of every artefact."""
+    digests, tables, inputs = Check("file digests"), Check("table schemas"), Check("inputs present")
+    for stage in store.stages():
+        for manifest in store.manifests(stage):
+            folder = store.folder(manifest.ref)
+            for entry in manifest.files:
+                digests.checked += 1
+                if sha256_file(folder / entry.name) != entry.sha256:
+                    digests.problems.append(f"{folder / entry.name} is not what its manifest lists: --refresh {stage}")
+                schema = _TABLES.get((stage, entry.name))
+                if schema is not None:
+                    tables.checked += 1
+                    if not pq.read_schema(folder / entry.name).equals(schema):
+                        tables.problems.append(f"{folder / entry.name} does not have the schema of this version")
+            for ref in manifest.input_refs():
+                inputs.checked += 1
+                if store.find(ref.stage, ref.key) is None:
+                    inputs.problems.append(f"{stage}/{manifest.key} was made from {ref.stage}/{ref.key}, which is gone")
+    return [digests, tables, inputs]

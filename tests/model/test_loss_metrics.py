@@ -1,0 +1,75 @@
+"""Sums over tokens, perplexity, bits per byte, and the unigram floor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from model import NllSum, SpanSource, Transformer, evaluate_source
+from model.metrics import bits_per_byte, perplexity, unigram_nll
+
+
+def test_sums_add_before_they_divide() -> None:
+    total = NllSum(3.0, 2) + NllSum(12.0, 3)
+    assert total == NllSum(15.0, 5)
+    assert total.loss == 3.0
+
+
+def test_evaluation_is_the_mean_over_tokens(
+    build_model: Callable[..., Transformer], build_source: Callable[..., SpanSource]
+) -> None:
+    model, source = build_model(), build_source(n=7)
+    nll, tokens = 0.0, 0
+    for index in range(7):
+        length = source.length[index]
+        ids = torch.tensor(source.shards[0][source.start[index] :][:length].astype(np.int64))[None]
+        with torch.no_grad():
+            log_probability = model(ids[:, : min(length, 16)]).log_softmax(-1)
+        for position in range(length - 1):
+            nll -= log_probability[0, position, ids[0, position + 1]].item()
+            tokens += 1
+    found = evaluate_source(model, source, batch_size=3)
+    assert found.tokens == tokens
+    assert found.nll_nats == pytest.approx(nll, rel=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_leaves_mode_and_random_state_alone(
+    build_model: Callable[..., Transformer], build_source: Callable[..., SpanSource], training: bool
+) -> None:
+    model, before = build_model(dropout=0.5).train(training), torch.get_rng_state()
+    evaluate_source(model, build_source(), 4)
+    assert model.training is training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_perplexity_of_a_uniform_guess_is_the_vocabulary() -> None:
+    assert perplexity(10 * math.log(50), 10) == pytest.approx(50)
+
+
+def test_perplexity_beyond_floats_is_infinite() -> None:
+    assert perplexity(1e6, 1) == math.inf
+
+
+def test_perplexity_of_nothing_is_no_number() -> None:
+    assert math.isnan(perplexity(0.0, 0))
+
+
+def test_lost_bytes_are_charged_eight_bits() -> None:
+    assert bits_per_byte(10 * math.log(2), 20) == pytest.approx(0.5)
+    assert bits_per_byte(10 * math.log(2), 20, lost_bytes=5) == pytest.approx(2.5)
+
+
+def test_bits_per_byte_needs_a_text() -> None:
+    with pytest.raises(ValueError, match="0 of 0 bytes"):
+        bits_per_byte(1.0, 0)
+
+
+def test_unigram_smooths_by_one_and_ignores_padding() -> None:
+    found = unigram_nll(np.array([2, 0, 5]), np.array([[0, 1], [2, -100]]))
+    assert found.tokens == 3
+    assert found.nll_nats == pytest.approx(-math.log(3 / 10) - math.log(1 / 10) - math.log(6 / 10))

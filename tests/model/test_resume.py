@@ -1,0 +1,289 @@
+"""Checkpoints on disk, and runs that are killed and go on to the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model import (
+    ModelConfig,
+    SpanSource,
+    TrainConfig,
+    Trainer,
+    TrainResult,
+    Transformer,
+    count_parameters,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+    save_weights,
+)
+from model.checkpoint import Checkpoint, latest_checkpoint
+
+
+class Interrupted(Exception):
+    """Stands for a kill inside this process."""
+
+
+def stop_at(step: int) -> Callable[[int, int, dict], None]:
+    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
+        if now == step:
+            raise Interrupted
+
+    return on_progress
+
+
+def assert_same_run(left: TrainResult, right: TrainResult) -> None:
+    assert left.history == right.history
+    weights, others = left.model.state_dict(), right.model.state_dict()
+    assert weights.keys() == others.keys()
+    for name, value in weights.items():
+        assert torch.equal(value, others[name]), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_interrupted_runs_end_with_the_same_bits(
+    precision: str,
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+) -> None:
+    shape = dataclasses.replace(model_config, dropout=0.1)
+    config = dataclasses.replace(train_config, precision=precision)
+    sources = build_source(), build_source(n=5, seed=1)
+    undisturbed = Trainer(shape, config, *sources).fit()
+    for step in (3, 4, 9):
+        with pytest.raises(Interrupted):
+            Trainer(
+                shape,
+                config,
+                *sources,
+                checkpoint_dir=tmp_path,
+                checkpoint_seconds=0,
+                on_progress=stop_at(step),
+            ).fit()
+    resumed = Trainer(shape, config, *sources, checkpoint_dir=tmp_path).fit()
+    assert resumed.resumed_from == 9
+    assert_same_run(undisturbed, resumed)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np, torch
+from model import ModelConfig, SpanSource, TrainConfig, Trainer
+
+folder, model_json, train_json, threads = sys.argv[1:]
+torch.set_num_threads(int(threads))
+import json
+shard = (np.arange(4096) * 7 % 31).astype(np.uint16)
+source = SpanSource([shard], np.zeros(20), np.arange(20) * 9, np.arange(20) % 16 + 2, 16, 0)
+
+def kill(step, max_steps, metrics):
+    if step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Trainer(ModelConfig.from_dict(json.loads(model_json)), TrainConfig.from_dict(json.loads(train_json)), source,
+        checkpoint_dir=folder, checkpoint_seconds=0, on_progress=kill).fit()
+"""
+
+
+def test_killed_process_is_continued_to_the_same_bits(
+    model_config: ModelConfig, train_config: TrainConfig, tmp_path: Path
+) -> None:
+    shape = dataclasses.replace(model_config, dropout=0.1)
+    shard = (np.arange(4096) * 7 % 31).astype(np.uint16)
+    source = SpanSource([shard], np.zeros(20), np.arange(20) * 9, np.arange(20) % 16 + 2, 16, 0)
+    arguments = [tmp_path, json.dumps(shape.to_dict()), json.dumps(train_config.to_dict())]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *map(str, arguments), str(torch.get_num_threads())],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    resumed = Trainer(shape, train_config, source, checkpoint_dir=tmp_path).fit()
+    assert resumed.resumed_from == 6
+    assert_same_run(Trainer(shape, train_config, source).fit(), resumed)
+
+
+def test_finished_run_is_not_computed_again(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+) -> None:
+    first = Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path).fit()
+    again = Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path, on_metrics=pytest.fail).fit()
+    assert again.resumed_from == 10
+    assert_same_run(first, again)
+
+
+def damage_weights(place: Path) -> None:
+    data = bytearray((place / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (place / "model.safetensors").write_bytes(data)
+
+
+def remove_state(place: Path) -> None:
+    (place / "state.json").unlink()
+
+
+def cut_state(place: Path) -> None:
+    (place / "state.json").write_text((place / "state.json").read_text()[:40])
+
+
+def empty_state(place: Path) -> None:
+    (place / "state.json").write_text("[]")
+
+
+@pytest.mark.parametrize("damage", [damage_weights, remove_state, cut_state, empty_state])
+def test_torn_newest_checkpoint_is_skipped(
+    damage: Callable[[Path], None],
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+) -> None:
+    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    with pytest.raises(Interrupted):
+        Trainer(model_config, train_config, build_source(), **settings, on_progress=stop_at(5)).fit()
+    damage(tmp_path / "step-00000005")
+    resumed = Trainer(model_config, train_config, build_source(), **settings).fit()
+    assert resumed.resumed_from == 4
+    assert_same_run(Trainer(model_config, train_config, build_source()).fit(), resumed)
+
+
+def test_damaged_checkpoint_is_not_loaded(tmp_path: Path, model_config: ModelConfig) -> None:
+    place = save_checkpoint(tmp_path, state_at(1, Transformer(model_config)))
+    damage_weights(place)
+    with pytest.raises(ValueError, match=r"model\.safetensors does not have the sha256"):
+        load_checkpoint(place)
+    with pytest.raises(FileNotFoundError, match="no good checkpoint"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"identity": {"dataset": "b"}}, "'dataset' was 'a' and is now 'b'"),
+        ({"identity": {}}, "'dataset' was 'a' and is now None"),
+        ({"lr": 0.5}, r"'train\.lr' was '0\.003' and is now '0\.5'"),
+        ({"n_layer": 1}, r"'model\.n_layer' was '2' and is now '1'"),
+        ({"n": 21}, "'train_sequences' was '20' and is now '21'"),
+    ],
+)
+def test_checkpoint_of_another_run_is_refused(
+    change: dict,
+    message: str,
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+) -> None:
+    Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path, identity={"dataset": "a"}).fit()
+    identity = change.get("identity", {"dataset": "a"})
+    shape = dataclasses.replace(model_config, **{k: v for k, v in change.items() if k == "n_layer"})
+    config = dataclasses.replace(train_config, **{k: v for k, v in change.items() if k == "lr"})
+    source = build_source(n=change.get("n", 20))
+    with pytest.raises(ValueError, match=message):
+        Trainer(shape, config, source, checkpoint_dir=tmp_path, identity=identity).fit()
+
+
+def state_at(step: int, model: Transformer) -> Checkpoint:
+    counter = torch.tensor(float(step))
+    return Checkpoint(
+        step=step,
+        position=2 * step,
+        weights=model.state_dict(),
+        optimizer={"0.step": counter},
+        random={"cpu": torch.get_rng_state()},
+        scaler={"scale": 65536.0},
+        identity={"dataset": "a"},
+        history=[{"step": 1, "train/loss": 0.1 + 0.2}],
+    )
+
+
+def test_checkpoint_round_trips(tmp_path: Path, model_config: ModelConfig) -> None:
+    state = state_at(3, Transformer(model_config))
+    loaded = load_checkpoint(save_checkpoint(tmp_path, state))
+    for name in ("weights", "optimizer", "random"):
+        saved, found = getattr(state, name), getattr(loaded, name)
+        assert saved.keys() == found.keys()
+        assert all(torch.equal(saved[key], found[key]) for key in saved)
+        setattr(loaded, name, saved)
+    assert loaded == state
+
+
+def test_only_the_newest_two_are_kept(tmp_path: Path, model_config: ModelConfig) -> None:
+    for step in (1, 2, 10, 30):
+        save_checkpoint(tmp_path, state_at(step, Transformer(model_config)))
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["step-00000010", "step-00000030"]
+
+
+@pytest.mark.parametrize("n_done", range(8))
+def test_fault_inside_a_save_leaves_old_or_new_checkpoint_whole(
+    n_done: int, tmp_path: Path, model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops the save after n_done of its flushes and renames."""
+    save_checkpoint(tmp_path, state_at(1, Transformer(model_config)))
+    left = [n_done]
+
+    def count(operation: Callable) -> Callable:
+        def counted(*arguments: object) -> object:
+            if not left[0]:
+                raise Interrupted
+            left[0] -= 1
+            return operation(*arguments)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", count(os.fsync))
+        patch.setattr(Path, "rename", count(Path.rename))
+        try:
+            save_checkpoint(tmp_path, state_at(2, Transformer(model_config)), keep=1)
+            finished = True
+        except Interrupted:
+            finished = False
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert load_checkpoint(found).step == (2 if n_done >= 5 else 1)
+    assert finished == (n_done >= 7)
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_round_trip(tied: bool, tmp_path: Path, model_config: ModelConfig) -> None:
+    config = dataclasses.replace(model_config, tie_weights=tied)
+    model, path = Transformer(config).eval(), tmp_path / "model.safetensors"
+    save_weights(path, model)
+    n_stored = sum(tensor.numel() for tensor in load_file(path).values())
+    assert n_stored == count_parameters(config)["total"]  # a shared matrix is counted, and stored, once
+    before, ids = torch.get_rng_state(), torch.arange(8)[None]
+    assert torch.equal(load_weights(path, config)(ids), model(ids))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path, model_config: ModelConfig) -> None:
+    save_weights(tmp_path / "weights", Transformer(model_config))
+    with pytest.raises(ValueError, match="do not fit the configuration"):
+        load_weights(tmp_path / "weights", dataclasses.replace(model_config, n_layer=1))
+
+
+def test_file_that_holds_no_weights_is_refused(tmp_path: Path, model_config: ModelConfig) -> None:
+    (tmp_path / "weights").write_bytes(b"not weights at all")
+    with pytest.raises(ValueError, match="no safetensors file"):
+        load_weights(tmp_path / "weights", model_config)

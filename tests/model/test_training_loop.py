@@ -1,0 +1,204 @@
+"""The training loop: accumulation, precision, stops, callbacks, and learning at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import ModelConfig, NonFiniteLoss, SpanSource, TrainConfig, Trainer, evaluate_source, load_checkpoint
+from model.data import batch_indices
+from model.step import Stepper
+from model.trainer import measure_step_seconds
+
+
+def test_accumulation_does_not_change_the_gradient(
+    model_config: ModelConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    source = build_source(n=24)
+    whole, parts = (
+        Trainer(model_config, TrainConfig(6, batch_size=size, grad_accum=accum), source).fit()
+        for size, accum in ((8, 1), (2, 4))
+    )
+    assert [row["tokens"] for row in whole.history] == [row["tokens"] for row in parts.history]
+    for name in ("train/loss", "grad_norm"):
+        left, right = ([row[name] for row in result.history] for result in (whole, parts))
+        np.testing.assert_allclose(left, right, rtol=1e-5)
+
+
+def test_micro_batch_without_labels_changes_nothing(model_config: ModelConfig) -> None:
+    shard = np.arange(17, dtype=np.uint16)
+
+    def first_loss(lengths: list[int]) -> float:
+        n = len(lengths)
+        source = SpanSource([shard], np.zeros(n), np.zeros(n), np.array(lengths), 16, 0)
+        config = TrainConfig(1, batch_size=1, grad_accum=n)
+        return Trainer(model_config, config, source).fit().history[0]["train/loss"]
+
+    assert first_loss([9, 1]) == pytest.approx(first_loss([9]), rel=1e-6)
+
+
+def test_step_without_any_label_is_survived(model_config: ModelConfig) -> None:
+    source = SpanSource([np.arange(5, dtype=np.uint16)], np.zeros(3), np.arange(3), np.ones(3), 4, 0)
+    history = Trainer(model_config, TrainConfig(2, batch_size=2), source).fit().history
+    assert [(row["tokens"], row["train/loss"]) for row in history] == [(0, 0.0), (0, 0.0)]
+
+
+def test_repeated_sequence_is_learned_by_heart(model_config: ModelConfig) -> None:
+    shard = np.array([5, 3, 9, 1, 7, 7, 2, 30, 4, 0, 12, 11, 5, 8, 6, 20, 21], dtype=np.uint16)
+    source = SpanSource([shard], np.zeros(1), np.zeros(1), np.array([17]), 16, 0)
+    result = Trainer(model_config, TrainConfig(150, batch_size=2, lr=1e-2, weight_decay=0.0), source).fit()
+    assert result.history[-1]["train/loss"] < 0.01
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_ends_within_one_percent_of_float32(
+    precision: str, build_source: Callable[..., SpanSource]
+) -> None:
+    config = ModelConfig(31, max_seq_len=32, n_layer=2, n_head=2, d_model=32)
+    full = TrainConfig(50, batch_size=8, lr=3e-3, eval_every=50)
+    source, val = build_source(64, 32), build_source(16, 32, seed=1)
+    expected, found = (
+        Trainer(config, dataclasses.replace(full, precision=one), source, val).fit().history[-1]
+        for one in ("fp32", precision)
+    )
+    assert expected["train/loss"] < 2.5  # something was learned, so agreement says something
+    for name in ("train/loss", "val/loss"):
+        assert found[name] == pytest.approx(expected[name], rel=0.01)
+
+
+def test_history_rows_are_plain_and_complete(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    source, val = build_source(), build_source(n=6, seed=1)
+    result = Trainer(model_config, train_config, source, val).fit()
+    assert [row["step"] for row in result.history] == list(range(1, 11))
+    assert [row["step"] for row in result.history if "val/loss" in row] == [4, 8, 10]
+    for row in result.history:
+        assert {type(row[name]) for name in ("train/loss", "lr", "grad_norm")} == {float}
+    assert result.history[-1]["val/loss"] == evaluate_source(result.model, val, 4).loss
+    assert not result.model.training
+
+
+def test_evaluation_does_not_change_training(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    config = dataclasses.replace(model_config, dropout=0.2)
+    often, never = (
+        Trainer(config, dataclasses.replace(train_config, eval_every=every), build_source(), val).fit()
+        for every, val in ((1, build_source(seed=1)), (99, None))
+    )
+    assert [row["train/loss"] for row in often.history] == [row["train/loss"] for row in never.history]
+
+
+def test_callers_random_state_neither_matters_nor_changes(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    config, losses = dataclasses.replace(model_config, dropout=0.2), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        losses.append(Trainer(config, train_config, build_source()).fit().history[-1]["train/loss"])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert losses[0] == losses[1]
+
+
+def test_seed_changes_the_run(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    first, second = (
+        Trainer(model_config, dataclasses.replace(train_config, seed=seed), build_source()).fit().history
+        for seed in (1, 2)
+    )
+    assert first[0]["train/loss"] != second[0]["train/loss"]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, batch: int, spoil: Callable[[Any, Any], Any]) -> None:
+    """Lets one micro-batch, counted from 1, return a spoilt loss."""
+    original, n_read = Stepper._nll, [0]
+
+    def nll(stepper: Stepper, data: Any) -> torch.Tensor:
+        n_read[0] += 1
+        found = original(stepper, data)
+        return spoil(found, stepper.model) if n_read[0] == batch else found
+
+    monkeypatch.setattr(Stepper, "_nll", nll)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_nan_stops_the_run_and_names_the_batch(
+    precision: str,
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    poison(monkeypatch, batch=9, spoil=lambda nll, model: nll * float("nan"))  # two a step: the fifth step
+    config = dataclasses.replace(train_config, precision=precision)
+    trainer = Trainer(model_config, config, build_source(), checkpoint_dir=tmp_path, checkpoint_seconds=0)
+    with pytest.raises(NonFiniteLoss, match="loss is nan at step 5") as caught:
+        trainer.fit()
+    read = np.concatenate([batch_indices(20, 4, config.seed, position) for position in (8, 9)])
+    assert (caught.value.step, caught.value.indices) == (5, read.tolist())
+    assert load_checkpoint(tmp_path).step == 4
+
+
+def test_infinite_gradient_stops_the_run_before_it_reaches_the_weights(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The root's value at 0 is 0, its slope is infinite: the loss looks good, the gradient is not.
+    poison(monkeypatch, batch=9, spoil=lambda nll, model: nll + (0 * model.norm.weight).sum().sqrt())
+    trainer = Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path, checkpoint_seconds=0)
+    with pytest.raises(NonFiniteLoss, match="gradient's norm is nan at step 5"):
+        trainer.fit()
+    assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path).weights.values())
+
+
+def test_token_outside_the_vocabulary_is_refused(
+    train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    with pytest.raises(ValueError, match="vocab_size is 8"):
+        Trainer(ModelConfig(8, max_seq_len=16, d_model=16), train_config, build_source()).fit()
+
+
+def test_callbacks_come_in_order(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def on_checkpoint(step: int) -> None:
+        assert not (tmp_path / f"step-{step:08d}").exists()
+        calls.append(("checkpoint", step))
+
+    def on_metrics(step: int, metrics: dict[str, float]) -> None:
+        assert metrics["time/tokens_per_second"] > 0
+        calls.append(("metrics", step))
+
+    Trainer(
+        model_config,
+        dataclasses.replace(train_config, max_steps=2),
+        build_source(),
+        checkpoint_dir=tmp_path,
+        checkpoint_seconds=0,
+        on_metrics=on_metrics,
+        on_checkpoint=on_checkpoint,
+        on_progress=lambda step, max_steps, metrics: calls.append(("progress", step)),
+    ).fit()
+    assert calls == [(name, step) for step in (1, 2) for name in ("metrics", "checkpoint", "progress")]
+
+
+def test_step_time_is_measured(model_config: ModelConfig) -> None:
+    assert measure_step_seconds(model_config, TrainConfig(5, batch_size=2), steps=3) > 0

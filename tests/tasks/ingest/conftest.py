@@ -1,0 +1,28 @@
+"""Fixtures for the tests of ingestion: the corpus beside the repository, where there is one, and OCR."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.ingest.ocr import engine_version
+
+CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of real and hostile documents."""
+    if not CORPUS.is_dir():
+        pytest.skip("the development corpus is not beside the repository")
+    return CORPUS
+
+
+@pytest.fixture(scope="session")
+def tesseract() -> str:
+    """Tesseract's version; skips where it is not installed."""
+    version = engine_version()
+    if version is None:
+        pytest.skip("Tesseract is not installed")
+    return version

@@ -1,0 +1,141 @@
+"""Digests: right, remembered only when safe, and never dependent on the memo."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.ingest import hashing
+from tasks.ingest.hashing import HashMemo, hash_files, open_regular
+from tasks.ingest.walk import walk
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The files that were opened to be hashed."""
+    paths = []
+    original = hashing.open_regular
+    monkeypatch.setattr(hashing, "open_regular", lambda path: (paths.append(path), original(path))[1])
+    return paths
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """As if the files had been written long before: nobody can set a file's ctime."""
+    monkeypatch.setattr(hashing, "DISTRUST_NS", -3600 * 10**9)
+
+
+def make(folder: Path, **files: str) -> list:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return walk([folder])
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_digests_are_those_of_the_contents(tmp_path):
+    files = make(tmp_path / "in", a="one", b="", c="two" * 100_000)
+    found = hash_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    assert {path.name: digest for path, digest in found.items()} == {
+        "a": sha256("one"),
+        "b": sha256(""),
+        "c": sha256("two" * 100_000),
+    }
+
+
+def test_an_unchanged_file_is_not_opened_again(tmp_path, opened, settled):
+    files = make(tmp_path / "in", a="one", b="two")
+    first = hash_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    opened.clear()
+    assert hash_files(files, HashMemo(tmp_path / "memo.db"), 2) == first
+    assert opened == []
+
+
+def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_path, opened, settled):
+    files = make(tmp_path / "in", a="one", b="two")
+    memo = HashMemo(tmp_path / "memo.db")
+    hash_files(files, memo, 2)
+    changed = tmp_path / "in" / "a"
+    before = changed.stat()
+    deadline = time.monotonic() + 5
+    while changed.stat().st_ctime_ns == before.st_ctime_ns and time.monotonic() < deadline:
+        changed.write_text("eno")
+        os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    opened.clear()
+    assert hash_files(files, memo, 2)[changed] == sha256("eno")
+    assert opened == [changed]
+
+
+def test_a_file_written_just_now_is_read_again_next_time(tmp_path, opened):
+    files = make(tmp_path / "in", a="one")
+    memo = HashMemo(tmp_path / "memo.db")
+    hash_files(files, memo, 1)
+    hash_files(files, memo, 1)
+    assert len(opened) == 2
+
+
+def test_a_file_that_cannot_be_read_is_an_error_and_the_others_are_not(tmp_path):
+    files = make(tmp_path / "in", gone="x", kept="y")
+    (tmp_path / "in" / "gone").unlink()
+    found = hash_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    assert isinstance(found[tmp_path / "in" / "gone"], FileNotFoundError)
+    assert found[tmp_path / "in" / "kept"] == sha256("y")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all, but long enough" * 200], ids=["empty", "junk"])
+def test_a_damaged_memo_is_replaced(tmp_path, content, opened, settled):
+    (tmp_path / "memo.db").write_bytes(content)
+    files = make(tmp_path / "in", a="one")
+    for _ in range(2):
+        assert list(hash_files(files, HashMemo(tmp_path / "memo.db"), 1).values()) == [sha256("one")]
+    assert len(opened) == 1
+
+
+def test_a_memo_damaged_in_the_middle_costs_only_a_rehash(tmp_path, settled):
+    files = make(tmp_path / "in", **{f"f{number}": str(number) for number in range(200)})
+    path = tmp_path / "memo.db"
+    first = hash_files(files, HashMemo(path), 2)
+    size = path.stat().st_size
+    with path.open("r+b") as memo:
+        memo.seek(4096)
+        memo.write(b"\xff" * (size - 4096))
+    assert hash_files(files, HashMemo(path), 2) == first
+    assert hash_files(files, HashMemo(path), 2) == first
+
+
+def test_a_memo_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    files = make(tmp_path / "in", a="one")
+    assert list(hash_files(files, HashMemo(tmp_path / "file" / "memo.db"), 1).values()) == [sha256("one")]
+
+
+def test_several_processes_may_use_the_memo_at_once(tmp_path):
+    make(tmp_path / "in", **{f"f{number}": str(number) for number in range(100)})
+    script = (
+        "import sys, pathlib\n"
+        "from tasks.ingest import hashing\n"
+        "from tasks.ingest.walk import walk\n"
+        "hashing.DISTRUST_NS, hashing.BATCH_FILES = -10**13, 5\n"
+        "memo = hashing.HashMemo(pathlib.Path(sys.argv[2]))\n"
+        "found = hashing.hash_files(walk([pathlib.Path(sys.argv[1])]), memo, 2)\n"
+        "assert len(found) == 100 and all(isinstance(digest, str) for digest in found.values())\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-c", script, str(tmp_path / "in"), str(tmp_path / "memo.db")]
+    processes = [subprocess.Popen(command, cwd=root) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+
+
+def test_a_pipe_that_took_a_files_place_is_refused_without_blocking(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        open_regular(tmp_path / "pipe")
