@@ -23,9 +23,7 @@ from tasks.ingest.text import clean
 
 MAX_SIDE = 32_000  # Tesseract refuses images with a side above 32,767 pixels.
 DOUBTFUL_CONFIDENCE = 0.6  # Below this a page may be lying on its side.
-SURE_ORIENTATION = (
-    1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 already beats no idea.
-)
+SURE_ORIENTATION = 1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 already beats no idea.
 
 _WORD_LEVEL = "5"
 _BETWEEN_CJK = re.compile(r"(?<=[\u3040-\u30ff\u3400-\u9fff]) (?=[\u3040-\u30ff\u3400-\u9fff])")
@@ -52,9 +50,7 @@ class _Word:
     text: str
 
 
-def ocr_image(
-    image: Image.Image, options: ExtractOptions, dpi: int | None = None
-) -> tuple[str, float | None]:
+def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> tuple[str, float | None]:
     """Reads the text in an image.
 
     Args:
@@ -82,18 +78,10 @@ def ocr_image(
     return text, confidence
 
 
-@cache
 def engine_version() -> str | None:
     """Returns Tesseract's version, for example "5.3.0", or None where it is not installed."""
-    try:
-        # Older versions write to standard error.
-        done = subprocess.run(
-            [pytesseract.pytesseract.tesseract_cmd, "--version"], capture_output=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(rb"tesseract v?(\S+)", done.stdout + done.stderr)
-    return match[1].decode("ascii", "replace") if match else None
+    match = re.search(r"tesseract v?(\S+)", _run_tesseract("--version") or "")
+    return match[1] if match else None
 
 
 def _read(image: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
@@ -104,6 +92,7 @@ def _read(image: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple
     image.format = "PPM"
     config = f"--dpi {dpi}" if dpi else ""
     try:
+        _check_languages(options.ocr_languages)
         table = pytesseract.image_to_data(image, lang=options.ocr_languages, config=config)
     except pytesseract.TesseractNotFoundError:
         raise OcrUnavailable(
@@ -111,25 +100,37 @@ def _read(image: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple
             "(Debian, Ubuntu: apt install tesseract-ocr; macOS: brew install tesseract) or switch OCR off"
         ) from None
     except pytesseract.TesseractError as error:
-        message = str(error.message)
-        if "language" in message or "tessdata" in message:
-            raise OcrUnavailable(_missing_language(options.ocr_languages, message)) from None
-        raise OcrError(f"Tesseract failed with status {error.status}: {message[-300:]}") from None
+        message = str(error.message)[-300:]
+        raise OcrError(f"Tesseract failed with status {error.status}: {message}") from None
     words = list(_words(table))
     if not words:
         return "", None
     return clean(_layout(words)), round(sum(word.confidence for word in words) / len(words) / 100, 4)
 
 
-def _missing_language(languages: str, message: str) -> str:
-    """The message for a language without its data file."""
-    missing = re.findall(r"language '([^']+)'", message) or [languages]
-    names = ", ".join(dict.fromkeys(missing))
-    return (
-        f"Tesseract has no data for the language {names} (asked for: {languages}); install it "
-        f"(Debian, Ubuntu: apt install tesseract-ocr-{missing[0]}; macOS: brew install tesseract-lang) "
-        "or name another language"
-    )
+@cache
+def _check_languages(languages: str) -> None:
+    """Raises `OcrUnavailable` if one is not installed. Tesseract itself goes on silently with those that are."""
+    listed = _run_tesseract("--list-langs")
+    if listed is None:
+        raise pytesseract.TesseractNotFoundError
+    missing = [name for name in languages.split("+") if name not in listed.splitlines()]
+    if missing:
+        raise OcrUnavailable(
+            f"Tesseract has no data for the language {', '.join(missing)} (asked for: {languages}); install it "
+            f"(Debian, Ubuntu: apt install tesseract-ocr-{missing[0]}; macOS: brew install tesseract-lang) "
+            "or name another language"
+        )
+
+
+def _run_tesseract(argument: str) -> str | None:
+    """What Tesseract prints, some versions to standard error; None if it is not installed."""
+    command = [pytesseract.pytesseract.tesseract_cmd, argument]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
 def _words(table: str) -> Iterator[_Word]:
@@ -146,8 +147,7 @@ def _layout(words: list[_Word]) -> str:
     for word in words:
         paragraphs.setdefault(word.paragraph, {}).setdefault(word.line, []).append(word.text)
     return "\n\n".join(
-        "\n".join(_BETWEEN_CJK.sub("", " ".join(line)) for line in lines.values())
-        for lines in paragraphs.values()
+        "\n".join(_BETWEEN_CJK.sub("", " ".join(line)) for line in lines.values()) for lines in paragraphs.values()
     )
 
 

@@ -24,9 +24,7 @@ from tasks.ingest.ocr import OcrError, OcrUnavailable, ocr_image
 from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText
 from tasks.ingest.text import clean
 
-SHORT_TEXT = (
-    100  # Visible characters; a page with fewer may be a scan with a stamp or a page number typed on it.
-)
+SHORT_TEXT = 100  # Visible characters; a page with fewer may be a scan with a stamp or a page number typed on it.
 SCAN_COVERAGE = 0.5  # Share of a page that images must cover for it to be taken for a scan.
 LEGIBLE_SHARE = 0.5  # Below this share of real characters the fonts have no usable mapping to text.
 OBJECTS_LOOKED_AT = 2000  # Enough to find a scan; a page of vector graphics may have millions.
@@ -129,9 +127,7 @@ def _image_coverage(page: pdfium.PdfPage) -> float:
         for item in itertools.islice(page.get_objects(max_depth=3), OBJECTS_LOOKED_AT):
             if item.type == pdfium_c.FPDF_PAGEOBJ_IMAGE:
                 left, bottom, right, top = item.get_bounds()
-                covered += max(0.0, min(right, width) - max(left, 0)) * max(
-                    0.0, min(top, height) - max(bottom, 0)
-                )
+                covered += max(0.0, min(right, width) - max(left, 0)) * max(0.0, min(top, height) - max(bottom, 0))
     except pdfium.PdfiumError:
         return 0.0  # A damaged object: the text layer is what there is.
     return covered / max(width * height, 1.0)
@@ -206,9 +202,7 @@ def _open_with_pypdf(data: bytes, first_opinion: str) -> tuple[pypdf.PdfReader, 
     # Told from the bytes: what pypdf raises for a password varies, and PDFium's error code is not to be trusted.
     if b"/Encrypt" in data:
         raise ExtractionProblem("rejected", "encrypted", "the PDF is encrypted; the empty password does not open it")
-    raise ExtractionProblem(
-        "failed", "corrupt", f"the PDF cannot be read: {first_opinion}; pypdf: {second_opinion}"
-    )
+    raise ExtractionProblem("failed", "corrupt", f"the PDF cannot be read: {first_opinion}; pypdf: {second_opinion}")
 
 
 def _read_page_with_pypdf(reader: pypdf.PdfReader, index: int) -> PageText:
@@ -223,9 +217,7 @@ def _read_page_with_pypdf(reader: pypdf.PdfReader, index: int) -> PageText:
         return PageText(number, "", "none", "pypdf", error=problem)
     if text.strip():
         return PageText(number, text, "text", "pypdf")
-    return PageText(
-        number, "", "none", "pypdf", error="no text layer, and PDFium cannot render the page for OCR"
-    )
+    return PageText(number, "", "none", "pypdf", error="no text layer, and PDFium cannot render the page for OCR")
 
 
 def _note_page_limit(n_pages: int, options: ExtractOptions, engine: str) -> Iterator[PageText]:

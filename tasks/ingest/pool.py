@@ -9,6 +9,7 @@ this: there a process that dies breaks the whole pool, and one that hangs cannot
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import select
@@ -22,7 +23,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,7 +39,7 @@ class PoolError(RuntimeError):
     """Raised when the pool itself fails: no worker can be started, or the pool is closed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ExtractJob:
     """A document to extract.
 
@@ -53,7 +53,7 @@ class ExtractJob:
     path: Path
     sha256: str
     suffix: str
-    options: ExtractOptions = field(default_factory=ExtractOptions)
+    options: ExtractOptions = dataclasses.field(default_factory=ExtractOptions)
 
 
 class ExtractionPool:
@@ -67,9 +67,7 @@ class ExtractionPool:
         command: The worker's command line.
     """
 
-    def __init__(
-        self, workers: int, limits: Limits | None = None, command: Sequence[str] = WORKER_COMMAND
-    ) -> None:
+    def __init__(self, workers: int, limits: Limits | None = None, command: Sequence[str] = WORKER_COMMAND) -> None:
         if workers < 1:
             raise ValueError(f"workers is {workers}; at least 1 is needed")
         self._limits = limits or Limits()
@@ -110,9 +108,7 @@ class ExtractionPool:
         future: Future[Extraction] = Future()
         with self._lock:
             if self._closed:
-                raise PoolError(
-                    "the extraction pool is closed; submit documents before leaving its with block"
-                )
+                raise PoolError("the extraction pool is closed; submit documents before leaving its with block")
             self._queue.put((job, future))
         return future
 
@@ -177,9 +173,7 @@ class ExtractionPool:
         future.set_result(outcome)
         return worker
 
-    def _extract(
-        self, job: ExtractJob, worker: _Worker | None, number: int
-    ) -> tuple[Extraction, _Worker | None]:
+    def _extract(self, job: ExtractJob, worker: _Worker | None, number: int) -> tuple[Extraction, _Worker | None]:
         """One document's outcome, and the worker if it survived."""
         if worker and (worker.served >= DOCUMENTS_PER_WORKER or not worker.is_alive()):
             worker.kill()
@@ -189,7 +183,10 @@ class ExtractionPool:
             if worker is None:
                 worker = _Worker(self._command, Path(self._folder.name), number, self._stop_read)
             try:
-                return worker.extract(job, self._limits), worker
+                outcome = worker.extract(job, self._limits)
+                if outcome.reason_code != "memory":
+                    return outcome, worker
+                raise _WorkerLost(outcome, "memory", outcome.reason)
             except _WorkerLost as lost:
                 worker.kill()
                 worker = None
@@ -205,9 +202,9 @@ class ExtractionPool:
 class _WorkerLost(Exception):
     """Raised when a worker hangs or dies over a document; carries what then is its outcome."""
 
-    def __init__(self, code: ReasonCode, reason: str, pages: list[PageText]) -> None:
+    def __init__(self, partial: Extraction, code: ReasonCode, reason: str) -> None:
         super().__init__(reason)
-        self.outcome = Extraction("failed", reason, code, pages=pages)
+        self.outcome = dataclasses.replace(partial, status="failed", reason_code=code, reason=reason)
 
 
 class _Worker:
@@ -255,7 +252,7 @@ class _Worker:
             PoolError: The pool is being closed.
         """
         self.served += 1
-        pages: list[PageText] = []
+        partial = Extraction("failed")  # What is known so far.
         with contextlib.suppress(BrokenPipeError):  # A dead process is noticed where its answer is read.
             write_ascii_message(self._jobs.fileno(), _job_message(job, limits))
         document_end = time.monotonic() + limits.document_seconds
@@ -264,18 +261,22 @@ class _Worker:
             try:
                 messages = self._next_messages(min(page_end, document_end))
             except TimeoutError:
-                raise self._overdue(pages, limits, page_end > document_end) from None
+                raise self._overdue(partial, limits, page_end > document_end) from None
             except ProtocolError as error:
-                reason = f"the extraction process sent something unreadable on page {len(pages) + 1}: {error}"
-                raise _WorkerLost("crashed", reason, pages) from None
+                page = len(partial.pages) + 1
+                reason = f"the extraction process sent something unreadable on page {page}: {error}"
+                raise _WorkerLost(partial, "crashed", reason) from None
             if messages is None:
-                raise self._died(pages)
+                raise self._died(partial)
             for message in messages:
                 if "done" in message:
                     outcome = Extraction.from_dict(message["done"])
-                    outcome.pages = pages
+                    outcome.pages = partial.pages
                     return outcome
-                pages.append(PageText.from_dict(message["page"]))
+                if "page" in message:
+                    partial.pages.append(PageText.from_dict(message["page"]))
+                else:
+                    partial = dataclasses.replace(partial, **message["detected"])
 
     def kill(self) -> None:
         """Kills the process with everything it started, and removes its temporary files."""
@@ -295,9 +296,7 @@ class _Worker:
             self.kill()
             if isinstance(error, PoolError):
                 raise
-            raise PoolError(
-                f"an extraction process did not become ready: {error or 'it took too long'}"
-            ) from None
+            raise PoolError(f"an extraction process did not become ready: {error or 'it took too long'}") from None
         if messages is None:
             log = self._log.read_bytes()[-2000:].decode("utf-8", "replace")
             self.kill()
@@ -322,27 +321,27 @@ class _Worker:
             if messages != []:
                 return messages
 
-    def _overdue(self, pages: list[PageText], limits: Limits, whole_document: bool) -> _WorkerLost:
+    def _overdue(self, partial: Extraction, limits: Limits, whole_document: bool) -> _WorkerLost:
         """The outcome for a document that missed a deadline."""
-        page = len(pages) + 1
+        page = len(partial.pages) + 1
         if whole_document:
             reason = f"the document took more than {limits.document_seconds:g} s; it was on page {page}"
         else:
             reason = f"page {page} took more than {limits.page_seconds:g} s"
-        return _WorkerLost("timeout", reason, pages)
+        return _WorkerLost(partial, "timeout", reason)
 
-    def _died(self, pages: list[PageText]) -> _WorkerLost:
+    def _died(self, partial: Extraction) -> _WorkerLost:
         """The outcome for a document over which the process died."""
         # The rest of its group goes first; the leader's own exit status is settled by now.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
-        page = len(pages) + 1
+        page = len(partial.pages) + 1
         if status == -signal.SIGKILL:
             reason = f"the extraction process was killed on page {page}, most likely because memory ran out"
-            return _WorkerLost("memory", reason, pages)
+            return _WorkerLost(partial, "memory", reason)
         cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return _WorkerLost("crashed", f"the extraction process died ({cause}) on page {page}", pages)
+        return _WorkerLost(partial, "crashed", f"the extraction process died ({cause}) on page {page}")
 
 
 def _job_message(job: ExtractJob, limits: Limits) -> dict[str, Any]:

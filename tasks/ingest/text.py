@@ -123,13 +123,15 @@ def utf16_without_mark(data: bytes) -> str | None:
         return None
     even, odd = sample[0::2].count(0), sample[1::2].count(0)
     half = len(sample) / 2
+    if even + odd < 0.5 * half and _is_plausible(sample.replace(b"\0", b""), "utf-8", controls=0.1):
+        return None  # UTF-8 with stray NULs. UTF-16 with so few zeros is no valid UTF-8, or full of control bytes.
     for encoding, zeros, others in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
         if zeros > 0.05 * half and others <= 0.005 * half and _is_plausible(sample, encoding):
             return encoding
     return None
 
 
-def _is_plausible(sample: bytes, encoding: str) -> bool:
+def _is_plausible(sample: bytes, encoding: str, controls: float = 0.01) -> bool:
     """Whether the sample decodes to text without control characters and unassigned places."""
     try:
         # Not final: the sample may end in the middle of a character.
@@ -138,7 +140,7 @@ def _is_plausible(sample: bytes, encoding: str) -> bool:
         return False
     strange = len(_CONTROLS.findall(text)) + sum(map(text.count, "\ufffe\uffff"))
     readable = sum(character.isprintable() or character in "\t\n\r\f\ufeff" for character in text[:4096])
-    return strange <= 0.01 * len(text) and readable >= 0.95 * len(text[:4096])
+    return strange <= controls * len(text) and readable >= (0.96 - controls) * len(text[:4096])
 
 
 def _guess(data: bytes, first_odd_byte: int) -> tuple[str, float]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import hashlib
+import io
 import logging
 import os
 import queue
@@ -27,6 +29,7 @@ for _name in ("pandas", "numpy"):
     # worker.
     sys.modules.setdefault(_name, None)  # type: ignore[arg-type]
 
+from tasks.ingest.detect import HEAD_BYTES, Detected, detect  # noqa: E402
 from tasks.ingest.extract import yield_document  # noqa: E402 - after the line above, which must come first
 from tasks.ingest.hashing import open_regular  # noqa: E402
 from tasks.ingest.messages import MessageReader, ProtocolError, write_message  # noqa: E402
@@ -41,9 +44,7 @@ def main() -> None:
     results = os.dup(1)
     os.dup2(2, 1)  # Whatever a library prints must not get between the messages.
     _become_expendable()
-    logging.disable(
-        logging.CRITICAL
-    )  # pypdf warns about every oddity of a broken file; the outcome says enough.
+    logging.disable(logging.CRITICAL)  # pypdf warns about every oddity of a broken file; the outcome says enough.
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_take_jobs, args=(jobs,), daemon=True).start()
 
@@ -66,16 +67,20 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
 
     Args:
         job: "path", "sha256", "suffix" and "options" as `tasks.ingest.pool` sends them.
-        send: Called with `{"page": ...}` for each page as soon as it is read.
+        send: Called with `{"detected": ...}` first, then with `{"page": ...}` for each page as soon as it is read.
 
     Returns:
         The outcome, without the pages.
     """
     options = ExtractOptions.from_dict(job["options"])
+    detected = Detected("", "application/octet-stream")
     try:
         data = _read_file(Path(job["path"]), job["sha256"], options)
         if isinstance(data, Extraction):
             return data
+        detected = detect(data[:HEAD_BYTES], len(data), job["suffix"])
+        # Ahead of everything that may kill this process: the row of a document that did should say what it was.
+        send({"detected": dataclasses.asdict(detected)})
         extraction = yield_document(data, job["suffix"], options)
         while True:
             try:
@@ -85,12 +90,13 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
                 return outcome
             send({"page": page.to_dict()})
     except MemoryError:
-        return Extraction("failed", _memory_reason(job), "memory")
+        return Extraction("failed", _memory_reason(job), "memory", **dataclasses.asdict(detected))
     except (BrokenPipeError, ProtocolError):
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
     except Exception as error:  # noqa: BLE001
-        return Extraction("failed", f"the extractor failed: {type(error).__name__}: {error}", "crashed")
+        reason = f"the extractor failed: {type(error).__name__}: {error}"
+        return Extraction("failed", reason, "crashed", **dataclasses.asdict(detected))
 
 
 def _memory_reason(job: dict[str, Any]) -> str:
@@ -107,7 +113,8 @@ def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extr
             if size > options.max_file_bytes:
                 reason = f"the file has {size} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
                 return Extraction("rejected", reason, "too_large")
-            data = file.read(options.max_file_bytes + 1)
+            # Buffered, because a single raw read may return less; one more byte tells whether the file grew.
+            data = io.BufferedReader(file).read(size + 1)
     except FileNotFoundError:
         return Extraction("failed", "the file is gone since its folder was walked", "changed")
     except OSError as error:

@@ -79,6 +79,20 @@ def test_interrupted_runs_end_with_the_same_bits(
     assert_same_run(undisturbed, resumed)
 
 
+def test_loss_scale_is_continued(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    config = dataclasses.replace(train_config, precision="fp16")
+    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    with pytest.raises(Interrupted):
+        Trainer(model_config, config, build_source(), **settings, on_progress=stop_at(3)).fit()
+    state = load_checkpoint(tmp_path)
+    state.scaler["scale"] = 1024.0
+    save_checkpoint(tmp_path, state)
+    Trainer(model_config, config, build_source(), **settings).fit()
+    assert load_checkpoint(tmp_path).scaler["scale"] == 1024.0
+
+
 KILLED = """
 import os, signal, sys
 import numpy as np, torch

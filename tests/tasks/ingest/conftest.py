@@ -19,9 +19,10 @@ def corpus() -> Path:
     return CORPUS
 
 
-@pytest.fixture(scope="session")
-def tesseract() -> str:
-    """Tesseract's version; skips where it is not installed."""
+@pytest.fixture
+def tesseract(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Tesseract's version, on one thread as in the workers; skips where it is not installed."""
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
     version = engine_version()
     if version is None:
         pytest.skip("Tesseract is not installed")

@@ -1,6 +1,7 @@
 """A stand-in for the extraction process that does what a hostile document would make it do.
 
-The name of the job's file says what: hang, stall, crash, oom, crash-unless-fresh, garbage, or anything else for success.
+The name of the job's file says what: hang, stall, crash, crash-unless-fresh, oom, exit or garbage; any other name is a
+success.
 """
 
 from __future__ import annotations

@@ -124,5 +124,5 @@ def test_a_source_inside_an_excluded_folder_is_walked(tmp_path):
 
 
 def test_a_missing_source_is_named_in_the_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.*does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*does not exist"):
         walk([tmp_path / "nowhere"])

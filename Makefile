@@ -1,0 +1,59 @@
+# make demo            everything on a sample corpus (or SOURCE=folder), from an empty machine with Python and make
+# make test            all checks that have to pass; make test-full and make test-faults take longer
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCE ?=
+MINUTES ?= 3
+
+.PHONY: demo test test-full test-faults setup ocr check fingerprints clean
+
+demo: setup ocr
+	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
+	$(BIN)/sheepfold run "$(if $(SOURCE),$(SOURCE),sample-corpus)" --minutes $(MINUTES)
+	@echo
+	@echo "Where to look:"
+	@echo "  $(BIN)/sheepfold generate 'The import statement'      ask the model"
+	@echo "  $(BIN)/sheepfold sql 'select status, count(*) from files group by 1'"
+	@echo "  $(BIN)/sheepfold why models:/sheepfold@champion       where it comes from"
+	@echo "  $(BIN)/mlflow ui --backend-store-uri sqlite:///$$PWD/.sheepfold/mlflow.db    curves, versions, aliases"
+	@echo "  .sheepfold/reports/default.md                        the report of the run"
+
+test: setup ocr check
+	$(BIN)/python -m pytest -m "not full and not faults"
+
+test-full: setup ocr check
+	$(BIN)/python -m pytest -m "not faults"
+
+test-faults: setup ocr
+	$(BIN)/python -m pytest -m faults
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# after a change that alters no stage's output: acknowledge the new code
+fingerprints: setup
+	$(BIN)/python -m tests.fingerprints
+
+setup: .venv/installed
+
+# torch comes first and pinned: an unpinned torch pulls gigabytes of GPU libraries where a CPU build would do
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+# OCR needs the Tesseract engine; without it images are quarantined with that reason and everything else goes on
+ocr:
+	@if command -v tesseract >/dev/null; then exit 0; fi; \
+	if command -v apt-get >/dev/null; then \
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
+	  ($$sudo apt-get update -qq && $$sudo apt-get install -y -qq tesseract-ocr) >/dev/null 2>&1; \
+	elif command -v brew >/dev/null; then brew install --quiet tesseract >/dev/null 2>&1; fi; \
+	command -v tesseract >/dev/null || \
+	  echo "no Tesseract: scans and images will be quarantined; install it (apt install tesseract-ocr, brew install tesseract) and run again"
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache

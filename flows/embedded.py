@@ -1,0 +1,150 @@
+"""Prefect's API for a command: the server that is configured, else one of our own for as long as the command lives.
+
+Prefect can start a server by itself, but one that outlives a killed command and takes twice as long. Ours is a child
+process that serves a socket the command opened, keeps its database in the home, and ends when its parent is gone,
+however that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storage.home import Home
+
+PARENT_LOOK_SECONDS = 0.25
+STOP_SECONDS = 5.0
+
+# Nothing may leave the machine, and nothing is served that one command does not need.
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+    "PREFECT_SERVER_UI_ENABLED": "false",
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+}
+
+
+def configured_api_url() -> str | None:
+    """Address of the Prefect server that the person set up: by variable, or in the active profile."""
+    url = os.environ.get("PREFECT_API_URL")
+    if url:
+        return url
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    try:
+        profiles = tomllib.loads((home / "profiles.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # no profiles, or not ours to judge: Prefect itself will say what is wrong with them
+    name = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
+    found = profiles.get("profiles", {}).get(name, {}).get("PREFECT_API_URL")
+    return str(found) if found else None
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start the server; requests wait in the socket's queue until it is up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        dropped = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE")
+        environment = {name: value for name, value in os.environ.items() if name not in dropped}
+        environment |= QUIET | {
+            "PREFECT_HOME": str(folder),
+            "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.embedded", str(os.getpid()), str(listener.fileno())],
+            env=environment,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the command, which then ends the server in good order
+        )
+        return process, f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def prefect_api(home: Home) -> Iterator[None]:
+    """Make sure that flows of this process reach a Prefect API.
+
+    To be entered before Prefect is imported, because Prefect reads its settings then.
+    """
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # what a command has to say it says itself; Prefect's own log is kept with the flow run
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    if configured_api_url() is not None:
+        yield
+        return
+    process, url = _start(home.prefect)
+    saved = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
+    os.environ |= {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url}
+    try:
+        with _without_heartbeat():
+            yield
+            _drain()
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _stop(process)
+
+
+@contextmanager
+def _without_heartbeat() -> Iterator[None]:
+    """No heartbeats: a server that ends with its only flow watches over nobody, and each flow would wait a second."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+def _drain() -> None:
+    """Let Prefect send what it has queued before its server goes: events carry the task states that the UI shows."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=STOP_SECONDS)
+    EventsWorker.drain_all(timeout=STOP_SECONDS)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_LOOK_SECONDS)
+    os._exit(1)
+
+
+def _serve(parent: int, listener: int) -> None:
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    application: Any = create_app(ephemeral=True, final=True)
+    config = uvicorn.Config(
+        application, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=2
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listener)])
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

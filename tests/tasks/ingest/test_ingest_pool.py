@@ -1,0 +1,332 @@
+"""The pool: every document an outcome, whatever it does to the process, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from ingest_samples import dense_page, picture_of, saved, text_pdf
+from PIL import Image
+
+from tasks.ingest import pool as pool_module
+from tasks.ingest.pool import ExtractionPool, ExtractJob, PoolError
+from tasks.ingest.records import ExtractOptions, Limits
+
+ROOT = Path(__file__).resolve().parents[3]
+FAKE_WORKER = (sys.executable, "-P", str(Path(__file__).with_name("fake_worker.py")))
+QUICK = Limits(page_seconds=0.5, document_seconds=1.5)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files, of which nothing may be left; and no process either."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = set(children_of(os.getpid()))
+    yield folder
+    assert list(folder.iterdir()) == []
+    assert set(children_of(os.getpid())) <= before
+
+
+def process_table() -> dict[int, tuple[str, int, int]]:
+    """Name, parent and session of every living process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            name, _, fields = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+        except (OSError, ValueError):
+            continue
+        state, parent, _, session = fields.split()[:4]
+        if state != "Z":
+            found[int(entry.name)] = (name, int(parent), int(session))
+    return found
+
+
+def processes_that_mention(path: Path) -> list[int]:
+    """Processes with the path in their command line."""
+    found = []
+    for pid in process_table():
+        with contextlib.suppress(OSError):
+            if os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    return [child for child, (_, parent, _) in process_table().items() if parent == pid]
+
+
+def wait_until(condition, seconds: float = 20.0):
+    """What the condition returns once it is true; fails after a while."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return value
+
+
+def job(path: Path, **options) -> ExtractJob:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return ExtractJob(path, digest, path.suffix, ExtractOptions(**options))
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def fake(name: str) -> ExtractJob:
+    return ExtractJob(Path(name), "", "")
+
+
+# With the real worker.
+
+
+def test_documents_come_out_as_they_do_in_process(tmp_path, tesseract):
+    paths = [
+        write(tmp_path / "a.pdf", text_pdf(["first page", ""], title="T")),
+        write(tmp_path / "b.py", b"print(1)\n"),
+        write(tmp_path / "c.png", saved(picture_of("picture"), "PNG")),
+        write(tmp_path / "empty.txt", b""),
+        write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")), b"caf\xe9 au lait " * 20),
+    ]
+    from tasks.ingest.extract import extract_document
+
+    with ExtractionPool(2, Limits()) as pool:
+        found = [future.result() for future in [pool.submit(job(path)) for path in paths]]
+    assert found == [extract_document(path.read_bytes(), path.suffix, ExtractOptions()) for path in paths]
+    assert [outcome.status for outcome in found] == ["ok", "ok", "ok", "skipped", "ok"]
+
+
+def test_files_that_changed_vanished_or_grew_say_so(tmp_path):
+    changed = job(write(tmp_path / "changed.txt", b"before"))
+    gone = job(write(tmp_path / "gone.txt", b"before"))
+    grown = job(write(tmp_path / "grown.txt", b"before"), max_file_bytes=10)
+    pipe = job(write(tmp_path / "pipe.txt", b"before"))
+    write(changed.path, b"after")
+    gone.path.unlink()
+    write(grown.path, b"x" * 11)
+    pipe.path.unlink()
+    os.mkfifo(pipe.path)
+    with ExtractionPool(1) as pool:
+        found = [pool.submit(item).result() for item in (changed, gone, grown, pipe)]
+    assert [(outcome.status, outcome.reason_code) for outcome in found] == [
+        ("failed", "changed"),
+        ("failed", "changed"),
+        ("rejected", "too_large"),
+        ("failed", "unreadable"),
+    ]
+    assert all(outcome.reason for outcome in found)
+
+
+def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_path):
+    bomb = write(tmp_path / "bomb.png", saved(Image.new("RGB", (9000, 9000)), "PNG"))
+    small = write(tmp_path / "small.txt", b"some text")
+    with ExtractionPool(1, Limits(memory_bytes=100 * 1024**2)) as pool:
+        outcome = pool.submit(job(bomb)).result()
+        assert (outcome.status, outcome.reason_code) == ("failed", "memory")
+        assert "100 MiB" in outcome.reason
+        assert pool.submit(job(small)).result().status == "ok"
+
+
+def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, tesseract, temporary):
+    slow = write(tmp_path / "slow.png", saved(dense_page(), "PNG"))
+    with ExtractionPool(1, Limits(page_seconds=3.0)) as pool:
+        outcome = pool.submit(job(slow)).result()
+        assert (outcome.status, outcome.reason_code) == ("failed", "timeout")
+        assert outcome.reason == "page 1 took more than 3 s"
+        assert (outcome.kind, outcome.media_type) == ("image", "image/png")
+        # What was killed may need a moment to be gone.
+        wait_until(lambda: not processes_that_mention(temporary), seconds=2)
+        assert [path for path in temporary.rglob("*") if path.is_file()] == []
+
+
+def test_the_worker_imports_nothing_heavy():
+    script = (
+        "import sys, tasks.ingest.worker\n"
+        "heavy = ['prefect', 'mlflow', 'torch', 'pyarrow', 'pandas', 'numpy']\n"
+        "print([name for name in heavy if sys.modules.get(name)])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_modules_in_the_current_folder_are_not_imported(tmp_path, monkeypatch):
+    write(tmp_path / "json.py", b"raise SystemExit('a document was run')")
+    document = write(tmp_path / "a.txt", b"some text")
+    monkeypatch.chdir(tmp_path)
+    with ExtractionPool(1) as pool:
+        assert pool.submit(job(document)).result().status == "ok"
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from tasks.ingest.pool import ExtractionPool, ExtractJob
+from tasks.ingest.records import ExtractOptions
+
+path, digest = Path(sys.argv[1]), sys.argv[2]
+with ExtractionPool(2) as pool:
+    futures = [pool.submit(ExtractJob(path, digest, ".png", ExtractOptions())) for _ in range(2)]
+    print("submitted", flush=True)
+    [future.result() for future in futures]
+"""
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT], ids=["sigkill", "ctrl-c"])
+def test_when_the_parent_dies_the_workers_and_their_ocr_are_gone_at_once(tmp_path, tesseract, kill, temporary):
+    slow = job(write(tmp_path / "slow.png", saved(dense_page(), "PNG")))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(slow.path), slow.sha256],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with parent:
+        workers = wait_until(lambda: len(found := children_of(parent.pid)) == 2 and found)
+
+        def family() -> list[str]:
+            return [name for name, _, session in process_table().values() if session in workers]
+
+        wait_until(lambda: family().count("tesseract") == 2)
+        parent.send_signal(kill)
+        start = time.monotonic()
+        wait_until(lambda: not family(), seconds=5)
+        assert time.monotonic() - start < 2
+    if kill == signal.SIGINT:
+        assert not list(tmp_path.glob("sheepfold-extract-*"))
+
+
+# With a worker that does what the worst documents do.
+
+
+def test_a_page_that_hangs_fails_with_its_number_and_keeps_the_pages_before(temporary):
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("hang")).result()
+        assert (outcome.status, outcome.reason_code) == ("failed", "timeout")
+        assert outcome.reason == "page 3 took more than 0.5 s"
+        assert [page.page for page in outcome.pages] == [1, 2]
+        assert pool.submit(fake("fine")).result().status == "ok"
+
+
+def test_a_document_that_never_ends_fails_even_if_each_page_is_quick():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("stall")).result()
+    assert outcome.reason_code == "timeout"
+    assert outcome.reason.startswith("the document took more than 1.5 s")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("crash", "crashed", "signal 11) on page 1"),
+        ("exit", "crashed", "exit status 3) on page 1"),
+        ("oom", "memory", "killed on page 1"),
+        ("garbage", "crashed", "unreadable"),
+    ],
+)
+def test_a_process_that_dies_costs_only_its_document(name, code, words):
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        futures = [pool.submit(fake(kind)) for kind in ("fine", name, "fine")]
+        outcomes = [future.result() for future in futures]
+    assert [outcome.status for outcome in outcomes] == ["ok", "failed", "ok"]
+    assert outcomes[1].reason_code == code
+    assert words in outcomes[1].reason
+
+
+def test_a_document_is_tried_again_if_the_process_was_not_fresh():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcomes = [pool.submit(fake(name)).result() for name in ("fine", "crash-unless-fresh")]
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+
+
+def test_a_process_that_died_while_idle_is_replaced():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        pid = int(pool.submit(fake("fine")).result().pages[0].text)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid not in process_table())
+        assert pool.submit(fake("fine")).result().status == "ok"
+
+
+def test_processes_are_recycled(monkeypatch):
+    monkeypatch.setattr(pool_module, "DOCUMENTS_PER_WORKER", 3)
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        pids = [pool.submit(fake("fine")).result().pages[0].text for _ in range(7)]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
+
+
+def test_no_process_starts_before_there_is_work():
+    with ExtractionPool(4, QUICK, FAKE_WORKER):
+        assert children_of(os.getpid()) == []
+
+
+def test_several_threads_may_submit_at_once():
+    with ExtractionPool(3, QUICK, FAKE_WORKER) as pool, ThreadPoolExecutor(8) as threads:
+        names = ["fine", "crash", "fine", "fine"] * 10
+        outcomes = list(threads.map(lambda name: pool.submit(fake(name)).result(), names))
+    assert [outcome.status for outcome in outcomes] == ["ok", "failed", "ok", "ok"] * 10
+
+
+def test_leaving_the_with_block_waits_for_what_was_submitted():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        futures = [pool.submit(fake("fine")) for _ in range(5)]
+    assert all(future.done() and future.result().status == "ok" for future in futures)
+
+
+def test_an_exception_in_the_with_block_ends_everything_at_once():
+    futures: list[Future] = []
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+        futures = [pool.submit(fake("hang")), pool.submit(fake("fine"))]
+        wait_until(lambda: len(children_of(os.getpid())) == 1)
+        raise KeyboardInterrupt
+    assert time.monotonic() - start < 10
+    with pytest.raises(PoolError, match="closed"):
+        futures[0].result(timeout=5)
+    with pytest.raises(CancelledError):
+        futures[1].result(timeout=5)
+
+
+def test_a_closed_pool_takes_no_documents():
+    pool = ExtractionPool(1, QUICK, FAKE_WORKER)
+    pool.close()
+    pool.close()
+    with pytest.raises(PoolError, match="closed"):
+        pool.submit(fake("fine"))
+
+
+def test_closing_from_another_thread_ends_a_waiting_one():
+    pool = ExtractionPool(1, Limits(), FAKE_WORKER)
+    future = pool.submit(fake("hang"))
+    wait_until(lambda: children_of(os.getpid()))
+    closer = threading.Thread(target=pool.close)
+    closer.start()
+    with pytest.raises(PoolError):
+        future.result(timeout=10)
+    closer.join()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ((sys.executable, "-c", "raise SystemExit('no such module')"), "no such module"),
+        (("/nonexistent/python",), "/nonexistent/python"),
+    ],
+)
+def test_a_worker_that_cannot_start_is_an_error_and_no_documents_fault(command, words):
+    with ExtractionPool(1, QUICK, command) as pool, pytest.raises(PoolError, match=words):
+        pool.submit(fake("fine")).result()
