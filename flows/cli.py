@@ -206,7 +206,7 @@ def plan(
 
         print(stage_table(stages, planned=True))
         total = sum(item.seconds for item in stages)
-        print(f"\nnothing to compute" if all(item.cached for item in stages) else f"\nabout {total:.0f} seconds")
+        print("\nnothing to compute" if all(item.cached for item in stages) else f"\nabout {total:.0f} seconds")
         for note in planner.notes:
             print(f"note: {note}")
 

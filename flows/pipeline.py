@@ -23,6 +23,7 @@ from tasks.curate.normalise import NormaliseSettings, normalise
 from tasks.curate.selection import curate
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
+from tasks.ingest.hashing import HashMemo, hash_files
 from tasks.ingest.ocr import engine_version
 from tasks.ingest.segments import (
     Member,
@@ -34,7 +35,6 @@ from tasks.ingest.segments import (
     wants_retry,
 )
 from tasks.ingest.snapshot import Listing, list_files, snapshot
-from tasks.ingest.hashing import HashMemo, hash_files
 from tasks.ingest.walk import walk
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
@@ -98,7 +98,9 @@ def _hashed(session: Session, sources: Sequence[Path]) -> tuple[Any, dict[Any, A
     return walked, hashes, paths
 
 
-def _choose_members(session: Session, settings: Settings, listed: Iterable[Any]) -> tuple[dict[str, Member], dict[Member, Any]]:
+def _choose_members(
+    session: Session, settings: Settings, listed: Iterable[Any]
+) -> tuple[dict[str, Member], dict[Member, Any]]:
     """For every content of the listing, which extraction of it is used, and where those lie that are there."""
     suffixes: dict[str, str] = {}
     for item in listed:
@@ -195,10 +197,7 @@ def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingeste
     sizes = [len(live) for live in ingested.live]
     normalised = session.run_each(
         normalise,
-        [
-            Call(NormaliseSettings(), {"segment": ref}, size)
-            for ref, size in zip(ingested.segments, sizes, strict=True)
-        ],
+        [Call(NormaliseSettings(), {"segment": ref}, size) for ref, size in zip(ingested.segments, sizes, strict=True)],
     )
     documents = session.union(normalised, "documents.parquet", ingested.live)
     curated = session.run(curate, settings.curate, snapshot=ingested.snapshot, documents=documents)
@@ -222,7 +221,9 @@ def _seq_len(settings: Settings) -> int:
     return int(model_config(settings.model, vocab_size=1)["max_seq_len"])
 
 
-def _resolve_steps(session: Session, settings: TrainSettings, network: dict[str, Any], cut: ArtifactRef) -> int | Pending:
+def _resolve_steps(
+    session: Session, settings: TrainSettings, network: dict[str, Any], cut: ArtifactRef
+) -> int | Pending:
     """Number of steps of a training: as given, or from tokens, or from minutes by a probe kept in the store."""
     if settings.max_steps:
         return settings.max_steps
@@ -255,9 +256,7 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
     if isinstance(steps, Pending):
         return session.run(train, TrainStageSettings({}, {}), dataset=steps, tokenizer=prepared.tokenizer)
     plan = train_config(settings.train, steps)
-    return session.run(
-        train, TrainStageSettings(network, plan), dataset=prepared.dataset, tokenizer=prepared.tokenizer
-    )
+    return session.run(train, TrainStageSettings(network, plan), dataset=prepared.dataset, tokenizer=prepared.tokenizer)
 
 
 def _expected_seconds(settings: TrainSettings) -> float | None:

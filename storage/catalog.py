@@ -89,9 +89,7 @@ class Catalog:
 
     def _segments(self, name: str, stage: str, table: str) -> None:
         """Which segment each file of a per-segment stage belongs to."""
-        rows = [
-            (str(self.store.folder(ref) / table), segment_of(self.store, ref)) for ref in self.state.get(stage, [])
-        ]
+        rows = [(str(self.store.folder(ref) / table), segment_of(self.store, ref)) for ref in self.state.get(stage, [])]
         self.connection.execute(f"create table {name} (filename varchar, segment varchar)")
         if rows:
             self.connection.executemany(f"insert into {name} values (?, ?)", rows)

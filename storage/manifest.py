@@ -1,4 +1,4 @@
-"""The manifest: what an artefact is made of, from what, by whom. Its presence is the commit; lineage is read from it."""
+"""The manifest: what an artefact is made of, and from what. Its presence is the commit; lineage is read from it."""
 
 from __future__ import annotations
 

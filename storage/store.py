@@ -5,7 +5,7 @@
     <store>/.locks/            owners of unfinished work
     <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
 
-`Store` is the interface; `LocalStore` keeps it on a folder. A store elsewhere (`s3://`) implements the same few methods.
+`Store` is the interface; `LocalStore` keeps it on a folder. A store elsewhere (`s3://`) implements the same methods.
 """
 
 from __future__ import annotations
@@ -144,9 +144,7 @@ class LocalStore(Store):
         return folder
 
     @contextmanager
-    def workspace(
-        self, stage: str, key: str, on_wait: Callable[[str], None] | None = None
-    ) -> Iterator[Workspace]:
+    def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
         with owner_lock(self.root / ".locks" / f"{stage}-{key}.lock", on_wait):
             root = self.root / ".work" / stage / key
             workspace = Workspace(out=root / "out", scratch=root / "scratch")

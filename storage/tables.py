@@ -1,4 +1,4 @@
-"""Reading and writing Parquet: explicit schemas, zstd, row groups near 1,000 rows so that two cores can share a file."""
+"""Reading and writing Parquet: explicit schemas, zstd, row groups small enough for two cores to share a file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
     with pq.ParquetWriter(path, schema, compression="zstd", compression_level=ZSTD_LEVEL) as writer:
         for row in rows:
             if row.keys() != set(schema.names):
-                raise ValueError(
-                    f"{path.name}: row has {sorted(row)}, the schema {sorted(schema.names)}"
-                )
+                raise ValueError(f"{path.name}: row has {sorted(row)}, the schema {sorted(schema.names)}")
             batch.append(row)
             if len(batch) == ROW_GROUP_ROWS:
                 writer.write_table(pa.Table.from_pylist(batch, schema=schema))

@@ -82,9 +82,7 @@ class Tracking:
         )
         return str(runs[0].info.run_id) if runs else None
 
-    def ensure_run(
-        self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]
-    ) -> str:
+    def ensure_run(self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         """The run of a training, made when it is not there; parameters are written when it is made.
 
         Returns:

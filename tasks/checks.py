@@ -25,7 +25,9 @@ def check_split(store: Store, state: State) -> Check:
     for row in read_rows(store.folder(curated) / "selection.parquet", ["cluster", "split"]):
         sides[row["cluster"]].add(row["split"])
         check.checked += 1
-    check.problems += [f"text {name[:12]} is on both sides of the split" for name, found in sides.items() if len(found) > 1]
+    check.problems += [
+        f"text {name[:12]} is on both sides of the split" for name, found in sides.items() if len(found) > 1
+    ]
     trained = kept_documents(store, curated, "train")
     for ref in state.get("evalset", []):
         for row in read_rows(store.folder(ref) / "documents.parquet", ["doc_id"]):

@@ -15,7 +15,14 @@ from pathlib import Path
 
 FIRST_PARTY = ("flows", "tasks", "model", "storage")
 # Plumbing that carries every stage and shapes no result: a change here says nothing about a stage's output.
-PLUMBING = {"tasks.stage", "tasks.session", "tasks.fingerprint", "tasks.progress", "storage.tracking", "storage.registry"}
+PLUMBING = {
+    "tasks.stage",
+    "tasks.session",
+    "tasks.fingerprint",
+    "tasks.progress",
+    "storage.tracking",
+    "storage.registry",
+}
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -24,7 +24,9 @@ from tasks.tokens.tokenizer import TOKENIZER_FILE
 
 COMPLETIONS_FILE = "completions.parquet"
 
-PROMPTS = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("prompt", pa.large_string(), nullable=False)])
+PROMPTS = pa.schema(
+    [pa.field("id", pa.string(), nullable=False), pa.field("prompt", pa.large_string(), nullable=False)]
+)
 
 
 @dataclass(frozen=True)

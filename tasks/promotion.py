@@ -61,9 +61,7 @@ def requirements() -> list[str]:
     return [f"mlflow=={installed('mlflow')}", *pinned]
 
 
-def decide(
-    challenger: Mapping[str, float], champion: Mapping[str, float] | None, same_model: bool
-) -> tuple[bool, str]:
+def decide(challenger: Mapping[str, float], champion: Mapping[str, float] | None, same_model: bool) -> tuple[bool, str]:
     """Whether the challenger becomes (or stays) champion, and why.
 
     Args:
@@ -94,18 +92,19 @@ def model_card(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef, metr
         ("uniform", metrics["val/uniform_loss"], metrics["val/uniform_bits_per_byte"]),
     ]
     table = "\n".join(f"| {name} | {loss:.4f} | {bits:.4f} |" for name, loss, bits in rows)
-    return f"""## Language model of {network['n_layer']} layers, width {network['d_model']}, context {network['max_seq_len']}
+    shape = f"{network['n_layer']} layers, width {network['d_model']}, context {network['max_seq_len']}"
+    return f"""## Language model of {shape}
 
-Evaluated on {metrics['val/documents']:.0f} held-out documents ({metrics['val/bytes']:,.0f} bytes, evaluation set \
-`{evalset.digest[:12]}`). Perplexity {metrics['val/perplexity']:.2f}.
+Evaluated on {metrics["val/documents"]:.0f} held-out documents ({metrics["val/bytes"]:,.0f} bytes, evaluation set \
+`{evalset.digest[:12]}`). Perplexity {metrics["val/perplexity"]:.2f}.
 
 | | loss (nats per token) | bits per byte |
 |---|---|---|
 {table}
-| zstd -19 | | {metrics['val/zstd19_bits_per_byte']:.4f} |
+| zstd -19 | | {metrics["val/zstd19_bits_per_byte"]:.4f} |
 
-Trained on {curated['train']:,} documents, {dataset['train_tokens']:,} tokens, for {plan['max_steps']:,} steps in \
-{plan['precision']} with seed {plan['seed']}; vocabulary of {network['vocab_size']:,}.
+Trained on {curated["train"]:,} documents, {dataset["train_tokens"]:,} tokens, for {plan["max_steps"]:,} steps in \
+{plan["precision"]} with seed {plan["seed"]}; vocabulary of {network["vocab_size"]:,}.
 
 ```python
 import mlflow

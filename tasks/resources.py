@@ -58,9 +58,7 @@ class Resources:
         limits: deadlines and memory of extraction.
     """
 
-    def __init__(
-        self, home: Home, workers: int = 0, deterministic: bool = False, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, home: Home, workers: int = 0, deterministic: bool = False, limits: Limits | None = None) -> None:
         self.home = home
         self.workers = workers or usable_cores()
         self.deterministic = deterministic

@@ -44,10 +44,10 @@ def prompts_of(model_input: Any) -> list[str]:
     return [str(value) for value in model_input]
 
 
-class SheepfoldModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+class SheepfoldModel(mlflow.pyfunc.PythonModel):
     """Continues prompts. `predict(["Once"], params={"max_new_tokens": 20})` returns one text per prompt."""
 
-    def load_context(self, context):  # type: ignore[no-untyped-def]  # noqa: D102
+    def load_context(self, context):  # type: ignore[no-untyped-def]
         folder = Path(context.artifacts["bundle"])
         package = load_code(folder / "code").__name__
         network = importlib.import_module(f"{package}.model")

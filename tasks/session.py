@@ -222,7 +222,6 @@ class PrefectSession(Session):
             future.result()
         return [_outcome(invocation) for invocation in invocations]
 
-
     def act(self, name: str, function: Callable[[], Any]) -> Any:
         """Do something that makes no artefact, as a task run of its own."""
         from prefect import task

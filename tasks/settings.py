@@ -201,9 +201,7 @@ def _free_fields(section: str) -> set[str]:
 
 def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     section, _, leaf = name.partition(".")
-    known = [
-        f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"
-    ]
+    known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
     if section in sections and leaf in sections[section] and leaf != "overrides":
         sections[section][leaf] = value
         return

@@ -220,7 +220,9 @@ class Invocation:
 
 def is_transient(error: BaseException | None) -> bool:
     """Whether trying again may help: faults of disks and connections do; settings and inputs stay as they are."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError):
+    if isinstance(
+        error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError
+    ):
         return False
     return isinstance(error, OSError | ConnectionError | TimeoutError)
 

@@ -189,9 +189,7 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
     (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
     shutil.copyfile(work.folder(tokenizer) / TOKENIZER_FILE, work.out / TOKENIZER_FILE)
     shutil.copyfile(work.folder(dataset) / COUNTS_FILE, work.out / COUNTS_FILE)
-    rows = [
-        {"step": step, "metric": metric, "value": value} for metric, step, value in history_points(result.history)
-    ]
+    rows = [{"step": step, "metric": metric, "value": value} for metric, step, value in history_points(result.history)]
     write_table(work.out / HISTORY_FILE, HISTORY, rows)
     work.counts["rows"] = result.steps
     work.tools["torch"] = torch.__version__

@@ -102,7 +102,8 @@ def file_row(listed: ListedFile, extracted: dict[str, Any] | None, first: str | 
         "segment": None,
     }
     if extracted is not None:
-        row |= {name: extracted[name] for name in ("media_type", "status", "reason", "reason_code", "doc_id", "segment")}
+        taken = ("media_type", "status", "reason", "reason_code", "doc_id", "segment")
+        row |= {name: extracted[name] for name in taken}
         if first is not None:
             row |= {"status": "duplicate", "reason": f"same bytes as {first}", "reason_code": "duplicate_bytes"}
     return row

@@ -24,16 +24,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-for _name in ("pandas", "numpy"):
-    # pytesseract imports both where they are installed, and uses neither as we call it: 0.3 s and 80 MB per
-    # worker.
-    sys.modules.setdefault(_name, None)  # type: ignore[arg-type]
+if __name__ == "__main__":
+    # pytesseract imports both where they are installed, and uses neither as we call it: 0.3 s and 80 MB per worker.
+    # Never where this module is only imported: there somebody else may need them.
+    sys.modules.update({"pandas": None, "numpy": None})  # type: ignore[dict-item]
 
-from tasks.ingest.detect import HEAD_BYTES, Detected, detect  # noqa: E402
-from tasks.ingest.extract import yield_document  # noqa: E402 - after the line above, which must come first
-from tasks.ingest.hashing import open_regular  # noqa: E402
-from tasks.ingest.messages import MessageReader, ProtocolError, write_message  # noqa: E402
-from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText  # noqa: E402
+from tasks.ingest.detect import HEAD_BYTES, Detected, detect
+from tasks.ingest.extract import yield_document
+from tasks.ingest.hashing import open_regular
+from tasks.ingest.messages import MessageReader, ProtocolError, write_message
+from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText
 
 _PR_SET_PDEATHSIG = 1
 _Send = Callable[[dict[str, Any]], None]

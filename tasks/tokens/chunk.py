@@ -58,7 +58,9 @@ def chunk_spans(n_ids: int, seq_len: int, stride: int = 0) -> list[tuple[int, in
     return [(index * stride, min(seq_len + 1, n_ids - index * stride)) for index in range(count)]
 
 
-def load_shards(dataset_folder: Path, tokens: dict[str, Path], split: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+def load_shards(
+    dataset_folder: Path, tokens: dict[str, Path], split: str
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Map the shards of one split.
 
     Args:

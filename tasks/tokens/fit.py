@@ -74,7 +74,9 @@ def tokenizer(work: Work, settings: TokenizerSettings, *, curated: ArtifactRef, 
     texts = training_texts(work, curated, documents, settings.fit_bytes)
     fitted, why = fit_tokenizer(texts, settings)
     fitted.save(work.out / TOKENIZER_FILE)
-    (work.out / "choice.json").write_text(json.dumps({"kind": fitted.kind, "why": why, "vocab_size": fitted.vocab_size}))
+    (work.out / "choice.json").write_text(
+        json.dumps({"kind": fitted.kind, "why": why, "vocab_size": fitted.vocab_size})
+    )
     work.counts["rows"] = fitted.vocab_size
     work.tools["tokenizers"] = tokenizers.__version__
     return sha256_file(work.out / TOKENIZER_FILE)

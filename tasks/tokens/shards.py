@@ -1,4 +1,4 @@
-"""Token shards: the ids of every document of a segment, as a table for people and as a flat array that training maps."""
+"""Token shards: the ids of every document of a segment, as a table for people and as a flat array for training."""
 
 from __future__ import annotations
 

@@ -154,14 +154,23 @@ def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, te
         assert [path for path in temporary.rglob("*") if path.is_file()] == []
 
 
-def test_the_worker_imports_nothing_heavy():
+def test_importing_the_worker_loads_no_orchestration_and_hides_nothing():
     script = (
-        "import sys, tasks.ingest.worker\n"
-        "heavy = ['prefect', 'mlflow', 'torch', 'pyarrow', 'pandas', 'numpy']\n"
-        "print([name for name in heavy if sys.modules.get(name)])"
+        "import sys, tasks.ingest.worker, numpy, pandas\n"
+        "print([name for name in ('prefect', 'mlflow', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_process_loads_nothing_heavy_even_for_ocr(tmp_path, tesseract):
+    picture = write(tmp_path / "a.png", saved(picture_of("picture"), "PNG"))
+    with ExtractionPool(1) as pool:
+        assert pool.submit(job(picture)).result().status == "ok"
+        (worker,) = children_of(os.getpid())
+        libraries = Path(f"/proc/{worker}/maps").read_text()
+    assert "/PIL/" in libraries
+    assert [name for name in ("numpy", "pandas", "pyarrow", "torch") if f"/{name}/" in libraries] == []
 
 
 def test_modules_in_the_current_folder_are_not_imported(tmp_path, monkeypatch):
