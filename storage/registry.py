@@ -64,7 +64,10 @@ class Registry:
         """The version whose weights have this digest, or None."""
         self._ensure_model()
         found = self.client.search_model_versions(f"name = '{MODEL_NAME}' and tags.`{DIGEST_TAG}` = '{digest}'")
-        return self._read(min(found, key=lambda entry: int(entry.version))) if found else None
+        if not found:
+            return None
+        # a search does not say under which aliases a version stands
+        return self.by_number(min((str(entry.version) for entry in found), key=int))
 
     def by_alias(self, alias: str) -> ModelVersion | None:
         """The version an alias stands at, or None."""

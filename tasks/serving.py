@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,10 @@ def prompts_of(model_input: Any) -> list[str]:
     if hasattr(model_input, "iloc"):
         return [str(value) for value in model_input.iloc[:, 0].tolist()]
     return [str(value) for value in model_input]
+
+
+# MLflow warns of the missing type hints, which are left out on purpose (see `predict`)
+warnings.filterwarnings("ignore", message=".*Add type hints to the `predict` method.*")
 
 
 class SheepfoldModel(mlflow.pyfunc.PythonModel):

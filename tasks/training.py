@@ -32,6 +32,7 @@ from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
 HISTORY_FILE = "history.parquet"
 SHARE_OF_BUDGET = 0.92  # of `minutes` goes to steps; the rest to evaluation and checkpoints
 MIN_STEPS = 20
+CHECKPOINT_SECONDS = 10.0  # a kill costs at most so much training
 VALIDATION_SAMPLE = 64  # sequences; the whole evaluation set is measured once, at the end
 
 
@@ -172,6 +173,7 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
         source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
         device=work.resources.device,
         checkpoint_dir=work.scratch / "checkpoints",
+        checkpoint_seconds=CHECKPOINT_SECONDS,
         identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
         on_metrics=lambda step, metrics: points.add(step, curve_names(metrics)),
         on_checkpoint=lambda step: points.flush(),
@@ -192,6 +194,7 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
     rows = [{"step": step, "metric": metric, "value": value} for metric, step, value in history_points(result.history)]
     write_table(work.out / HISTORY_FILE, HISTORY, rows)
     work.counts["rows"] = result.steps
+    work.counts["resumed_from"] = result.resumed_from
     work.tools["torch"] = torch.__version__
     work.tools["device"] = describe_device(work.resources.device)
     weights = sha256_file(work.out / WEIGHTS_FILE)

@@ -37,9 +37,7 @@ def extract_document(data: bytes, suffix: str, options: ExtractOptions) -> Extra
             return outcome
 
 
-def yield_document(
-    data: bytes, suffix: str, options: ExtractOptions
-) -> Generator[PageText, None, Extraction]:
+def yield_document(data: bytes, suffix: str, options: ExtractOptions) -> Generator[PageText, None, Extraction]:
     """Extracts one document page by page.
 
     Args:
@@ -117,9 +115,7 @@ class _Tally:
             return
         if self.n_failed:
             outcome.status, outcome.reason_code = "failed", "corrupt"
-            outcome.reason = (
-                f"no text; {self.n_failed} of {self.n_pages} pages failed, first {self.first_error}"
-            )
+            outcome.reason = f"no text; {self.n_failed} of {self.n_pages} pages failed, first {self.first_error}"
             return
         outcome.status, outcome.reason_code = "rejected", "no_text"
         outcome.reason = f"no text on any of {self.n_pages} pages" if self.n_pages > 1 else "no text"

@@ -19,9 +19,7 @@ from tasks.ingest.ocr import MAX_SIDE, OcrError, ocr_image
 from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
-PLAUSIBLE_DPI = range(
-    70, 1201
-)  # Cameras and editors write 1 or 72 dpi into anything; Tesseract's estimate beats that.
+PLAUSIBLE_DPI = range(70, 1201)  # Cameras and editors write 1 or 72 dpi into anything; Tesseract's estimate beats that.
 
 
 def extract_image(data: bytes, options: ExtractOptions) -> Generator[PageText, None, None]:

@@ -77,9 +77,7 @@ class MessageReader:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:
-                raise ProtocolError(
-                    f"a message of {length} bytes was announced; at most {MAX_MESSAGE_BYTES} expected"
-                )
+                raise ProtocolError(f"a message of {length} bytes was announced; at most {MAX_MESSAGE_BYTES} expected")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

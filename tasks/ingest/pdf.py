@@ -201,7 +201,9 @@ def _open_with_pypdf(data: bytes, first_opinion: str) -> tuple[pypdf.PdfReader, 
         return reader, n_pages, title
     # Told from the bytes: what pypdf raises for a password varies, and PDFium's error code is not to be trusted.
     if b"/Encrypt" in data:
-        raise ExtractionProblem("rejected", "encrypted", "the PDF is encrypted; the empty password does not open it")
+        raise ExtractionProblem(
+            "rejected", "encrypted", "the PDF is encrypted; the empty password does not lead to its pages"
+        )
     raise ExtractionProblem("failed", "corrupt", f"the PDF cannot be read: {first_opinion}; pypdf: {second_opinion}")
 
 

@@ -160,9 +160,7 @@ def _walk_root(root: Path, label: str, excluded: set[Path]) -> Iterator[WalkedFi
             try:
                 status = path.lstat()
             except OSError as error:
-                yield WalkedFile(
-                    row_path, source, path, 0, 0, "failed", f"cannot be examined: {error.strerror}"
-                )
+                yield WalkedFile(row_path, source, path, 0, 0, "failed", f"cannot be examined: {error.strerror}")
                 continue
             if stat.S_ISDIR(status.st_mode):
                 pending.append(path)

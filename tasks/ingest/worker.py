@@ -9,7 +9,6 @@ pyarrow nor pandas is imported here; each would cost every worker up to seconds 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import io
@@ -35,7 +34,6 @@ from tasks.ingest.hashing import open_regular
 from tasks.ingest.messages import MessageReader, ProtocolError, write_message
 from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText
 
-_PR_SET_PDEATHSIG = 1
 _Send = Callable[[dict[str, Any]], None]
 
 
@@ -131,21 +129,19 @@ def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
         while (messages := reader.read_available()) is not None:
             for message in messages:
                 jobs.put(message)
+    # The group at once, not a parent-death signal: that one would reach this process alone, and its OCR child
+    # would then stay behind with nobody to kill it.
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)  # Run by hand in somebody else's process group: only this process.
 
 
 def _become_expendable() -> None:
-    """Makes this process the first to go: with its parent, and when the machine runs out of memory."""
+    """Makes this process the first to go when the machine runs out of memory, without a core dump."""
     os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500", "ascii")
-    if sys.platform == "linux":
-        # Beside the thread that waits for the end of standard input: native code that hangs while it holds
-        # the interpreter's lock would keep that thread from running.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _own_bytes() -> int:
