@@ -8,6 +8,7 @@ from typing import Any
 
 from flows.report import RunResult
 from storage.digest import sha256_file, sha256_json
+from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
 from storage.store import Store
@@ -20,7 +21,7 @@ from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.training import TrainStageSettings, sync_run
 
 
-class UnknownModel(ValueError):
+class UnknownModel(UserError):
     """A model that no name leads to."""
 
 

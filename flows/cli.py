@@ -57,23 +57,23 @@ def _fail(error: BaseException) -> NoReturn:
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""
-    from storage.catalog import QueryError
-    from storage.store import StoreError
+    from storage.errors import UserError
 
     try:
         yield
-    except (ValueError, StoreError, QueryError, FileNotFoundError, PermissionError) as error:
+    except UserError as error:
         _fail(error)
 
 
 def _sources(sources: list[str]) -> str:
     """Sources as a flow takes them: absolute, one per line."""
     from flows.pipeline import resolve_sources
+    from storage.errors import UserError
 
     found = resolve_sources(sources)
     for path in found:
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist: name a folder or file with documents")
+            raise UserError(f"{path} does not exist: name a folder or file with documents")
     return "\n".join(map(str, found))
 
 

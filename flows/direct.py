@@ -10,6 +10,7 @@ from typing import Any
 from flows import pipeline
 from flows.actions import champion_entry, checkpoint_of, completions_path, resolve_version
 from storage.catalog import Catalog, read_state
+from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors
 from storage.manifest import ArtifactRef
@@ -34,7 +35,7 @@ def generate_direct(
 ) -> tuple[list[dict[str, Any]], str]:
     """Continue one prompt or a file of them; returns the rows and the path of their table."""
     if bool(prompt) == bool(prompts):
-        raise ValueError("give either a PROMPT or --prompts FILE")
+        raise UserError("give either a PROMPT or --prompts FILE")
     asked = [Prompt("0", prompt)] if prompt else read_prompts(Path(prompts).expanduser())
     settings = load_settings(None, [], options)
     place = Home.from_environment(home or None).create()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.catalog import corpus_ref, read_state
+from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.store import StoreError
@@ -359,5 +360,5 @@ def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[Pa
     """Absolute paths of sources; one string may hold several on lines of their own."""
     lines = [line.strip() for source in sources for line in source.splitlines() if line.strip()]
     if not lines:
-        raise ValueError("no source given: name at least one folder or file with documents")
+        raise UserError("no source given: name at least one folder or file with documents")
     return [((base or Path.cwd()) / Path(line).expanduser()).resolve() for line in lines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flows import pipeline
+from storage.errors import UserError
 from tasks.stage import Stage
 
 
@@ -18,11 +19,11 @@ def stage_names(refresh: str) -> list[str]:
     """The stages named in a comma-separated list.
 
     Raises:
-        ValueError: for a stage that does not exist.
+        UserError: for a stage that does not exist.
     """
     known = all_stages()
     names = [name.strip() for name in refresh.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"--refresh {', '.join(unknown)}: no such stage; stages are {', '.join(sorted(known))}")
+        raise UserError(f"--refresh {', '.join(unknown)}: no such stage; stages are {', '.join(sorted(known))}")
     return names

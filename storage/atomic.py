@@ -22,7 +22,11 @@ def fsync_path(path: Path) -> None:
 
 def fsync_tree(folder: Path) -> None:
     """Force every file and folder below `folder`, and `folder` itself, to the disk."""
-    for root, _, files in os.walk(folder, topdown=False):
+
+    def refuse(error: OSError) -> None:
+        raise error  # os.walk would pass over a folder it cannot list, and its files would not be forced to the disk
+
+    for root, _, files in os.walk(folder, topdown=False, onerror=refuse):
         for name in files:
             fsync_path(Path(root, name))
         fsync_path(Path(root))
@@ -50,14 +54,19 @@ def publish(source: Path, target: Path, discard: Path) -> None:
     Args:
         source: a folder on the same file system, complete.
         target: the name readers look for; what stands there is moved to `discard` first.
-        discard: a free name for the replaced folder; the caller deletes it.
+        discard: a free name, in a folder that is there, for the replaced folder; the caller deletes it.
     """
     fsync_tree(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     fsync_path(target.parent.parent)
-    if target.exists():
-        discard.parent.mkdir(parents=True, exist_ok=True)
+    replacing = target.exists()
+    if replacing:
         target.rename(discard)
-    source.rename(target)
+    try:
+        source.rename(target)
+    except OSError:
+        if replacing:
+            discard.rename(target)  # a fault of the disk is no reason to lose what stood there
+        raise
     fsync_path(target.parent)
     fsync_path(source.parent)

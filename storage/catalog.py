@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.errors import UserError
 from storage.lineage import segment_of
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS, FILES, METRICS, NORMALISED, PAGES, SEQUENCES, TOKENS
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CORPUS_REF = "corpus"
+_GLOB = re.compile(r"([*?[])")  # what DuckDB would take for a pattern in the name of a folder
 
 
-class QueryError(ValueError):
+class QueryError(UserError):
     """A query that DuckDB refuses."""
 
 
@@ -70,7 +73,7 @@ class Catalog:
             cursor = self.connection.execute(sql)
             if cursor.description is None:
                 return []
-            names = [column[0] for column in cursor.description]
+            names = _distinct([column[0] for column in cursor.description])
             return [dict(zip(names, map(_json_value, row), strict=True)) for row in cursor.fetchall()]
         except duckdb.Error as error:
             raise QueryError(str(error)) from error
@@ -81,7 +84,7 @@ class Catalog:
     def _base(self, name: str, schema: pa.Schema, paths: Sequence[Path]) -> None:
         """A view over some files; an empty one of the right columns where there are none."""
         if paths:
-            listed = ", ".join(_quote(str(path)) for path in paths)
+            listed = ", ".join(_quote(_GLOB.sub(r"[\1]", str(path))) for path in paths)
             self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
         else:
             self.connection.register(f"{name}_empty", schema.empty_table())
@@ -145,6 +148,18 @@ class Catalog:
 
 def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names of a result, each once: the second `doc_id` of a join becomes `doc_id_1` and hides nothing."""
+    distinct: list[str] = []
+    for name in names:
+        free, number = name, 0
+        while free in distinct or (number and free in names):
+            number += 1
+            free = f"{name}_{number}"
+        distinct.append(free)
+    return distinct
 
 
 def _json_value(value: Any) -> Any:

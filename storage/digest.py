@@ -11,10 +11,11 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Turn dataclasses, tuples and paths into what JSON knows.
+    """Turn dataclasses and tuples into what JSON knows.
 
     Raises:
-        TypeError: for a value whose JSON form would not be unambiguous (sets, functions, objects).
+        TypeError: for a value whose JSON form would not be unambiguous (sets, functions, objects), and for paths,
+            which have no place in a digest.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))

@@ -84,5 +84,7 @@ def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None, poll: f
         os.write(descriptor, json.dumps(owner_record()).encode())
         yield
     finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)  # even if the name cannot go: else this process would wait for itself at a retry

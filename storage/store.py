@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,13 +22,14 @@ from typing import Any
 
 from storage.atomic import publish, write_file
 from storage.digest import sha256_file
+from storage.errors import UserError
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, FileEntry, Manifest
 
 MANIFEST_NAME = "manifest.json"
 
 
-class StoreError(RuntimeError):
+class StoreError(UserError):
     """The store holds something it should not, or lacks something it should hold."""
 
 
@@ -51,6 +52,10 @@ class Store(ABC):
     @abstractmethod
     def find(self, stage: str, key: str) -> Manifest | None:
         """The artefact's manifest, or None when it is not there, whole."""
+
+    @abstractmethod
+    def keys(self, stage: str) -> list[str]:
+        """The keys under which a stage has something, whole or not."""
 
     @abstractmethod
     def manifests(self, stage: str) -> Iterator[Manifest]:
@@ -104,11 +109,11 @@ class LocalStore(Store):
     def find(self, stage: str, key: str) -> Manifest | None:
         folder = self.root / stage / key
         try:
-            text = (folder / MANIFEST_NAME).read_text(encoding="utf-8")
+            text = (folder / MANIFEST_NAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            manifest = Manifest.from_json(text)
+            manifest = Manifest.from_json(text.decode("utf-8"))
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(
                 f"{folder / MANIFEST_NAME} cannot be read ({error}); a commit never leaves such a file, so the disk or "
@@ -121,13 +126,14 @@ class LocalStore(Store):
         return manifest
 
     def manifests(self, stage: str) -> Iterator[Manifest]:
-        folder = self.root / stage
-        if not folder.is_dir():
-            return
-        for key in sorted(entry.name for entry in folder.iterdir()):
+        for key in self.keys(stage):
             manifest = self.find(stage, key)
             if manifest is not None:
                 yield manifest
+
+    def keys(self, stage: str) -> list[str]:
+        folder = self.root / stage
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
     def stages(self) -> list[str]:
         if not self.root.is_dir():
@@ -147,31 +153,45 @@ class LocalStore(Store):
     def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
         with owner_lock(self.root / ".locks" / f"{stage}-{key}.lock", on_wait):
             root = self.root / ".work" / stage / key
-            workspace = Workspace(out=root / "out", scratch=root / "scratch")
-            if workspace.out.exists():
-                shutil.rmtree(workspace.out)  # what a dead owner left half made
+            workspace = Workspace(out=root / "out", scratch=root / self._scratch_name(stage, key))
+            for leftover in list(root.iterdir()) if root.is_dir() else []:
+                if leftover != workspace.scratch:
+                    shutil.rmtree(leftover)  # what a dead owner left half made, or done with
             workspace.out.mkdir(parents=True)
             workspace.scratch.mkdir(exist_ok=True)
             yield workspace
             if self.find(stage, key) is not None:
                 shutil.rmtree(root)
 
+    def _scratch_name(self, stage: str, key: str) -> str:
+        """Name of the folder to go on from.
+
+        Making an artefact anew has one of its own: it must not go on from the work that led to the present artefact,
+        which a kill between commit and clean-up leaves behind.
+        """
+        try:
+            present = (self.root / stage / key / MANIFEST_NAME).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return "scratch"
+        return f"scratch-{hashlib.sha256(present).hexdigest()[:16]}"
+
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
-        names = sorted(path for path in workspace.out.rglob("*") if path.is_file())
+        record = workspace.out / MANIFEST_NAME
+        names = sorted(path for path in workspace.out.rglob("*") if path.is_file() and path != record)
         files = [
             FileEntry(path.relative_to(workspace.out).as_posix(), path.stat().st_size, sha256_file(path))
             for path in names
         ]
         manifest = replace(manifest, files=files)
-        write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
-        discard = self.root / ".work" / ".replaced" / uuid.uuid4().hex
+        write_file(record, manifest.to_json().encode())
+        discard = workspace.out.with_name("replaced")
         publish(workspace.out, self.root / manifest.stage / manifest.key, discard)
         shutil.rmtree(discard, ignore_errors=True)
         return manifest
 
     def _ref_path(self, name: str) -> Path:
-        if name.startswith("/") or ".." in name.split("/"):
-            raise ValueError(f"not a name for a ref: {name!r}")
+        if any(not part or part.startswith(".") for part in name.split("/")):
+            raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
         return self.root / ".refs" / f"{name}.json"
 
     def read_ref(self, name: str) -> dict[str, Any] | None:
@@ -203,10 +223,10 @@ def open_store(address: str) -> Store:
     """The store at an address.
 
     Raises:
-        ValueError: for an address this version cannot serve.
+        StoreError: for an address this version cannot serve.
     """
     if "://" in address:
-        raise ValueError(
+        raise StoreError(
             f"SHEEPFOLD_STORE is {address!r}, but only folders are served by this version: give a path of this machine"
         )
     return LocalStore(Path(address))

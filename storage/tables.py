@@ -33,7 +33,8 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
                 writer.write_table(pa.Table.from_pylist(batch, schema=schema))
                 count += len(batch)
                 batch = []
-        writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+        if batch:  # a row group of no rows is noise in every reader's metadata
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
     return count + len(batch)
 
 

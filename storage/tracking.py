@@ -7,6 +7,7 @@ costs seconds and most commands do not need it.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -86,7 +87,7 @@ class Tracking:
         """The run of a training, made when it is not there; parameters are written when it is made.
 
         Returns:
-            The run's id; a run that was left behind by a killed process is marked running again.
+            The run's id; a run that failed or was killed is marked running again.
         """
         run_id = self.find_run(train_key)
         if run_id is None:
@@ -94,7 +95,10 @@ class Tracking:
                 self.experiment_id, run_name=name, tags={KEY_TAG: train_key, **tags, "mlflow.source.type": "PROJECT"}
             )
             run_id = str(run.info.run_id)
-        if not self.client.get_run(run_id).data.params:
+        run = self.client.get_run(run_id)
+        if run.info.status in ("FAILED", "KILLED"):
+            self.client.update_run(run_id, status="RUNNING")
+        if not run.data.params:
             from mlflow.entities import Param
 
             entries = [Param(key, str(value)) for key, value in params.items()]
@@ -105,8 +109,11 @@ class Tracking:
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Last step that MLflow holds of each metric of a run."""
+        return {key: max(steps) for key, steps in self._held_steps(run_id).items()}
+
+    def _held_steps(self, run_id: str) -> dict[str, set[int]]:
         metrics = self.client.get_run(run_id).data.metrics
-        return {key: max(point.step for point in self.client.get_metric_history(run_id, key)) for key in metrics}
+        return {key: {point.step for point in self.client.get_metric_history(run_id, key)} for key in metrics}
 
     def log_points(self, run_id: str, points: Iterable[Point]) -> None:
         """Write points in batches."""
@@ -118,9 +125,9 @@ class Tracking:
             self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_POINTS])
 
     def log_missing(self, run_id: str, points: Iterable[Point]) -> None:
-        """Write those points that MLflow does not hold yet."""
-        last = self.last_steps(run_id)
-        self.log_points(run_id, [point for point in points if point[1] > last.get(point[0], -1)])
+        """Write those points that MLflow does not hold yet, gaps in the middle of a curve among them."""
+        held = self._held_steps(run_id)
+        self.log_points(run_id, [point for point in points if point[1] not in held.get(point[0], ())])
 
     def finish(self, run_id: str, status: str = "FINISHED") -> None:
         """Set a run's status, unless it has it already."""
@@ -138,7 +145,7 @@ class Tracking:
             name=name,
             digest=digest[:36],  # the column is 36 characters wide
             source_type="local",
-            source=f'{{"uri": "{location}"}}',
+            source=json.dumps({"uri": location}),
         )
         entry = DatasetInput(dataset, tags=[InputTag("mlflow.data.context", context)])
         self.client.log_inputs(run_id, datasets=[entry])

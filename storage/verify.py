@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 
 from storage import schemas
 from storage.digest import sha256_file
-from storage.store import Store
+from storage.manifest import Manifest
+from storage.store import Store, StoreError
 
 _TABLES = {
     ("extract", "extracts.parquet"): schemas.EXTRACTS,
@@ -43,14 +44,20 @@ class Check:
 
 def check_store(store: Store) -> list[Check]:
     """Check digests, schemas and inputs of every artefact."""
+    whole = Check("artefacts whole")
     digests, tables, inputs = Check("file digests"), Check("table schemas"), Check("inputs present")
+    present = {(stage, key) for stage in store.stages() for key in store.keys(stage)}
     for stage in store.stages():
-        for manifest in store.manifests(stage):
+        for key in store.keys(stage):
+            manifest = _found(store, stage, key, whole)
+            if manifest is None:
+                continue
             folder = store.folder(manifest.ref)
             for entry in manifest.files:
                 digests.checked += 1
                 if sha256_file(folder / entry.name) != entry.sha256:
                     digests.problems.append(f"{folder / entry.name} is not what its manifest lists: --refresh {stage}")
+                    continue  # a damaged table may not even have a readable schema
                 schema = _TABLES.get((stage, entry.name))
                 if schema is not None:
                     tables.checked += 1
@@ -58,6 +65,19 @@ def check_store(store: Store) -> list[Check]:
                         tables.problems.append(f"{folder / entry.name} does not have the schema of this version")
             for ref in manifest.input_refs():
                 inputs.checked += 1
-                if store.find(ref.stage, ref.key) is None:
+                if (ref.stage, ref.key) not in present:
                     inputs.problems.append(f"{stage}/{manifest.key} was made from {ref.stage}/{ref.key}, which is gone")
-    return [digests, tables, inputs]
+    return [whole, digests, tables, inputs]
+
+
+def _found(store: Store, stage: str, key: str, check: Check) -> Manifest | None:
+    """The artefact, if it is whole; else None, and a problem of `check`."""
+    check.checked += 1
+    try:
+        manifest = store.find(stage, key)
+    except StoreError as error:
+        check.problems.append(str(error))
+        return None
+    if manifest is None:
+        check.problems.append(f"{stage}/{key} lacks files, or has them cut short; it is made again when it is needed")
+    return manifest

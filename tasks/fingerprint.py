@@ -50,18 +50,28 @@ def _spec_origin(module: str) -> Path | None:
 
 
 @cache
-def _parsed(module: str) -> tuple[str, tuple[str, ...]]:
+def _parsed(module: str, packages: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """A module's code digest and the first-party modules it imports."""
     origin = _spec_origin(module)
     if origin is None:
         raise ModuleNotFoundError(f"no module {module}: its source is needed for the fingerprint")
     tree = ast.parse(origin.read_text(encoding="utf-8"))
-    imported = tuple(sorted(set(_imports(tree, module, origin.name == "__init__.py"))))
-    code = ast.dump(_without_docstrings(tree))
+    imported = tuple(sorted(set(_imports(tree, module, origin.name == "__init__.py", packages))))
+    code = _dump(_without_docstrings(tree))
     return hashlib.sha256(code.encode()).hexdigest(), imported
 
 
-def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+def _dump(node: object) -> str:
+    """A tree as text, without empty fields: unlike `ast.dump` it reads the same under every version of Python."""
+    if isinstance(node, ast.AST):
+        fields = [(name, value) for name, value in ast.iter_fields(node) if value is not None and value != []]
+        return f"{type(node).__name__}({', '.join(f'{name}={_dump(value)}' for name, value in fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_dump, node))}]"
+    return repr(node)
+
+
+def _imports(tree: ast.Module, module: str, is_package: bool, packages: tuple[str, ...]) -> Iterator[str]:
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,12 +85,12 @@ def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
         else:
             continue
         for name in names:
-            if name.split(".")[0] in FIRST_PARTY and _spec_origin(name) is not None:
+            if name.split(".")[0] in packages and _spec_origin(name) is not None:
                 yield name
 
 
-def modules_of(module: str) -> list[str]:
-    """The module and all first-party modules it needs, sorted; plumbing left out."""
+def modules_of(module: str, packages: tuple[str, ...] = FIRST_PARTY) -> list[str]:
+    """The module and all modules of first-party packages that it needs, sorted; plumbing left out."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:
@@ -88,13 +98,13 @@ def modules_of(module: str) -> list[str]:
         if name in seen or name in PLUMBING:
             continue
         seen.add(name)
-        waiting.extend(_parsed(name)[1])
+        waiting.extend(_parsed(name, packages)[1])
     return sorted(seen)
 
 
-def fingerprint(module: str) -> str:
-    """sha256 over the code of `modules_of(module)`."""
+def fingerprint(module: str, packages: tuple[str, ...] = FIRST_PARTY) -> str:
+    """sha256 over the code of `modules_of(module, packages)`."""
     digest = hashlib.sha256()
-    for name in modules_of(module):
-        digest.update(f"{name}={_parsed(name)[0]}\n".encode())
+    for name in modules_of(module, packages):
+        digest.update(f"{name}={_parsed(name, packages)[0]}\n".encode())
     return digest.hexdigest()

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.digest import sha256_json
+from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS
 from storage.store import Store
@@ -41,7 +42,7 @@ class Prompt:
     prompt: str
 
 
-class PromptsError(ValueError):
+class PromptsError(UserError):
     """A prompts file that cannot be used."""
 
 

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from storage.errors import UserError
 from tasks.ingest.records import ExtractOptions
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError):
     """A setting that is unknown or has an impossible value."""
 
 
@@ -159,7 +160,10 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
@@ -255,4 +259,17 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
             first = error.errors()[0]
             place = ".".join([item.name, *(str(part) for part in first["loc"])])
             raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
+    _check_overrides(built["model"], built["train"])
     return Settings(**built)
+
+
+def _check_overrides(model: ModelSettings, train: TrainSettings) -> None:
+    """Refuse an impossible network or training now, not after the documents have been read."""
+    from model.config import TrainConfig
+    from model.presets import preset
+
+    try:
+        preset(model.preset, vocab_size=512, **model.overrides)
+        TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
+    except ValueError as error:
+        raise SettingsError(str(error)) from error

@@ -21,9 +21,11 @@ from tasks.stage import Work, stage
 PAGE_BREAK = "\n\n"
 
 _LIGATURES = str.maketrans(
-    {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "ft", "ﬆ": "st", "\u00ad": None, "\ufeff": None}
+    {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": None, "\ufeff": None}
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
+# control characters, lone surrogates (no UTF-8 holds them) and two code points that are no characters
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_LINE_ENDS = re.compile(r"\r\n?|[\f\x85]")
 _SPACES_AT_END = re.compile(r"[ \t\u00a0]+$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{3,}")
 # only a lower-case continuation is joined: "Baden-\nWürttemberg" keeps its hyphen
@@ -39,19 +41,20 @@ def normalise_text(text: str, kind: str) -> str:
     """Canonical form of a document's text.
 
     NFC, Unix line ends, no control characters, no spaces at line ends. Prose (not code, where such a thing may be
-    meant) also loses ligatures, soft hyphens and the hyphenation of printed lines.
+    meant) also loses ligatures and soft hyphens, and print (PDFs, images) the hyphenation of its lines. Normalising
+    twice changes nothing.
 
     Args:
         kind: `pdf`, `image`, `text` or `code`.
     """
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
-    text = unicodedata.normalize("NFC", text)
-    text = _CONTROL.sub("", text)
-    if kind in ("pdf", "image"):
-        text = _HYPHENATION.sub("", text.translate(_LIGATURES))
-    elif kind == "text":
+    text = _CONTROL.sub("", _LINE_ENDS.sub("\n", text))
+    if kind != "code":
         text = text.translate(_LIGATURES)
+    # only now: what stood between a letter and its accent is gone
+    text = unicodedata.normalize("NFC", text)
     text = _SPACES_AT_END.sub("", text)
+    if kind in ("pdf", "image"):
+        text = _HYPHENATION.sub("", text)
     if kind != "code":
         text = _BLANK_LINES.sub("\n\n", text)
     return text.strip("\n") if text.strip() else ""

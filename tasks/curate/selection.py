@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from storage.digest import sha256_json
+from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DROPPED, SELECTION
 from storage.tables import read_rows, write_table
@@ -21,7 +22,7 @@ from tasks.stage import Work, stage
 COLUMNS = ["doc_id", "text_sha256", "n_chars", "n_bytes", "digest"]
 
 
-class EmptyCorpus(ValueError):
+class EmptyCorpus(UserError):
     """There is not enough text to train on and to measure on."""
 
 

@@ -75,7 +75,13 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0) -> CharTokenizer:
-        """Alphabet of the texts: all characters, or the most frequent ones when `vocab_size` limits them."""
+        """Alphabet of the texts: all characters, or the most frequent ones when `vocab_size` limits them.
+
+        Raises:
+            ValueError: if the limit leaves no room for a character.
+        """
+        if vocab_size and vocab_size <= N_SPECIAL:
+            raise ValueError(f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special, so at least 5 are needed")
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text)

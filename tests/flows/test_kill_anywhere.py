@@ -6,6 +6,7 @@ end. A killed training goes on from its last checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -65,10 +66,8 @@ def test_a_killed_run_ends_like_an_undisturbed_one(
     moment = (number + random.Random(number).random()) / KILLS * seconds
     command = Command(tmp_path / "home", ["run", str(documents), "--max-steps", str(STEPS)])
     process = command.start(tmp_path / "log")
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(moment)
-    except subprocess.TimeoutExpired:
-        pass
     killed = kill_all(command.variables[MARK])
     process.wait()
     checkpoints = list((tmp_path / "home" / "store" / ".work" / "train").glob("*/scratch/checkpoints/step-*"))

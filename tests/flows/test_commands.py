@@ -1,0 +1,216 @@
+"""The command line, as a person or a script uses it: one home, real documents, real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import Command, environment
+
+TRAINING = ["--preset", "tiny", "--max-steps", "30"]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Path:
+    """A few files of every kind."""
+    folder = tmp_path_factory.mktemp("documents")
+    for kind, count in (("text", 12), ("code", 12), ("documents", 2), ("images", 1)):
+        (folder / kind).mkdir()
+        for path in sorted((sample_folder / kind).iterdir())[:count]:
+            shutil.copyfile(path, folder / kind / path.name)
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "twice.txt").write_bytes((sorted((folder / "text").iterdir())[0]).read_bytes())
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.7\nnothing behind it")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def first(home: Path, documents: Path) -> dict[str, Any]:
+    """Result of the first run."""
+    result = Command(home, ["run", str(documents), *TRAINING]).finish()
+    assert isinstance(result, dict)
+    return result
+
+
+def sql(home: Path, query: str) -> list[dict[str, Any]]:
+    rows = Command(home, ["sql", query]).finish()
+    assert isinstance(rows, list)
+    return rows
+
+
+def failing(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_one_command_ends_with_a_champion_its_figures_and_completions(first: dict[str, Any]) -> None:
+    assert first["model"]["name"] == "sheepfold"
+    assert first["model"]["alias"] == "champion"
+    assert first["metrics"]["val/bits_per_byte"] > 0
+    assert first["metrics"]["val/perplexity"] > 1
+    assert Path(first["completions"]).is_file()
+    assert first["mlflow_run_id"]
+
+
+def test_every_path_has_a_row_and_every_refusal_a_reason(
+    first: dict[str, Any], home: Path, documents: Path
+) -> None:
+    rows = sql(home, "select path, status, reason from files")
+    walked = {path.relative_to(documents).as_posix() for path in documents.rglob("*") if path.is_file()}
+    assert {row["path"] for row in rows} == walked
+    assert all(row["reason"] for row in rows if row["status"] != "ok")
+    by_path = {row["path"]: row["status"] for row in rows}
+    assert by_path["empty.txt"] == "skipped"
+    assert by_path["broken.pdf"] in ("rejected", "failed")
+    assert "duplicate" in by_path.values()
+
+
+def test_the_same_command_again_computes_nothing(first: dict[str, Any], home: Path, documents: Path) -> None:
+    again = Command(home, ["run", str(documents), *TRAINING]).finish()
+    assert isinstance(again, dict)
+    assert all(stage["cached"] and stage["computed"] == 0 for stage in again["stages"])
+    assert again["metrics"] == first["metrics"]
+    assert again["model"]["version"] == first["model"]["version"]
+    assert again["model"]["moved"] is False
+
+
+def test_one_added_file_costs_one_file_as_the_plan_says(
+    first: dict[str, Any], home: Path, documents: Path
+) -> None:
+    added = documents / "added.txt"
+    added.write_text("A page that was not there before, about the shepherd and the fold.\n" * 5)
+    try:
+        planned = Command(home, ["plan", str(documents), *TRAINING]).finish()
+        done = Command(home, ["ingest", str(documents)]).finish()
+        assert isinstance(planned, dict) and isinstance(done, dict)
+        for document in (planned, done):
+            extract = next(stage for stage in document["stages"] if stage["stage"] == "extract")
+            assert extract["computed"] == 1
+            assert extract["reused"] == 29
+    finally:
+        added.unlink()
+        Command(home, ["ingest", str(documents)]).finish()
+
+
+def test_sql_reads_every_table(first: dict[str, Any], home: Path) -> None:
+    for view in ("files", "pages", "documents", "quarantine", "tokens", "dataset", "completions", "metrics"):
+        assert sql(home, f"select count(*) as n from {view}")[0]["n"] > 0, view
+
+
+def test_the_lineage_of_the_champion_ends_at_files(first: dict[str, Any], home: Path) -> None:
+    tree = Command(home, ["why", "models:/sheepfold@champion"]).finish()
+    assert isinstance(tree, dict)
+    stages = {entry["stage"] for entry in tree["made_from"]}
+    assert {"train", "dataset", "tokenise", "curate", "normalise", "snapshot", "extract"} <= stages
+    assert any(row["path"].startswith("text/") for row in tree["files"])
+
+
+def test_the_lineage_of_a_document_names_its_pages_and_its_side(first: dict[str, Any], home: Path) -> None:
+    path = sql(home, "select path from files where status = 'ok' order by path")[0]["path"]
+    tree = Command(home, ["why", path]).finish()
+    assert isinstance(tree, dict)
+    assert tree["pages"][0]["pages"] >= 1
+    assert tree["documents"][0]["split"] in ("train", "validation")
+
+
+def test_verify_finds_a_whole_store(first: dict[str, Any], home: Path) -> None:
+    report = Command(home, ["verify"]).finish()
+    assert isinstance(report, dict)
+    assert report["ok"] is True
+    assert all(check["checked"] > 0 for check in report["checks"])
+
+
+def test_status_names_the_champion_and_the_addresses(first: dict[str, Any], home: Path) -> None:
+    status = Command(home, ["status"]).finish()
+    assert isinstance(status, dict)
+    assert status["champion"]["version"] == first["model"]["version"]
+    assert status["mlflow_tracking_uri"] == f"sqlite:///{home / 'mlflow.db'}"
+    assert Path(status["prefect_file"]).is_file()
+
+
+def test_generate_continues_a_prompt_the_same_way_twice(first: dict[str, Any], home: Path) -> None:
+    command = Command(home, ["generate", "The import statement", "--max-new-tokens", "8", "--seed", "3"])
+    one, two = command.finish(), command.finish()
+    assert isinstance(one, dict) and isinstance(two, dict)
+    assert one["rows"] == two["rows"]
+    assert one["rows"][0]["prompt"] == "The import statement"
+    assert one["rows"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"p{n}", "prompt": "word " * n}) + "\n" for n in range(1, 5)))
+    made = Command(home, ["generate", "--prompts", str(prompts), "--max-new-tokens", "4"]).finish()
+    assert isinstance(made, dict)
+    assert [row["id"] for row in made["rows"]] == ["p1", "p2", "p3", "p4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "no-such-folder"], "does not exist"),
+        (["plan", ".", "--set", "train.learning=1"], "unknown setting 'train.learning'"),
+        (["plan", ".", "--set", "train.precision=fp8"], "expected one of fp32, bf16, fp16"),
+        (["plan", ".", "--refresh", "tranform"], "no such stage"),
+        (["sql", "selec 1"], "syntax error"),
+        (["why", "nothing-of-that-name"], "nothing goes by"),
+        (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
+        (["generate"], "give either a PROMPT or --prompts FILE"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(
+    arguments: list[str], sentence: str, first: dict[str, Any], home: Path
+) -> None:
+    done = failing(home, *arguments)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_enough_text_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "only.txt").write_text("one document alone")
+    done = failing(tmp_path / "home", "run", str(tmp_path / "documents"), *TRAINING)
+    assert done.returncode == 1
+    assert "at least two are needed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_imports_no_heavy_library(arguments: list[str]) -> None:
+    script = (
+        "import sys, flows.cli\n"
+        f"sys.argv = ['sheepfold', *{arguments!r}]\n"
+        "try:\n    flows.cli.main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'prefect', 'mlflow', 'pandas', 'pyarrow', 'duckdb'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_a_plan_imports_neither_torch_nor_prefect_nor_mlflow(
+    first: dict[str, Any], home: Path, documents: Path
+) -> None:
+    script = (
+        "import sys, flows.cli\n"
+        f"sys.argv = ['sheepfold', 'plan', {str(documents)!r}, *{TRAINING!r}, '--json']\n"
+        "try:\n    flows.cli.main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'prefect', 'mlflow', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=environment(home))

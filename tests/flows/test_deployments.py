@@ -1,0 +1,61 @@
+"""`prefect.yaml`: Prefect ignores keys it does not know, so a typing mistake would pass in silence. Not here."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "flows" / "prefect.yaml"
+EXPECTED = {"ingest/watch", "retrain/weekly", "train/gpu", "evaluate/champion", "generate/batch"}
+
+
+def deployments() -> list[dict[str, Any]]:
+    return list(yaml.safe_load(FILE.read_text())["deployments"])
+
+
+def flow_of(deployment: dict[str, Any]) -> Any:
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_the_file_in_the_root_is_the_file_in_the_wheel() -> None:
+    assert (ROOT / "prefect.yaml").read_text() == FILE.read_text()
+
+
+def test_the_promised_deployments_are_there() -> None:
+    names = {f"{flow_of(deployment).name}/{deployment['name']}" for deployment in deployments()}
+    assert names == EXPECTED
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
+def test_every_key_is_one_that_prefect_reads(deployment: dict[str, Any]) -> None:
+    from prefect.cli.deploy._models import DeploymentConfig, RawScheduleConfig, WorkPoolConfig
+
+    assert set(deployment) <= set(DeploymentConfig.model_fields)
+    assert set(deployment["work_pool"]) <= set(WorkPoolConfig.model_fields)
+    for schedule in deployment.get("schedules", []):
+        assert set(schedule) <= set(RawScheduleConfig.model_fields)
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
+def test_every_parameter_is_one_of_the_flow_and_valid(deployment: dict[str, Any]) -> None:
+    flow_of(deployment).validate_parameters(deployment["parameters"])
+    assert set(deployment["parameters"]) <= set(flow_of(deployment).parameters.properties)
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
+def test_every_parameter_of_the_flow_is_a_described_scalar(deployment: dict[str, Any]) -> None:
+    for name, schema in flow_of(deployment).parameters.properties.items():
+        assert schema["type"] in ("string", "integer", "number", "boolean"), name
+        assert schema["description"], name
+
+
+def test_no_schedule_starts_by_itself() -> None:
+    schedules = [schedule for deployment in deployments() for schedule in deployment.get("schedules", [])]
+    assert schedules
+    assert all(schedule["active"] is False and schedule["slug"] for schedule in schedules)

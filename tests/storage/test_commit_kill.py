@@ -1,0 +1,204 @@
+"""Commits that are killed, or fail, at each of the calls by which they change the disk; the store is whole every time.
+
+strace does the killing. A process that gets SIGKILL on entry to a call does not carry it out, so the state after a call
+is seen when the next one is killed, and the last one's when nothing is. Between two such calls nothing on the disk
+changes. The interpreter's own start makes none of these calls (bytecode is not written), which is checked.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import commit_child
+import pytest
+
+from storage.locks import owner_lock
+
+CALLS = (
+    "write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsync fdatasync flock chmod fchmod "
+    "rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat mkdir mkdirat rmdir"
+).split()
+TRACED = "trace=" + ",".join(f"?{call}" for call in CALLS)  # ?: not every kind of machine has every call
+# Python asks again, or needs no second answer, where these fail: a folder that is there, a file that is gone
+FORGIVEN = {"mkdir", "mkdirat", "unlink", "unlinkat", "rmdir"}
+OLD, NEW = "the old text ", "the new text "
+
+Point = tuple[str, int]  # a call, and the how manieth of its kind
+
+
+def _strace(log: Path, arguments: list[str], command: list[str]) -> int:
+    process = subprocess.run(
+        ["strace", "-f", "-qq", "-o", str(log), "-e", TRACED, *arguments, *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in process.stderr, process.stderr
+    return process.returncode
+
+
+def _child(action: str, root: Path, text: str) -> list[str]:
+    return [sys.executable, "-I", "-B", commit_child.__file__, action, str(root), text]
+
+
+def _calls(log: Path) -> list[str]:
+    return re.findall(r"^\d+ +(\w+)\(", log.read_text(errors="replace"), flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def strace(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where strace is missing or may not trace."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    log = tmp_path_factory.mktemp("strace") / "log"
+    probe = subprocess.run(["strace", "-o", str(log), "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"this machine does not let strace trace: {probe.stderr.strip()}")
+    assert _strace(log, [], [sys.executable, "-I", "-B", "-c", "import storage.store"]) == 0
+    assert _calls(log) == [], "the interpreter's start makes calls that would be taken for those of a commit"
+
+
+def _prepared(folder: Path, action: str) -> Path:
+    """A fresh store in which the action has something to replace, except for a first commit."""
+    root = folder / "store"
+    if action == "refresh":
+        commit_child.commit(root, OLD)
+    elif action == "ref":
+        commit_child.ref(root, OLD)
+    return root
+
+
+def _kill_points(folder: Path, action: str) -> list[Point]:
+    folder.mkdir()
+    root = _prepared(folder, action)
+    assert _strace(folder / "log", [], _child(action, root, NEW)) == 0
+    seen: collections.Counter[str] = collections.Counter()
+    points = []
+    for call in _calls(folder / "log"):
+        seen[call] += 1
+        points.append((call, seen[call]))
+    return points
+
+
+def _for_each(tmp_path: Path, action: str, fault: str, check: Callable[[Path, Point, int], None]) -> list[Point]:
+    """Inject the fault at each point in turn, each time in a fresh store, and check what is left."""
+    points = _kill_points(tmp_path / "count", action)
+
+    def inject(index: int) -> None:
+        call, number = points[index]
+        folder = tmp_path / f"{index:03}-{call}-{number}"
+        folder.mkdir()
+        root = _prepared(folder, action)
+        arguments = ["-e", f"inject={call}:{fault}:when={number}"]
+        code = _strace(folder / "log", arguments, _child(action, root, NEW))
+        try:
+            check(root, points[index], code)
+        except BaseException as error:
+            error.add_note(f"{action}: {fault} at {call} number {number}, call {index + 1} of {len(points)}")
+            raise
+        shutil.rmtree(folder)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for future in [pool.submit(inject, index) for index in range(len(points))]:
+            future.result()
+    return points
+
+
+def _renames(points: list[Point]) -> int:
+    return sum(call.startswith("rename") for call, _ in points)
+
+
+def _fsyncs(points: list[Point]) -> int:
+    return sum(call in ("fsync", "fdatasync") for call, _ in points)
+
+
+def _assert_whole_after_kill(root: Path, code: int, action: str, allowed: set[str | None]) -> None:
+    assert code == -signal.SIGKILL
+    assert commit_child.artifact_text(root) in allowed
+    lock = root / ".locks" / f"{commit_child.STAGE}-{commit_child.KEY}.lock"
+    with owner_lock(lock, on_wait=commit_child.refuse_to_wait):
+        pass
+    commit_child.ACTIONS[action](root, NEW)
+    assert commit_child.artifact_text(root) == NEW
+
+
+def test_a_commit_killed_at_any_call_leaves_no_artefact_or_the_whole_one_and_can_be_run_again(tmp_path: Path) -> None:
+    def check(root: Path, point: Point, code: int) -> None:
+        _assert_whole_after_kill(root, code, "commit", {None, NEW})
+
+    points = _for_each(tmp_path, "commit", "signal=SIGKILL", check)
+    # the manifest's rename and the folder's; before and between them every file and folder is forced to the disk
+    assert _renames(points) == 2 and _fsyncs(points) >= 10, points
+    assert len(points) >= 30, points
+
+
+def test_a_refresh_killed_at_any_call_leaves_the_old_artefact_the_new_one_or_none_but_never_a_torn_one(
+    tmp_path: Path,
+) -> None:
+    states = set()
+
+    def check(root: Path, point: Point, code: int) -> None:
+        states.add(commit_child.artifact_text(root))
+        _assert_whole_after_kill(root, code, "refresh", {None, OLD, NEW})
+        work = root / ".work" / commit_child.STAGE / commit_child.KEY
+        assert not work.exists(), f"left behind: {list(work.rglob('*'))}"
+
+    points = _for_each(tmp_path, "refresh", "signal=SIGKILL", check)
+    assert _renames(points) == 3 and _fsyncs(points) >= 10, points
+    assert states == {None, OLD, NEW}  # the kills did fall on both sides of the two renames that replace it
+
+
+def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_new_one(tmp_path: Path) -> None:
+    states = set()
+
+    def check(root: Path, point: Point, code: int) -> None:
+        assert code == -signal.SIGKILL
+        states.add(commit_child.ref_text(root))
+        commit_child.ref(root, NEW)
+        assert commit_child.ref_text(root) == NEW
+
+    points = _for_each(tmp_path, "ref", "signal=SIGKILL", check)
+    assert _renames(points) == 1 and _fsyncs(points) == 2, points
+    assert states == {OLD, NEW}
+
+
+@pytest.mark.parametrize("action", sorted(commit_child.ACTIONS))
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_a_call_that_fails_surfaces_as_an_os_error_and_a_second_attempt_in_the_same_process_succeeds(
+    tmp_path: Path, action: str, error: str
+) -> None:
+    def check(root: Path, point: Point, code: int) -> None:
+        allowed = {commit_child.FAULT, 0} if point[0] in FORGIVEN else {commit_child.FAULT}
+        assert code in allowed
+        text = commit_child.ref_text(root) if action == "ref" else commit_child.artifact_text(root)
+        assert text == NEW
+
+    _for_each(tmp_path, action, f"error={error}", check)
+
+
+def test_a_refresh_whose_last_rename_fails_keeps_the_old_artefact(tmp_path: Path) -> None:
+    root = _prepared(tmp_path, "refresh")
+    command = [sys.executable, "-I", "-B", "-c", _REFRESH_ONCE, str(Path(commit_child.__file__).parent), str(root), NEW]
+    assert _strace(tmp_path / "log", ["-e", "inject=?rename,?renameat,?renameat2:error=EIO:when=3"], command) == 0
+    assert commit_child.artifact_text(root) == OLD
+
+
+_REFRESH_ONCE = """
+import sys, pathlib
+sys.path.insert(0, sys.argv[1])
+import commit_child
+try:
+    commit_child.refresh(pathlib.Path(sys.argv[2]), sys.argv[3])
+except OSError:
+    sys.exit(0)
+sys.exit("no fault surfaced")
+"""

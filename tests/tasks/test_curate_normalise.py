@@ -1,0 +1,164 @@
+"""Normalising: one canonical text per document, and digests that follow content and nothing else."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from typing import Any
+
+import pytest
+
+from tasks.curate.normalise import document_row, letter_share, normalise_text
+
+KINDS = ["pdf", "image", "text", "code"]
+PROSE = ["pdf", "image", "text"]
+
+
+def record(kind: str = "text", **changes: Any) -> dict[str, Any]:
+    return {"doc_id": "d" * 64, "kind": kind, "title": None, "programming_language": None, **changes}
+
+
+def pages(*texts: str) -> list[dict[str, Any]]:
+    return [{"doc_id": "d" * 64, "page": number, "text": text} for number, text in enumerate(texts, 1)]
+
+
+def noise(seed: int) -> str:
+    """A text of everything that has ever hurt a pipeline."""
+    parts = ["e", "\u0301", "\u0300", "\x00", "\u00ad", "\ufeff", "\r", "\n", "\r\n", "\f", "-", "-\n", "- \n", "a", "Z"]
+    parts += ["ﬁ", "ﬅ", "\u00a0", "\t", " ", "\ud800", "\udfff", "😀", "\ufffe", "\x85", "\x9f", "\u2028", "가", "ᄀ", "ᅡ"]
+    return "".join(random.Random(seed).choices(parts, k=60))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_is_composed_to_nfc(kind: str) -> None:
+    assert normalise_text("cafe\u0301 \u1100\u1161", kind) == "café 가"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ends", ["\r\n", "\r", "\n"])
+def test_all_line_ends_become_line_feeds(kind: str, ends: str) -> None:
+    assert normalise_text(f"one{ends}two{ends}", kind) == "one\ntwo"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_characters_go_and_tabs_stay(kind: str) -> None:
+    assert normalise_text("a\x00b\x07c\x1b[0m\td\x7f", kind) == "abc[0m\td"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_keeps_a_control_character_or_a_surrogate(kind: str) -> None:
+    for seed in range(200):
+        text = normalise_text(noise(seed), kind)
+        assert not [char for char in text if unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"]
+        text.encode("utf-8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_removed_characters_leave_composed_text(kind: str) -> None:
+    """What stood between a letter and its accent may be removed; the two then belong together."""
+    for seed in range(200):
+        text = normalise_text(noise(seed), kind)
+        assert unicodedata.is_normalized("NFC", text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_normalising_twice_changes_nothing(kind: str) -> None:
+    for seed in range(200):
+        once = normalise_text(noise(seed), kind)
+        assert normalise_text(once, kind) == once
+
+
+@pytest.mark.parametrize("kind", PROSE)
+def test_prose_loses_ligatures_and_soft_hyphens(kind: str) -> None:
+    assert normalise_text("eﬃcient ﬁnding of ﬂames, diﬀerent oﬀ\u00adice", kind) == (
+        "efficient finding of flames, different office"
+    )
+
+
+@pytest.mark.parametrize("ligature", "ﬀﬁﬂﬃﬄﬅﬆ")
+def test_every_ligature_becomes_the_letters_unicode_names(ligature: str) -> None:
+    assert normalise_text(f"a{ligature}b", "pdf") == f"a{unicodedata.normalize('NFKC', ligature)}b"
+
+
+@pytest.mark.parametrize("kind", ["pdf", "image"])
+def test_printed_lines_lose_their_hyphenation(kind: str) -> None:
+    assert normalise_text("the exam-\nple of Baden-\nWürttemberg and 1-\n2", kind) == (
+        "the example of Baden-\nWürttemberg and 1-\n2"
+    )
+
+
+@pytest.mark.parametrize("kind", ["pdf", "image"])
+def test_a_space_behind_the_hyphen_does_not_save_it(kind: str) -> None:
+    assert normalise_text("the exam- \nple", kind) == "the example"
+
+
+def test_a_text_file_keeps_hyphens_at_line_ends() -> None:
+    assert normalise_text("a list-\nof things", "text") == "a list-\nof things"
+
+
+def test_code_keeps_what_prose_would_lose() -> None:
+    code = 'x = "ﬁ\u00ad"\n\n\n\nif a -\\\n    b: pass\nname-\nvalue'
+    assert normalise_text(code, "code") == code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spaces_at_line_ends_go_and_indentation_stays(kind: str) -> None:
+    assert normalise_text("a  \n\tb \t\n    c\u00a0\n", kind) == "a\n\tb\n    c"
+
+
+@pytest.mark.parametrize("kind", PROSE)
+def test_prose_has_at_most_one_blank_line_in_a_row(kind: str) -> None:
+    assert normalise_text("a\n\n\n \n\nb", kind) == "a\n\nb"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_but_white_space_is_an_empty_text(kind: str) -> None:
+    assert normalise_text(" \r\n\t\f \u00a0", kind) == ""
+
+
+def test_pages_are_joined_by_a_blank_line_in_order_and_empty_ones_leave_none() -> None:
+    row = document_row(record("pdf"), pages("first", "", "second"))
+    assert row["text"] == "first\n\nsecond"
+
+
+def test_measures_describe_the_normalised_text() -> None:
+    row = document_row(record(), pages("né 1\r\nx"))
+    assert (row["n_chars"], row["n_bytes"], row["n_lines"], row["letter_share"]) == (6, 7, 2, 0.75)
+
+
+def test_a_document_without_text_has_no_lines_and_no_letters() -> None:
+    row = document_row(record(), [])
+    assert (row["text"], row["n_chars"], row["n_lines"], row["letter_share"]) == ("", 0, 0, 0.0)
+    assert letter_share(" \n") == 0.0
+
+
+def test_a_lone_surrogate_does_not_sink_its_segment() -> None:
+    row = document_row(record(), pages("good \ud800 text"))
+    assert row["n_bytes"] == len(row["text"].encode())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        document_row(record(), pages("another text")),
+        document_row(record(title="A title"), pages("a text")),
+        document_row(record("code"), pages("a text")),
+        document_row(record(programming_language="Python"), pages("a text")),
+    ],
+    ids=["text", "title", "kind", "language"],
+)
+def test_the_digest_changes_with_the_content(changed: dict[str, Any]) -> None:
+    assert document_row(record(), pages("a text"))["digest"] != changed["digest"]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        document_row(record(), pages("a text\r\n")),
+        document_row(record(), pages("", "a text")),
+        document_row(record(doc_id="e" * 64), pages("a text")),
+    ],
+    ids=["line-ends", "blank-page", "doc-id"],
+)
+def test_the_digest_stays_with_the_content(same: dict[str, Any]) -> None:
+    assert document_row(record(), pages("a text"))["digest"] == same["digest"]

@@ -1,0 +1,375 @@
+"""The wiring over a corpus that changes: only what changed is computed, and a plan says so beforehand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_run import Ran, direct_session, home_at, plan_of, run_prepare, run_whole, text_of, tiny_settings, write_texts
+
+from storage.home import Home
+from storage.store import LocalStore
+from storage.tables import read_columns, read_rows
+from tasks.checks import check_split, check_tokens
+from tasks.curate.kept import kept_documents
+from tasks.session import StageReport, artifact
+from tasks.tokens.chunk import load_shards
+from tasks.tokens.tokenizer import BOS, EOS, load_tokenizer
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_texts(tmp_path / "texts")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return home_at(tmp_path / "home")
+
+
+def files_of(ran: Ran) -> dict[str, dict[str, Any]]:
+    rows = read_rows(ran.folder(ran.ingested.snapshot) / "files.parquet")
+    return {row["path"]: row for row in rows}
+
+
+def selection_of(ran: Ran) -> dict[str, dict[str, Any]]:
+    rows = read_rows(ran.folder(ran.prepared.curated) / "selection.parquet")
+    return {row["doc_id"]: row for row in rows}
+
+
+def evaluation_texts(ran: Ran) -> list[str]:
+    return read_columns(ran.folder(ran.prepared.evalset) / "documents.parquet", ["text"])["text"]
+
+
+def reports(found: dict[str, StageReport]) -> dict[str, tuple[bool, int, int]]:
+    return {name: (report.cached, report.computed, report.reused) for name, report in found.items()}
+
+
+def digests(ran: Ran) -> dict[str, str]:
+    """Of everything between files and sequences that is one artefact."""
+    return {
+        "snapshot": artifact(ran.ingested.snapshot).digest,
+        "curate": artifact(ran.prepared.curated).digest,
+        "evalset": artifact(ran.prepared.evalset).digest,
+        "tokenizer": artifact(ran.prepared.tokenizer).digest,
+        "dataset": artifact(ran.prepared.dataset).digest,
+    }
+
+
+def test_a_second_run_computes_nothing(tiny: Ran, tiny_source: Path) -> None:
+    again = run_whole(tiny.session.home, tiny_source)
+    assert again.computed() == {}
+    assert all(report.cached for report in again.reports.values())
+    assert again.reports.keys() == tiny.reports.keys()
+    assert (again.checkpoint, again.evaluation, again.completions) == (
+        tiny.checkpoint,
+        tiny.evaluation,
+        tiny.completions,
+    )
+
+
+def test_a_second_run_starts_no_extraction_process(tiny: Ran, tiny_source: Path) -> None:
+    again = run_whole(tiny.session.home, tiny_source)
+    assert again.session.resources._pool is None
+
+
+def test_two_homes_hold_the_same_results(tiny: Ran, tiny_source: Path, home: Home) -> None:
+    assert digests(run_prepare(home, tiny_source)) == digests(tiny)
+
+
+def test_the_corpus_itself_needs_no_fallback_to_have_two_sides(tiny: Ran) -> None:
+    sides = [row["split"] for row in selection_of(tiny).values()]
+    assert (sides.count("train"), sides.count("validation")) == (9, 3)
+
+
+def test_one_added_text_is_one_extracted_file(home: Home, source: Path) -> None:
+    run_prepare(home, source)
+    write_texts(source, [12])
+    grown = run_prepare(home, source)
+    for stage in ("extract", "normalise", "tokenise"):
+        assert (grown.reports[stage].computed, grown.reports[stage].reused) == (1, 12)
+    assert grown.reports["tokenizer"].cached
+    assert files_of(grown)["text-12.txt"]["status"] == "ok"
+
+
+def test_a_plan_says_what_the_run_then_does(home: Home, source: Path) -> None:
+    run_whole(home, source)
+    write_texts(source, [12])
+    planned = plan_of(home, source)
+    done = run_whole(home, source)
+    # what waits for training may turn out to be there: the added text is no part of what is trained on or not
+    before_training = [name for name in done.reports if name not in ("evaluate", "generate")]
+    assert {name: reports(planned)[name] for name in before_training} == {
+        name: reports(done.reports)[name] for name in before_training
+    }
+    assert all(report.reason for report in planned.values() if not report.cached)
+
+
+def test_a_plan_of_a_finished_corpus_is_the_run_that_computes_nothing(tiny: Ran, tiny_source: Path) -> None:
+    planned = plan_of(tiny.session.home, tiny_source)
+    again = run_whole(tiny.session.home, tiny_source)
+    assert reports(planned) == reports(again.reports)
+
+
+def test_a_plan_computes_nothing(home: Home, source: Path) -> None:
+    planned = plan_of(home, source)
+    assert LocalStore(Path(home.store)).stages() == []
+    assert planned["extract"].computed == 12
+    assert not any(report.cached for report in planned.values())
+
+
+@pytest.mark.parametrize(("setting", "first"), [("train.seed=8", "train"), ("model.max_seq_len=16", "dataset")])
+def test_a_changed_setting_computes_from_its_own_stage_on(
+    tiny: Ran, tiny_source: Path, setting: str, first: str
+) -> None:
+    planned = plan_of(tiny.session.home, tiny_source, tiny_settings(setting))
+    names = list(planned)
+    assert [planned[name].cached for name in names] == [
+        index < names.index(first) or name == "prompts" for index, name in enumerate(names)
+    ]
+    assert planned[first].reason.startswith("changed setting")
+
+
+def test_a_renamed_and_a_moved_file_are_not_read_again(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    (source / "text-03.txt").rename(source / "renamed.txt")
+    (source / "deep").mkdir()
+    (source / "text-04.txt").rename(source / "deep" / "text-04.txt")
+    after = run_prepare(home, source)
+    assert after.computed() == {"snapshot": 1}
+    assert digests(after) == digests(before)
+    assert {"renamed.txt", "deep/text-04.txt"} <= files_of(after).keys()
+    assert not {"text-03.txt", "text-04.txt"} & files_of(after).keys()
+
+
+def test_a_removed_file_leaves_files_and_documents(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    doc_id = files_of(before)["text-03.txt"]["doc_id"]
+    (source / "text-03.txt").unlink()
+    after = run_prepare(home, source)
+    assert "text-03.txt" not in files_of(after)
+    assert selection_of(before).keys() - selection_of(after).keys() == {doc_id}
+    assert not {"extract", "normalise", "tokenise"} & after.computed().keys()
+    rows = read_columns(after.folder(after.prepared.dataset) / "sequences.parquet", ["doc_id"])
+    assert set(rows["doc_id"]) == selection_of(after).keys()
+
+
+def test_a_removed_file_that_comes_back_is_not_read_again(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    kept = (source / "text-03.txt").rename(source.parent / "elsewhere.txt")
+    run_prepare(home, source)
+    shutil.copyfile(kept, source / "text-03.txt")
+    after = run_prepare(home, source)
+    assert after.computed() == {}
+    assert digests(after) == digests(before)
+
+
+def test_the_same_bytes_at_two_paths_are_two_files_and_one_document(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    shutil.copyfile(source / "text-03.txt", source / "zz-copy.txt")
+    after = run_prepare(home, source)
+    files = files_of(after)
+    assert (files["zz-copy.txt"]["status"], files["zz-copy.txt"]["reason"]) == (
+        "duplicate",
+        "same bytes as text-03.txt",
+    )
+    assert files["zz-copy.txt"]["doc_id"] == files["text-03.txt"]["doc_id"]
+    assert selection_of(after) == selection_of(before)
+    assert after.computed() == {"snapshot": 1}
+
+
+def test_the_same_text_in_other_bytes_is_dropped_as_a_duplicate(home: Home, source: Path) -> None:
+    (source / "windows.txt").write_bytes(text_of(3).replace("\n", "\r\n").encode())
+    ran = run_prepare(home, source)
+    dropped = read_rows(ran.folder(ran.prepared.curated) / "dropped.parquet")
+    ids = sorted(files_of(ran)[name]["doc_id"] for name in ("text-03.txt", "windows.txt"))
+    assert [(row["doc_id"], row["reason_code"]) for row in dropped] == [(ids[1], "duplicate_text")]
+    assert [selection_of(ran)[doc_id]["kept"] for doc_id in ids] == [True, False]
+
+
+def test_one_edited_file_is_one_extracted_file(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    (source / "text-03.txt").write_text(text_of(3) + "And one more line.\n")
+    after = run_prepare(home, source)
+    assert (after.reports["extract"].computed, after.reports["extract"].reused) == (1, 11)
+    assert len(selection_of(after).keys() - selection_of(before).keys()) == 1
+    assert len(selection_of(after)) == 12
+
+
+def test_the_evaluation_set_stays_when_documents_are_added(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    write_texts(source, range(12, 30))
+    after = run_prepare(home, source)
+    assert after.prepared.evalset == before.prepared.evalset
+    held_out = [row["split"] for row in selection_of(after).values()].count("validation")
+    assert held_out > len(evaluation_texts(after))
+
+
+def test_the_evaluation_set_stays_when_its_documents_are_removed(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    texts = evaluation_texts(before)
+    for path in source.iterdir():
+        if path.read_text().strip() in texts:
+            path.unlink()
+    after = run_prepare(home, write_texts(source, range(20, 26)))
+    assert evaluation_texts(after) == texts
+
+
+def test_another_split_makes_another_evaluation_set(home: Home, source: Path) -> None:
+    before = run_prepare(home, source)
+    after = run_prepare(home, source, tiny_settings("curate.salt=pepper"))
+    assert after.prepared.evalset != before.prepared.evalset
+    trained = kept_documents(after.session.store, artifact(after.prepared.curated), "train")
+    rows = read_columns(after.folder(after.prepared.evalset) / "documents.parquet", ["doc_id"])
+    assert trained.keys().isdisjoint(rows["doc_id"])
+
+
+@pytest.mark.parametrize("stage", ["extract", "normalise", "curate", "tokenizer", "tokenise", "dataset", "train"])
+def test_a_refreshed_stage_is_computed_again_and_the_rest_is_not(
+    tiny: Ran, tiny_source: Path, tmp_path: Path, stage: str
+) -> None:
+    folder = shutil.copytree(tiny.session.home.path, tmp_path / "copy")
+    again = run_whole(home_at(folder), tiny_source, refresh=[stage])
+    assert again.computed() == {stage: tiny.reports[stage].computed}
+    assert digests(again) == digests(tiny)
+
+
+def test_growing_in_two_steps_selects_what_one_step_selects(tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "texts", range(7))
+    steps = home_at(tmp_path / "steps")
+    run_prepare(steps, source)
+    write_texts(source, range(16))
+    grown = run_prepare(steps, source)
+    whole = run_prepare(home_at(tmp_path / "whole"), source)
+    for name in ("snapshot", "curate"):
+        assert digests(grown)[name] == digests(whole)[name]
+
+
+def test_growing_in_two_steps_gives_the_same_sequences_under_the_same_tokenizer(tmp_path: Path) -> None:
+    settings = tiny_settings("tokenizer.kind=char")
+    first = write_texts(tmp_path / "first", range(16))  # all sixteen, so that both homes fit the same alphabet
+    steps, whole = home_at(tmp_path / "steps"), home_at(tmp_path / "whole")
+    at_once = run_prepare(whole, first, settings)
+    for home in (steps,):
+        shutil.copytree(whole.path, home.path, dirs_exist_ok=True)
+        for stage in ("extract", "snapshot", "normalise", "curate", "tokenise", "dataset"):
+            shutil.rmtree(home.path / "store" / stage)
+    second = write_texts(tmp_path / "second", range(7))
+    run_prepare_pinned(steps, second, settings)
+    grown = run_prepare_pinned(steps, first, settings)
+    assert len(grown.ingested.segments) == 2
+    assert len(at_once.ingested.segments) == 1
+    assert digests(grown) == digests(at_once)
+
+
+def run_prepare_pinned(home: Home, source: Path, settings: Any) -> Ran:
+    """`run_prepare` that insists on the pinned tokeniser."""
+    ran = run_prepare(home, source, settings)
+    assert ran.reports["tokenizer"].cached
+    return ran
+
+
+def test_the_cut_into_segments_changes_no_digest(tiny: Ran, tiny_source: Path, home: Home, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 5)
+    cut = run_prepare(home, tiny_source)
+    assert len(cut.ingested.segments) == 3
+    assert digests(cut) == digests(tiny)
+
+
+def test_the_cut_into_segments_changes_no_sequence(tiny: Ran, tiny_source: Path, home: Home, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 5)
+    cut = run_prepare(home, tiny_source)
+    assert all(np.array_equal(one, other) for one, other in zip(sequences(cut), sequences(tiny), strict=True))
+
+
+def sequences(ran: Ran, split: str = "train") -> list[np.ndarray]:
+    """The ids of every sequence of a split, in order."""
+    folders = {artifact(ref).key: ran.folder(ref) for ref in ran.prepared.shards}
+    shards, spans = load_shards(ran.folder(ran.prepared.dataset), folders, split)
+    places = zip(spans["shard"], spans["start"], spans["length"], strict=True)
+    return [np.array(shards[shard][start : start + length]) for shard, start, length in places]
+
+
+def test_sequences_spell_the_training_documents(tiny: Ran) -> None:
+    tokenizer = load_tokenizer(tiny.folder(tiny.prepared.tokenizer) / "tokenizer.json")
+    texts: list[list[int]] = []
+    for ids in sequences(tiny):
+        if ids[0] == BOS:
+            texts.append([])
+        texts[-1] = texts[-1] + ids.tolist() if not texts[-1] else texts[-1] + ids.tolist()[1:]
+        if len(ids) == 33:
+            texts[-1].pop()
+            texts[-1].append(int(ids[-1]))
+    assert all(ids[-1] == EOS for ids in texts)
+    expected = {text_of(number).strip() for number in range(12)} - set(evaluation_texts(tiny))
+    assert {tokenizer.decode(ids) for ids in texts} == expected
+
+
+def test_token_counts_are_those_of_the_training_documents(tiny: Ran) -> None:
+    counts = read_columns(tiny.folder(tiny.prepared.dataset) / "token_counts.parquet", ["token", "count"])
+    tokenizer = load_tokenizer(tiny.folder(tiny.prepared.tokenizer) / "tokenizer.json")
+    texts = {text_of(number).strip() for number in range(12)} - set(evaluation_texts(tiny))
+    expected = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    for text in texts:
+        for token in [BOS, *tokenizer.encode([text])[0].tolist(), EOS]:
+            expected[token] += 1
+    assert counts["token"] == list(range(tokenizer.vocab_size))
+    assert counts["count"] == expected.tolist()
+
+
+def test_no_character_of_validation_alone_is_in_the_alphabet(home: Home, source: Path, tiny: Ran) -> None:
+    held_out = evaluation_texts(tiny)
+    # the same split with a strange character in each text: sides are looked up afterwards, not assumed
+    for number, path in enumerate(sorted(source.iterdir())):
+        path.write_text(f"{path.read_text()}\n{chr(0x4E00 + number)}\n", encoding="utf-8")
+    ran = run_prepare(home, source)
+    tokenizer = load_tokenizer(ran.folder(ran.prepared.tokenizer) / "tokenizer.json")
+    strange = {char for char in tokenizer.record()["alphabet"] if ord(char) >= 0x4E00}
+    validation = {text[-1] for text in evaluation_texts(ran)}
+    assert held_out
+    assert validation
+    assert strange == {chr(0x4E00 + number) for number in range(12)} - validation
+
+
+def test_token_shards_take_one_byte_for_a_small_alphabet(tiny: Ran) -> None:
+    shard = np.load(tiny.folder(tiny.prepared.shards[0]) / "tokens.npy", allow_pickle=False)
+    assert shard.dtype == np.uint8
+
+
+def test_a_segment_without_a_document_is_carried_along(home: Home, source: Path, monkeypatch: Any) -> None:
+    run_prepare(home, source)
+    (source / "nothing.bin").write_bytes(bytes(range(256)) * 8)
+    ran = run_prepare(home, source)
+    state = {"tokenizer": [ran.prepared.tokenizer], "normalise": ran.prepared.normalised, "tokenise": ran.prepared.shards}
+    assert files_of(ran)["nothing.bin"]["status"] != "ok"
+    assert check_tokens(ran.session.store, state).problems == []  # type: ignore[arg-type]
+
+
+def test_segments_cut_anew_still_give_a_dataset(home: Home, source: Path) -> None:
+    """Where documents lie is no part of what was selected, so the selection stays; its documents must be found."""
+    run_prepare(home, source)
+    write_texts(source, range(12, 16))
+    grown = run_prepare(home, source)
+    run_prepare(home, source, refresh=["extract"])
+    cut = run_prepare(home, source, tiny_settings("model.max_seq_len=16"), refresh=["extract"])
+    assert cut.reports["curate"].cached
+    expected = run_prepare(home_at(home.path.parent / "other"), source, tiny_settings("model.max_seq_len=16"))
+    assert len(sequences(cut)) == len(sequences(expected))
+    assert selection_of(grown).keys() == selection_of(expected).keys()
+
+
+def test_the_checks_of_a_finished_corpus_find_nothing(tiny: Ran) -> None:
+    state = {
+        "curate": [tiny.prepared.curated],
+        "evalset": [tiny.prepared.evalset],
+        "tokenizer": [tiny.prepared.tokenizer],
+        "normalise": tiny.prepared.normalised,
+        "tokenise": tiny.prepared.shards,
+    }
+    with direct_session(tiny.session.home) as session:
+        for check in (check_split(session.store, state), check_tokens(session.store, state)):  # type: ignore[arg-type]
+            assert check.problems == []
+            assert check.checked
