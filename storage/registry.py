@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,9 @@ class Registry:
                 ]
             ),
         )
-        with mlflow.start_run(run_id=run_id):
+        with mlflow.start_run(run_id=run_id), warnings.catch_warnings():
+            # an input example would run the model once more to infer what the signature above says
+            warnings.filterwarnings("ignore", message=".*input example.*")
             info = mlflow.pyfunc.log_model(
                 name=MODEL_NAME,
                 python_model=str(script),

@@ -54,6 +54,6 @@ def check_tokens(store: Store, state: State) -> Check:
                 check.problems.append(f"document {row['doc_id']}: the shard differs from the table")
             if ids[0] != BOS or ids[-1] != EOS or ids.max() >= tokenizer.vocab_size:
                 check.problems.append(f"document {row['doc_id']}: not bos, ids of the vocabulary, eos")
-            if not row["lost_bytes"] and tokenizer.decode(ids.tolist()) != texts[row["doc_id"]]:
+            elif not row["lost_bytes"] and tokenizer.decode(ids.tolist()) != texts[row["doc_id"]]:
                 check.problems.append(f"document {row['doc_id']}: the ids do not give its text back")
     return check

@@ -39,8 +39,10 @@ def _spec_origin(module: str) -> Path | None:
     """Source file of a first-party module, found without importing it (importing `model` would load torch)."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
-    if spec is None or not spec.submodule_search_locations:
+    if spec is None:
         return None
+    if not spec.submodule_search_locations:  # a single file, such as a script with a stage of its own
+        return Path(spec.origin) if spec.origin and spec.has_location and not rest else None
     for folder in spec.submodule_search_locations:
         base = Path(folder, *rest)
         for candidate in (base / "__init__.py", base.with_name(f"{base.name}.py")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,41 +59,61 @@ def read_prompts(path: Path) -> list[Prompt]:
     if not path.is_file():
         raise PromptsError(f"no prompts file {path}: give a text, JSONL or Parquet file")
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        records = pq.read_table(path).to_pylist()
+        records = _table_rows(path)
     elif path.suffix in (".jsonl", ".ndjson"):
-        records = list(_json_lines(path))
+        records = [(f"line {number}", _json_object(line, number, path)) for number, line in _lines(path)]
     else:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        records = [{"prompt": line} for line in lines if line.strip()]
-    prompts = [_prompt(record, place, path) for place, record in enumerate(records)]
+        records = [(f"line {number}", {"prompt": line}) for number, line in _lines(path)]
+    prompts = [_prompt(record, index, f"{path}, {place}") for index, (place, record) in enumerate(records)]
     if not prompts:
         raise PromptsError(f"{path} holds no prompts")
-    twice = len(prompts) - len({prompt.id for prompt in prompts})
+    twice = sorted(name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1)
     if twice:
-        raise PromptsError(f"{path}: {twice} ids occur more than once; each prompt needs its own")
+        listed = ", ".join(map(repr, twice[:5]))
+        raise PromptsError(f"{path}: the ids {listed} occur more than once; each prompt needs its own")
     return prompts
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise PromptsError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise PromptsError(f"{path}, line {number}: {type(record).__name__} where an object is expected")
-        yield record
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers; only line ends part them, not what Unicode calls a separator."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptsError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
 
 
-def _prompt(record: dict[str, Any], place: int, path: Path) -> Prompt:
+def _table_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise PromptsError(f"{path} is not a Parquet file ({error})") from error
+    return [(f"row {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def _json_object(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise PromptsError(f"{path}, line {number}: not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise PromptsError(f"{path}, line {number}: {type(record).__name__} where an object is expected")
+    return record
+
+
+def _prompt(record: dict[str, Any], index: int, place: str) -> Prompt:
+    """The prompt of a record; `place` names the record for people."""
     text = record.get("prompt", record.get("text"))
     if not isinstance(text, str):
-        raise PromptsError(f"{path}, prompt {place + 1}: no text in a field `prompt`; fields are {sorted(record)}")
-    return Prompt(str(record.get("id", place)), text)
+        raise PromptsError(f"{place}: no text in a field `prompt`; fields are {sorted(record)}")
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        raise PromptsError(f"{place}: the prompt holds a lone surrogate (\\ud800 to \\udfff), which is no character")
+    given = record.get("id")
+    return Prompt(str(index if given is None else given), text)
 
 
 def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:

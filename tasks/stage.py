@@ -234,16 +234,21 @@ def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
 
 def _ui_progress(name: str) -> Listener:
     """A listener that keeps a Prefect progress artefact up to date; made at the first report."""
+    import httpx
     from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
     artifact: list[Any] = []
 
     def listen(percent: float) -> None:
         percent = min(100.0, percent)
-        if not artifact:
-            artifact.append(create_progress_artifact(progress=percent, description=f"{name}: share of the work done"))
-        else:
-            update_progress_artifact(artifact[0], progress=percent)
+        try:
+            if not artifact:
+                description = f"{name}: share of the work done"
+                artifact.append(create_progress_artifact(progress=percent, description=description))
+            else:
+                update_progress_artifact(artifact[0], progress=percent)
+        except httpx.HTTPError as error:  # hours of work do not fail because a bar could not be drawn
+            logger.warning("%s: Prefect does not take the progress (%s)", name, error)
 
     return listen
 

@@ -1,15 +1,20 @@
-"""Reading the documents that curation kept, from whichever segments they lie in."""
+"""Reading the documents that curation kept, from whichever segments they lie in.
+
+Results are addressed by content, so one that is found in the store may name a segment that is no longer in use: the
+same documents lie in others now. The segment that was noted decides only between several that hold a document.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from storage.lineage import segment_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.store import Store
-from storage.tables import read_rows
+from storage.store import Store, StoreError
+from storage.tables import read_columns, read_rows
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,31 @@ def kept_rows(
     Args:
         tables: per-segment artefacts; the same document may lie in several, one of which is the live one.
         name: file name of the table in each of them.
+
+    Raises:
+        StoreError: if a document lies in none of them, or in several none of which is the noted one.
     """
-    for ref in tables.refs:
-        segment = segment_of(store, ref)
+    chosen = _holders(store, kept, tables, name)
+    for ref in dict.fromkeys(tables.refs):
         for row in read_rows(store.folder(ref) / name, columns):
-            place = kept.get(row["doc_id"])
-            if place is not None and place.segment == segment:
+            if chosen.get(row["doc_id"]) == ref:
                 yield ref, row
+
+
+def _holders(store: Store, kept: dict[str, Kept], tables: RefSet, name: str) -> dict[str, ArtifactRef]:
+    """Which artefact each document is read from."""
+    segments = {ref: segment_of(store, ref) for ref in tables.refs}
+    holders: dict[str, list[ArtifactRef]] = defaultdict(list)
+    for ref in segments:
+        for doc_id in read_columns(store.folder(ref) / name, ["doc_id"])["doc_id"]:
+            holders[doc_id].append(ref)
+    chosen = {}
+    for doc_id, place in kept.items():
+        found = [ref for ref in holders[doc_id] if segments[ref] == place.segment] or holders[doc_id]
+        if len(found) != 1:
+            raise StoreError(
+                f"document {doc_id} lies in {len(found)} of the {len(segments)} segments in use, expected one: "
+                "compute the listing again with `--refresh snapshot,curate`"
+            )
+        chosen[doc_id] = found[0]
+    return chosen

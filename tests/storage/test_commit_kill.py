@@ -23,11 +23,11 @@ import pytest
 
 from storage.locks import owner_lock
 
-CALLS = (
-    "write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsync fdatasync flock chmod fchmod "
-    "rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat mkdir mkdirat rmdir"
-).split()
-TRACED = "trace=" + ",".join(f"?{call}" for call in CALLS)  # ?: not every kind of machine has every call
+CALLS = """
+write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsync fdatasync flock chmod fchmod
+rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat mkdir mkdirat rmdir
+"""
+TRACED = "trace=" + ",".join(f"?{call}" for call in CALLS.split())  # ?: not every kind of machine has every call
 # Python asks again, or needs no second answer, where these fail: a folder that is there, a file that is gone
 FORGIVEN = {"mkdir", "mkdirat", "unlink", "unlinkat", "rmdir"}
 OLD, NEW = "the old text ", "the new text "
@@ -172,9 +172,8 @@ def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_n
 
 
 @pytest.mark.parametrize("action", sorted(commit_child.ACTIONS))
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_a_call_that_fails_surfaces_as_an_os_error_and_a_second_attempt_in_the_same_process_succeeds(
-    tmp_path: Path, action: str, error: str
+    tmp_path: Path, action: str
 ) -> None:
     def check(root: Path, point: Point, code: int) -> None:
         allowed = {commit_child.FAULT, 0} if point[0] in FORGIVEN else {commit_child.FAULT}
@@ -182,7 +181,7 @@ def test_a_call_that_fails_surfaces_as_an_os_error_and_a_second_attempt_in_the_s
         text = commit_child.ref_text(root) if action == "ref" else commit_child.artifact_text(root)
         assert text == NEW
 
-    _for_each(tmp_path, action, f"error={error}", check)
+    _for_each(tmp_path, action, "error=EIO", check)
 
 
 def test_a_refresh_whose_last_rename_fails_keeps_the_old_artefact(tmp_path: Path) -> None:

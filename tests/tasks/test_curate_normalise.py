@@ -24,8 +24,12 @@ def pages(*texts: str) -> list[dict[str, Any]]:
 
 def noise(seed: int) -> str:
     """A text of everything that has ever hurt a pipeline."""
-    parts = ["e", "\u0301", "\u0300", "\x00", "\u00ad", "\ufeff", "\r", "\n", "\r\n", "\f", "-", "-\n", "- \n", "a", "Z"]
-    parts += ["ﬁ", "ﬅ", "\u00a0", "\t", " ", "\ud800", "\udfff", "😀", "\ufffe", "\x85", "\x9f", "\u2028", "가", "ᄀ", "ᅡ"]
+    parts = [
+        "-\n",
+        "- \n",
+        "\r\n",
+        *"e\u0301\u0300\x00\u00ad\ufeff\r\n\f-aZﬁﬅ\u00a0\t \ud800\udfff😀\ufffe\x85\x9f\u2028가ᄀ\u1161",
+    ]
     return "".join(random.Random(seed).choices(parts, k=60))
 
 

@@ -24,11 +24,11 @@ from tasks.tokens.tokenizer import (
     load_tokenizer,
 )
 
-WORDS = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve".split()
+TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve"
 
 
 def prose(seed: int = 0, n_words: int = 2_000) -> str:
-    return " ".join(random.Random(seed).choices(WORDS, k=n_words))
+    return " ".join(random.Random(seed).choices(TEXT.split(), k=n_words))
 
 
 HOSTILE = {

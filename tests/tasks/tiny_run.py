@@ -18,8 +18,8 @@ from tasks.resources import Resources
 from tasks.session import Planner, Session, StageReport, artifact
 from tasks.settings import Settings, load_settings
 
-WORDS = """the shepherd counts his sheep at dusk and closes the fold before rain comes over the hill while a dog
-watches from the gate and every lamb finds its mother in the straw near the old stone wall""".split()
+TEXT = """the shepherd counts his sheep at dusk and closes the fold before rain comes over the hill while a dog
+watches from the gate and every lamb finds its mother in the straw near the old stone wall"""
 
 SETTINGS = (
     "curate.validation_share=0.3",
@@ -36,7 +36,7 @@ SETTINGS = (
 
 def text_of(number: int, n_words: int = 90) -> str:
     """A text that is different for every number."""
-    words = random.Random(number).choices(WORDS, k=n_words)
+    words = random.Random(number).choices(TEXT.split(), k=n_words)
     lines = [" ".join(words[start : start + 10]) for start in range(0, n_words, 10)]
     return f"Text {number}\n" + ".\n".join(lines) + ".\n"
 

@@ -1,0 +1,71 @@
+"""The home: one folder, absolute, chosen by argument, environment or default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.home import Home
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHEEPFOLD_HOME", "SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_default_home_is_a_hidden_folder_here_and_everything_lies_in_it(tmp_path: Path) -> None:
+    home = Home.from_environment()
+    assert home.path == tmp_path / ".sheepfold"
+    assert home.store == str(home.path / "store")
+    assert home.tracking_uri == f"sqlite:///{home.path}/mlflow.db"
+    for place in (home.mlflow_artifacts, home.prefect, home.hash_memo, home.reports):
+        assert place.parent == home.path
+
+
+def test_an_argument_comes_before_the_environment_and_both_are_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHEEPFOLD_HOME", "from/environment")
+    assert Home.from_environment().path == tmp_path / "from" / "environment"
+    assert Home.from_environment("given").path == tmp_path / "given"
+    monkeypatch.chdir("/")
+    assert Home.from_environment(tmp_path / "given").path == tmp_path / "given"
+
+
+def test_store_and_tracking_can_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHEEPFOLD_STORE", "shared/store")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    home = Home.from_environment("home")
+    assert home.path == tmp_path / "home"
+    assert home.store == str(tmp_path / "shared" / "store")
+    assert home.tracking_uri == "http://tracking:5000"
+
+
+def test_a_store_that_is_an_address_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHEEPFOLD_STORE", "s3://bucket/store")
+    assert Home.from_environment().store == "s3://bucket/store"
+
+
+def test_a_tilde_means_the_persons_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    monkeypatch.setenv("SHEEPFOLD_STORE", "~/store")
+    home = Home.from_environment("~/fold")
+    assert home.path == tmp_path / "person" / "fold"
+    assert home.store == str(tmp_path / "person" / "store")
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    unset = Home.from_environment()
+    for name in ("SHEEPFOLD_HOME", "SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, "")
+    assert Home.from_environment("") == unset
+
+
+def test_naming_a_home_makes_no_folder_and_creating_it_twice_is_harmless() -> None:
+    home = Home.from_environment("a/b")
+    assert not home.path.exists()
+    assert home.create().create() is home
+    assert home.path.is_dir()

@@ -1,0 +1,113 @@
+"""Tables hold what their schema says, in row groups that two cores can share, and digest by rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage import schemas
+from storage.tables import read_columns, read_rows, union_digest, write_table
+
+SCHEMA = pa.schema(
+    [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("n", pa.int32()),
+    ],
+    metadata={"sheepfold.table": "test"},
+)
+
+
+def rows(*names: str) -> list[dict[str, Any]]:
+    return [{"doc_id": name, "digest": f"content of {name}", "n": 1} for name in names]
+
+
+def table(folder: Path, name: str, *names: str) -> Path:
+    path = folder / f"{name}.parquet"
+    write_table(path, SCHEMA, rows(*names))
+    return path
+
+
+def test_rows_read_back_as_they_were_written_with_the_schema_and_its_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    written = [*rows("a", "b"), {"doc_id": "ü", "digest": "", "n": None}]
+    assert write_table(path, SCHEMA, iter(written)) == 3
+    assert read_rows(path) == written
+    assert read_columns(path, ["n", "doc_id"]) == {"n": [1, 1, None], "doc_id": ["a", "b", "ü"]}
+    assert pq.read_schema(path).equals(SCHEMA, check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    ("count", "groups"), [(0, []), (1, [1]), (1000, [1000]), (1001, [1000, 1]), (2500, [1000, 1000, 500])]
+)
+def test_row_groups_hold_a_thousand_rows_and_none_is_empty(tmp_path: Path, count: int, groups: list[int]) -> None:
+    path = tmp_path / "t.parquet"
+    assert write_table(path, SCHEMA, rows(*map(str, range(count)))) == count
+    metadata = pq.read_metadata(path)
+    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == groups
+    assert len(read_rows(path)) == count
+
+
+def test_columns_are_compressed_with_zstd(tmp_path: Path) -> None:
+    metadata = pq.read_metadata(table(tmp_path, "t", "a"))
+    assert {metadata.row_group(0).column(index).compression for index in range(3)} == {"ZSTD"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"doc_id": "a", "digest": "d"},
+        {"doc_id": "a", "digest": "d", "n": 1, "surprise": 2},
+        {"doc_id": "a", "digest": "d", "N": 1},
+    ],
+)
+def test_a_row_with_other_columns_than_the_schema_is_refused_with_both_lists(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"t\.parquet: row has \[.*\], the schema \['digest', 'doc_id', 'n'\]"):
+        write_table(tmp_path / "t.parquet", SCHEMA, [*rows("b"), row])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"doc_id": None, "digest": "d", "n": 1},
+        {"doc_id": "a", "digest": "d", "n": "many"},
+        {"doc_id": "a", "digest": "d", "n": 2**40},
+    ],
+)
+def test_a_value_that_its_column_cannot_hold_is_refused(tmp_path: Path, row: dict[str, Any]) -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        write_table(tmp_path / "t.parquet", SCHEMA, [row])
+
+
+def test_every_schema_names_its_table_and_version_and_holds_no_time() -> None:
+    found = {name: value for name, value in vars(schemas).items() if isinstance(value, pa.Schema)}
+    assert len(found) >= 12
+    for schema in found.values():
+        assert {b"sheepfold.table", b"sheepfold.schema_version"} <= set(schema.metadata)
+        assert not [field.name for field in schema if pa.types.is_temporal(field.type)]
+
+
+def test_union_digest_does_not_depend_on_how_rows_are_spread_over_files(tmp_path: Path) -> None:
+    one = table(tmp_path, "one", "a", "b", "c", "d")
+    split = [table(tmp_path, "left", "d", "a"), table(tmp_path, "empty"), table(tmp_path, "right", "c", "b")]
+    assert union_digest([one]) == union_digest(split)
+    assert union_digest([one]) != union_digest(split[:2])
+
+
+def test_union_digest_counts_of_each_table_only_its_live_documents(tmp_path: Path) -> None:
+    grown = [table(tmp_path, "old", "a", "b", "gone"), table(tmp_path, "new", "c", "b")]
+    assert union_digest(grown, [{"a", "b"}, {"c"}]) == union_digest([table(tmp_path, "fresh", "a", "b", "c")])
+    assert union_digest(grown, [{"a", "b", "gone"}, {"c"}]) != union_digest(grown, [{"a", "b"}, {"c"}])
+
+
+def test_union_digest_takes_a_document_from_the_table_in_which_it_is_live(tmp_path: Path) -> None:
+    old, new = table(tmp_path, "old", "a"), tmp_path / "new.parquet"
+    write_table(new, SCHEMA, [{"doc_id": "a", "digest": "read again", "n": 1}])
+    assert union_digest([old, new], [{"a"}, set()]) == union_digest([old])
+    assert union_digest([old, new], [set(), {"a"}]) == union_digest([new])

@@ -1,0 +1,84 @@
+"""Small stages for tests; as a script, one request for an artefact from a process of its own.
+
+    python stage_samples.py STORE TEXT
+
+The script says on standard output what happens, and its stage waits for a line on standard input before it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage.digest import sha256_json
+from storage.manifest import ArtifactRef, RefSet
+from storage.store import LocalStore
+from tasks.stage import Stage, Work, stage
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What the sample stages make."""
+
+    text: str = "a"
+
+
+@dataclass
+class Calls:
+    """Resources of the sample stages: they note each call, and do what a test asks for first."""
+
+    seen: list[str] = field(default_factory=list)
+    before: Callable[[Work], None] = lambda work: None
+
+
+def _make(work: Work, text: str) -> str:
+    work.resources.seen.append(text)
+    work.resources.before(work)
+    (work.out / "text").write_text(text)
+    work.counts.update(rows=len(text), units=1)
+    return sha256_json(text)
+
+
+@stage("letters", version=1)
+def letters(work: Work, settings: TextSettings) -> str:
+    """Write a text."""
+    return _make(work, settings.text)
+
+
+@stage("capitals", version=1, unit="document")
+def capitals(work: Work, settings: TextSettings, *, source: ArtifactRef) -> str:
+    """Write a text in capitals; the settings are read, but change nothing."""
+    return _make(work, (work.folder(source) / "text").read_text().upper())
+
+
+@stage("joined", version=1)
+def joined(work: Work, settings: None, *, parts: RefSet, first: ArtifactRef) -> str:
+    """Write several texts one after the other."""
+    return _make(work, "".join((work.folder(ref) / "text").read_text() for ref in [first, *parts.refs]))
+
+
+def copy_of(original: Stage) -> Stage:
+    """A stage of the same function, so that a test may change its task."""
+    return stage(original.name, original.version, unit=original.unit)(original.function)
+
+
+def main(address: str, text: str) -> None:
+    """Ask for the letters of a text, and tell what happens."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+
+    def hold(work: Work) -> None:
+        print("working", flush=True)
+        sys.stdin.readline()
+
+    outcome = letters.run(LocalStore(Path(address)), TextSettings(text), {}, resources=Calls(before=hold))
+    print("cached" if outcome.cached else "made", flush=True)
+
+
+if __name__ == "__main__":
+    # under its importable name, because manifests record a fingerprint of the stage's module
+    from stage_samples import main as importable_main
+
+    importable_main(*sys.argv[1:])

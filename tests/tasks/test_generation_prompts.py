@@ -1,0 +1,187 @@
+"""Prompts as people write them, and completions that can be asked for again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tiny_run import Ran, direct_session, home_at, tiny_settings
+
+from flows import pipeline
+from storage.home import Home
+from storage.schemas import COMPLETIONS
+from storage.tables import read_rows
+from tasks.bundle import Bundle
+from tasks.generation import Prompt, PromptsError, read_prompts
+from tasks.session import Session, artifact
+from tasks.settings import Settings
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_text_holds_a_prompt_per_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "prompts.txt", "Once\r\n\n  twice \nthrice")
+    assert read_prompts(path) == [Prompt("0", "Once"), Prompt("1", "  twice "), Prompt("2", "thrice")]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    path = written(tmp_path / "prompts.txt", b"\xef\xbb\xbfOnce\n")
+    assert read_prompts(path) == [Prompt("0", "Once")]
+
+
+def test_only_line_feeds_end_a_line(tmp_path: Path) -> None:
+    prompt = "one\u2028prompt\x0bwith\x85odd\x0cseparators"
+    assert [item.prompt for item in read_prompts(written(tmp_path / "prompts.txt", prompt))] == [prompt]
+    record = json.dumps({"prompt": prompt}, ensure_ascii=False)
+    assert [item.prompt for item in read_prompts(written(tmp_path / "prompts.jsonl", record))] == [prompt]
+
+
+def test_jsonl_holds_an_object_per_line(tmp_path: Path) -> None:
+    lines = ['{"id": "a", "prompt": "Once"}', "", '{"text": "twice\\nmore", "id": 7}', '{"prompt": ""}']
+    path = written(tmp_path / "prompts.jsonl", "\n".join(lines))
+    assert read_prompts(path) == [Prompt("a", "Once"), Prompt("7", "twice\nmore"), Prompt("2", "")]
+
+
+def test_parquet_holds_a_row_per_prompt(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [3, 4], "prompt": ["Once", "twice"]}), tmp_path / "prompts.parquet")
+    assert read_prompts(tmp_path / "prompts.parquet") == [Prompt("3", "Once"), Prompt("4", "twice")]
+
+
+def test_an_id_that_is_null_is_no_id(tmp_path: Path) -> None:
+    path = written(tmp_path / "prompts.jsonl", '{"id": null, "prompt": "a"}\n{"id": null, "prompt": "b"}\n')
+    assert [prompt.id for prompt in read_prompts(path)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.jsonl", '{"prompt": "a"}\n\n{"prompt": \n', r"bad\.jsonl, line 3: not JSON"),
+        ("bad.jsonl", '{"prompt": "a"}\n["b"]\n', r"bad\.jsonl, line 2: list where an object"),
+        ("bad.jsonl", '{"prompt": "a"}\n\n{"propmt": "b"}\n', r"bad\.jsonl, line 3: no text .*'propmt'"),
+        ("bad.jsonl", '{"prompt": 5}\n', r"bad\.jsonl, line 1: no text"),
+        ("bad.jsonl", '{"prompt": "a \\ud800 b"}\n', r"bad\.jsonl, line 1: .*surrogate"),
+        ("empty.jsonl", "\n\n", r"empty\.jsonl holds no prompts"),
+        ("empty.txt", "  \n", r"empty\.txt holds no prompts"),
+        ("latin.txt", b"caf\xe9 au lait\n", r"latin\.txt.*UTF-8"),
+        ("latin.jsonl", b'{"prompt": "caf\xe9"}\n', r"latin\.jsonl.*UTF-8"),
+        ("no.parquet", b"not a table", r"no\.parquet.*Parquet"),
+        (
+            "twice.jsonl",
+            '{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n',
+            r"twice\.jsonl.*'a'.*more than once",
+        ),
+    ],
+)
+def test_an_unusable_file_is_refused_by_name_and_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    with pytest.raises(PromptsError, match=message):
+        read_prompts(written(tmp_path / name, content))
+
+
+def test_a_parquet_row_without_text_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["Once", None]}), tmp_path / "prompts.parquet")
+    with pytest.raises(PromptsError, match=r"prompts\.parquet, row 2: no text"):
+        read_prompts(tmp_path / "prompts.parquet")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PromptsError, match=r"no prompts file .*nowhere\.txt"):
+        read_prompts(tmp_path / "nowhere.txt")
+
+
+PROMPTS = [Prompt("a", "The sheep"), Prompt("b", ""), Prompt("c", "x" * 100 + "€😀"), Prompt("d", "the dog")]
+
+
+@pytest.fixture
+def home(tiny: Ran, tmp_path: Path) -> Home:
+    target = home_at(tmp_path / "home")
+    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    return target
+
+
+def complete(
+    home: Home, tiny: Ran, prompts: list[Prompt], settings: Settings | None = None
+) -> tuple[list[dict[str, Any]], Path, Session]:
+    assert tiny.checkpoint is not None
+    with direct_session(home) as session:
+        ref = artifact(pipeline.generate_text(session, settings or tiny_settings(), tiny.checkpoint, prompts))
+        path = session.store.folder(ref) / "completions.parquet"
+        return read_rows(path), path, session
+
+
+def test_completions_follow_their_schema_one_row_per_prompt(home: Home, tiny: Ran) -> None:
+    rows, path, _ = complete(home, tiny, PROMPTS)
+    assert pq.read_schema(path).equals(COMPLETIONS)
+    assert [(row["id"], row["prompt"]) for row in rows] == [(item.id, item.prompt) for item in PROMPTS]
+    assert tiny.checkpoint is not None
+    for row in rows:
+        assert row["finish_reason"] in ("stop", "length")
+        assert len(row["logprobs"]) == row["n_tokens"] == len(row["text"]) <= 12
+        assert (row["finish_reason"] == "length") == (row["n_tokens"] == 12)
+        assert all(value <= 0 for value in row["logprobs"])
+        assert row["model"] == tiny.checkpoint.digest
+        assert json.loads(row["settings"])["max_new_tokens"] == 12
+
+
+def test_the_same_request_is_found_in_the_store(home: Home, tiny: Ran) -> None:
+    first, _, _ = complete(home, tiny, PROMPTS)
+    again, _, session = complete(home, tiny, PROMPTS)
+    assert again == first
+    assert all(report.cached for report in session.reports.values())
+
+
+def test_the_same_seed_gives_the_same_text_when_computed_anew(home: Home, tiny: Ran) -> None:
+    first, path, _ = complete(home, tiny, PROMPTS)
+    shutil.rmtree(path.parent)
+    again, _, session = complete(home, tiny, PROMPTS)
+    assert again == first
+    assert session.reports["generate"].computed == 1
+
+
+def test_another_seed_gives_another_text(home: Home, tiny: Ran) -> None:
+    first, _, _ = complete(home, tiny, PROMPTS)
+    other, _, _ = complete(home, tiny, PROMPTS, tiny_settings("generate.seed=1"))
+    assert [row["text"] for row in first] != [row["text"] for row in other]
+
+
+def test_other_prompts_are_another_artefact(home: Home, tiny: Ran) -> None:
+    _, path, _ = complete(home, tiny, PROMPTS)
+    _, other, _ = complete(home, tiny, PROMPTS[:1])
+    assert path != other
+
+
+def test_neighbours_do_not_change_a_continuation(home: Home, tiny: Ran) -> None:
+    together, _, _ = complete(home, tiny, PROMPTS)
+    alone, _, _ = complete(home, tiny, PROMPTS[:1])
+    assert alone[0]["text"] == together[0]["text"]
+    assert alone[0]["logprobs"] == pytest.approx(together[0]["logprobs"], abs=1e-4)
+
+
+def test_no_prompts_get_no_completions(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    assert Bundle(tiny.folder(tiny.checkpoint)).complete([]) == []
+
+
+def test_an_empty_prompt_is_continued_from_the_beginning_of_a_document(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    bundle = Bundle(tiny.folder(tiny.checkpoint))
+    found = bundle.complete([""], max_new_tokens=8, temperature=0.0)
+    assert found[0].n_tokens == len(found[0].logprobs)
+    assert found == bundle.complete([""], max_new_tokens=8, temperature=0.0)
+
+
+def test_the_sample_continues_the_first_words_of_evaluation_documents(tiny: Ran) -> None:
+    assert tiny.completions is not None
+    rows = read_rows(tiny.folder(tiny.completions) / "completions.parquet")
+    texts = read_rows(tiny.folder(tiny.prepared.evalset) / "documents.parquet", ["text"])
+    openings = {" ".join(row["text"].split()[:8]) for row in texts}
+    assert {row["prompt"] for row in rows} == openings

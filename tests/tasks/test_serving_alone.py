@@ -1,0 +1,183 @@
+"""The registered model on its own: loaded by MLflow where nothing of Sheepfold can be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import Ran, direct_session, home_at
+
+from flows.actions import promote_model
+from storage.home import Home
+from storage.registry import Registry
+from tasks.session import artifact
+
+ASK = """
+import json, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("flows", "tasks", "model", "storage"):
+            raise ModuleNotFoundError(f"{name} is not to be had here")
+
+sys.meta_path.insert(0, Blocker())
+import mlflow, pandas, warnings
+warnings.simplefilter("ignore")
+uri, edited = sys.argv[1:]
+mlflow.set_tracking_uri(uri)
+mlflow.set_registry_uri(uri)
+served = mlflow.pyfunc.load_model("models:/sheepfold@champion")
+prompts = ["The sheep", "the stone wa", "a dog watches the ga", "rain comes o", "every lamb finds it", "the old s"]
+greedy = {"temperature": 0.0, "max_new_tokens": 20}
+other = mlflow.pyfunc.load_model(edited)
+answers = {
+    "alone": served.predict(["The sheep"], params={"max_new_tokens": 20}),
+    "twenty": served.predict(prompts, params={"max_new_tokens": 20}),
+    "twenty_again": served.predict(prompts, params={"max_new_tokens": 20}),
+    "one": served.predict(prompts, params={"max_new_tokens": 1}),
+    "default": served.predict(prompts),
+    "seeds": [served.predict(prompts, params={"seed": seed}) for seed in range(3)],
+    "greedy": [served.predict(["The sheep"], params={**greedy, "seed": seed})[0] for seed in (1, 2)],
+    "list": served.predict(["The sheep", "", "a dog"], params=greedy),
+    "frame": served.predict(pandas.DataFrame({"prompt": ["The sheep", "", "a dog"]}), params=greedy),
+    "top_k": served.predict(["The sheep"], params={"top_k": 1, "max_new_tokens": 20}),
+    "edited": other.predict(["The sheep"], params=greedy),
+    "after": served.predict(["The sheep"], params=greedy),
+    "imported": sorted(n for n in sys.modules if n.partition(".")[0] in ("flows", "tasks", "model", "storage")),
+    "packages": sorted(n for n in sys.modules if n.startswith("sheepfold_code_") and "." not in n),
+}
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def served_home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home with the tiny model as champion."""
+    home = home_at(tmp_path_factory.mktemp("serving") / "home")
+    shutil.copytree(tiny.session.home.store, home.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    assert tiny.checkpoint is not None
+    assert tiny.metrics is not None
+    with direct_session(home) as session:
+        promote_model(session, tiny.checkpoint, artifact(tiny.prepared.evalset), tiny.metrics)
+    return home
+
+
+@pytest.fixture(scope="module")
+def model_folder(served_home: Home) -> Path:
+    """The logged model as MLflow keeps it."""
+    found = list(served_home.mlflow_artifacts.rglob("MLmodel"))
+    assert len(found) == 1
+    return found[0].parent
+
+
+@pytest.fixture(scope="module")
+def answers(served_home: Home, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the model and a second one with other code say, in one process far from the project."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    edited = shutil.copytree(model_folder, elsewhere / "edited")
+    code = edited / "artifacts" / "bundle" / "code" / "tasks" / "tokens" / "tokenizer.py"
+    text = code.read_text()
+    assert '        return "".join(self.alphabet' in text
+    code.write_text(
+        text.replace('        return "".join(self.alphabet', '        return "EDITED" + "".join(self.alphabet')
+    )
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ASK, served_home.tracking_uri, str(edited)],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_prompt_gets_one_text(answers: dict[str, Any]) -> None:
+    assert [type(text) for text in answers["alone"]] == [str]
+    assert len(answers["alone"][0]) <= 20
+
+
+def test_nothing_of_sheepfold_is_imported(answers: dict[str, Any]) -> None:
+    assert answers["imported"] == []
+
+
+def test_the_number_of_new_tokens_is_obeyed(answers: dict[str, Any]) -> None:
+    """Characters are tokens here; a text may end before its limit, but not all of them do."""
+    for name, limit in (("one", 1), ("twenty", 20), ("default", 64)):
+        assert max(len(text) for text in answers[name]) <= limit
+    assert sum(map(len, answers["one"])) < sum(map(len, answers["twenty"])) < sum(map(len, answers["default"]))
+    assert all(long.startswith(short) for short, long in zip(answers["one"], answers["twenty"], strict=True))
+
+
+def test_the_same_request_gets_the_same_text(answers: dict[str, Any]) -> None:
+    assert answers["twenty"] == answers["twenty_again"]
+
+
+def test_seeds_draw_different_texts(answers: dict[str, Any]) -> None:
+    first, second, third = answers["seeds"]
+    assert first != second != third != first
+
+
+def test_temperature_zero_draws_nothing(answers: dict[str, Any]) -> None:
+    assert answers["greedy"][0] == answers["greedy"][1]
+
+
+def test_the_likeliest_token_alone_is_greedy(answers: dict[str, Any]) -> None:
+    assert answers["top_k"][0] == answers["greedy"][0]
+
+
+def test_a_table_is_answered_like_a_list(answers: dict[str, Any]) -> None:
+    assert answers["frame"] == answers["list"]
+    assert len(answers["list"]) == 3
+
+
+def test_two_versions_with_other_code_live_in_one_process(answers: dict[str, Any]) -> None:
+    assert answers["edited"] == ["EDITED" + answers["greedy"][0]]
+    assert answers["after"] == [answers["greedy"][0]]
+    assert len(answers["packages"]) == 2
+
+
+def test_served_text_is_that_of_the_bundle_in_the_store(answers: dict[str, Any], tiny: Ran) -> None:
+    from tasks.bundle import Bundle
+
+    assert tiny.checkpoint is not None
+    bundle = Bundle(tiny.folder(tiny.checkpoint))
+    found = bundle.complete(["The sheep", "", "a dog"], max_new_tokens=20, temperature=0.0, top_p=0.95)
+    assert [item.text for item in found] == answers["list"]
+
+
+def test_the_logged_model_holds_no_pickle(model_folder: Path) -> None:
+    names = [path.name for path in model_folder.rglob("*") if path.is_file()]
+    assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib"))]
+    for path in model_folder.rglob("*"):
+        assert not path.is_file() or not path.read_bytes().startswith(b"\x80\x04")
+    assert "python_model: null" not in (model_folder / "MLmodel").read_text()
+
+
+def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, tiny: Ran, tmp_path: Path) -> None:
+    from flows.actions import version_checkpoint
+    from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
+
+    empty = Home(tmp_path, str(tmp_path / "store"), served_home.tracking_uri).create()
+    evalset = artifact(tiny.prepared.evalset)
+    shutil.copytree(Path(served_home.store) / "evalset", tmp_path / "store" / "evalset")
+    with direct_session(empty) as session:
+        registry = Registry(session.resources.tracking)
+        champion = registry.by_alias("champion")
+        assert champion is not None
+        checkpoint = version_checkpoint(session, registry, champion)
+        assert checkpoint.stage == "bundle"
+        found = session.run(evaluate, EvaluateSettings(), checkpoint=checkpoint, evalset=evalset)
+        assert read_metrics(session.store, artifact(found)) == pytest.approx(tiny.metrics, rel=1e-6)

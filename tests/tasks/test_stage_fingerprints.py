@@ -1,0 +1,169 @@
+"""Fingerprints follow a stage's code through its imports, and no change of it goes unnoticed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fingerprints
+import pytest
+from fingerprints import Entries, complaints
+
+from tasks.fingerprint import PLUMBING, fingerprint, modules_of
+
+SHOP = {
+    "__init__.py": '"""A shop."""\n',
+    "stage.py": '''"""The stage."""
+
+from typing import TYPE_CHECKING
+
+from . import prices
+from shop.deep.tax import rate as tax_rate
+
+if TYPE_CHECKING:
+    from shop.kinds import Kind
+
+
+class Till:
+    """A till."""
+
+    open = True
+
+
+def total(items: "list[Kind]") -> float:
+    """The total."""
+    # the tax comes last
+    return sum(prices.of(item) for item in items) * (1 + tax_rate())
+''',
+    "prices.py": '''def of(item: str) -> float:
+    """A price."""
+    import shop.late
+
+    return shop.late.PRICES[item]
+''',
+    "late.py": "PRICES = {'apple': 1.0}\n",
+    "kinds.py": "Kind = str\n",
+    "deep/__init__.py": "",
+    "deep/tax.py": "from ..rates import RATE\n\n\ndef rate() -> float:\n    return RATE\n",
+    "rates.py": "RATE = 0.19\n",
+    "unused.py": "RATE = 0.19\n",
+}
+TELL = (
+    "from tasks.fingerprint import *; print(fingerprint('shop.stage', ('shop',)), *modules_of('shop.stage', ('shop',)))"
+)
+
+
+def fingerprint_of(folder: Path, changes: dict[str, tuple[str, str]] | None = None) -> tuple[str, list[str]]:
+    """Fingerprint and modules of the shop's stage after replacing text in some of its files."""
+    for name, text in SHOP.items():
+        path = folder / "shop" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old, new = (changes or {}).get(name, ("", ""))
+        assert old in text
+        path.write_text(text.replace(old, new, 1) if old else text)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", TELL]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    return told[0], told[1:]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return fingerprint_of(tmp_path_factory.mktemp("shop"))[0]
+
+
+def test_the_modules_of_a_stage_are_those_it_imports_directly_late_relatively_and_through_others(
+    tmp_path: Path,
+) -> None:
+    _, modules = fingerprint_of(tmp_path)
+    names = ["", "deep.tax", "kinds", "late", "prices", "rates", "stage"]
+    assert modules == [f"shop.{name}".rstrip(".") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("stage.py", "# the tax comes last", "# the tax comes first"),
+        ("stage.py", '"""The stage."""', '"""Another text."""'),
+        ("stage.py", '    """A till."""\n\n', ""),
+        ("stage.py", '"""The total."""', '"""The total.\n\n    Raises:\n        KeyError: sometimes.\n    """'),
+        (
+            "stage.py",
+            "sum(prices.of(item) for item in items)",
+            "sum(\n        prices.of(item) for item in items\n    )",
+        ),
+        ("late.py", "{'apple': 1.0}", '{"apple": 1.0}  # a price'),
+        ("deep/tax.py", "    return RATE", '    """The rate."""\n\n    return RATE'),
+        ("unused.py", "0.19", "0.2"),
+    ],
+)
+def test_comments_docstrings_layout_and_modules_that_are_not_imported_do_not_count(
+    tmp_path: Path, original: str, file: str, old: str, new: str
+) -> None:
+    assert fingerprint_of(tmp_path, {file: (old, new)})[0] == original
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("stage.py", "1 + tax_rate", "1 - tax_rate"),
+        ("stage.py", "open = True", "open = 1"),
+        ("prices.py", "PRICES[item]", "PRICES[item.lower()]"),
+        ("late.py", "1.0", "1.5"),
+        ("late.py", "'apple'", "b'apple'"),
+        ("rates.py", "0.19", "0.2"),
+        ("rates.py", "RATE = 0.19", "RATE = 0.19\nRATES = []"),
+        ("kinds.py", "str", "bytes"),
+    ],
+)
+def test_a_change_of_code_counts_in_whichever_imported_module_it_lies(
+    tmp_path: Path, original: str, file: str, old: str, new: str
+) -> None:
+    assert fingerprint_of(tmp_path, {file: (old, new)})[0] != original
+
+
+def test_a_module_without_source_is_refused_by_name() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"no module tasks\.nowhere"):
+        fingerprint("tasks.nowhere")
+
+
+def test_the_training_stage_covers_the_network_but_not_the_plumbing() -> None:
+    modules = set(modules_of("tasks.training"))
+    assert {"tasks.training", "model.trainer", "model.transformer", "storage.tables"} <= modules
+    assert not modules & PLUMBING
+
+
+def test_the_extraction_stage_covers_the_code_of_its_child_processes() -> None:
+    from tasks.ingest.segments import extract
+
+    covered = {name for module in extract.modules for name in modules_of(module)}
+    assert {"tasks.ingest.worker", "tasks.ingest.pdf", "tasks.ingest.text", "tasks.ingest.image"} <= covered
+
+
+def entries(**stages: tuple[int, str]) -> Entries:
+    return {name: {"version": version, "fingerprint": code} for name, (version, code) in stages.items()}
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (entries(train=(2, "a")), []),
+        (entries(train=(2, "b")), ["raise the version (2) in its @stage decorator", "`make fingerprints`"]),
+        (entries(train=(3, "b")), ["raised from 2 to 3", "`make fingerprints`"]),
+        (entries(train=(1, "b")), ["went back from 2 to 1"]),
+        (entries(train=(2, "a"), extra=(1, "c")), ["stage extra is new", "`make fingerprints`"]),
+        (entries(), ["stage train is gone"]),
+    ],
+)
+def test_every_difference_to_the_record_is_named_with_what_to_do(now: Any, expected: list[str]) -> None:
+    found = complaints(entries(train=(2, "a")), now)
+    assert len(found) == bool(expected)
+    assert all(part in found[0] for part in expected)
+
+
+def test_no_stage_has_code_that_was_neither_given_a_new_version_nor_acknowledged() -> None:
+    found = complaints(fingerprints.recorded(), fingerprints.current())
+    assert not found, "\n".join(["", *found])

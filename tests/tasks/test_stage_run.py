@@ -1,0 +1,284 @@
+"""A stage makes its artefact once, keeps nothing half made, and is addressed by content and settings alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import stage_samples
+from stage_samples import Calls, TextSettings, capitals, copy_of, joined, letters
+
+from storage.manifest import ArtifactRef, RefSet
+from storage.store import LocalStore
+from tasks.stage import Work, is_transient, stage
+
+SOURCE = ArtifactRef("letters", "key", "digest")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def fail(error: BaseException) -> Callable[[Work], None]:
+    def before(work: Work) -> None:
+        (work.out / "half").write_text("half made")
+        (work.scratch / "step").write_text("100")
+        raise error
+
+    return before
+
+
+def test_the_key_changes_with_settings_name_version_and_content_of_the_inputs() -> None:
+    def key(name: str = "capitals", version: int = 1, text: str = "a", source: ArtifactRef = SOURCE) -> str:
+        return stage(name, version)(capitals.function).key(TextSettings(text), {"source": source})
+
+    keys = {
+        key(),
+        key(name="other"),
+        key(version=2),
+        key(text="b"),
+        key(source=ArtifactRef("letters", "key", "another digest")),
+    }
+    assert len(keys) == 5
+
+
+def test_the_key_does_not_change_with_where_an_input_lies_or_how_it_is_spread() -> None:
+    elsewhere = ArtifactRef("letters", "another key", "digest")
+    settings = TextSettings()
+    assert capitals.key(settings, {"source": SOURCE}) == capitals.key(settings, {"source": elsewhere})
+    spread = [RefSet((SOURCE,), "union"), RefSet((elsewhere, SOURCE), "union")]
+    keys = {joined.key(None, {"parts": parts, "first": SOURCE}) for parts in spread}
+    assert len(keys) == 1
+
+
+def test_key_and_digest_do_not_depend_on_the_store_or_the_resources(tmp_path: Path) -> None:
+    outcomes = [
+        letters.run(LocalStore(tmp_path / folder), TextSettings("x"), {}, resources=calls)
+        for folder, calls in (("one", Calls()), ("two/three", Calls(seen=["much"])))
+    ]
+    assert outcomes[0].ref == outcomes[1].ref
+
+
+def test_settings_of_equal_content_give_the_same_key_whatever_their_class() -> None:
+    @dataclass(frozen=True)
+    class Renamed:
+        text: str
+
+    assert letters.key(Renamed("a"), {}) == letters.key(TextSettings("a"), {}) == letters.key({"text": "a"}, {})
+
+
+@pytest.mark.parametrize("inputs", [{}, {"source": SOURCE, "more": SOURCE}, {"sources": SOURCE}])
+def test_inputs_other_than_those_a_stage_takes_are_refused_by_name(inputs: dict[str, ArtifactRef]) -> None:
+    with pytest.raises(TypeError, match=r"stage capitals takes inputs \('source',\)"):
+        capitals.key(TextSettings(), inputs)
+
+
+def test_the_second_request_is_cached_and_does_not_call_the_function(store: LocalStore) -> None:
+    calls = Calls()
+    first = letters.run(store, TextSettings("x"), {}, resources=calls)
+    second = letters.run(store, TextSettings("x"), {}, resources=calls)
+    assert (first.cached, second.cached, calls.seen) == (False, True, ["x"])
+    assert second.manifest == first.manifest
+
+
+def test_the_manifest_records_inputs_settings_counts_and_the_code(store: LocalStore) -> None:
+    calls = Calls()
+    source = letters.run(store, TextSettings("x"), {}, resources=calls).ref
+    manifest = capitals.run(store, TextSettings("y"), {"source": source}, resources=calls).manifest
+    assert manifest.input_refs("source") == [source]
+    assert manifest.inputs["source"]["digest"] == source.digest
+    assert manifest.settings == {"text": "y"}
+    assert manifest.counts == {"rows": 1, "units": 1}
+    assert manifest.code == capitals.code
+    assert [entry.name for entry in manifest.files] == ["text"]
+
+
+def test_a_stage_without_settings_can_be_asked_for_twice(store: LocalStore) -> None:
+    calls = Calls()
+    source = letters.run(store, TextSettings("x"), {}, resources=calls).ref
+    inputs = {"parts": RefSet((source,), "union"), "first": source}
+    made = joined.run(store, None, inputs, resources=calls)
+    assert joined.run(store, None, inputs, resources=calls).manifest == made.manifest
+
+
+def test_a_change_that_leads_to_the_same_content_stops_at_the_stage_where_it_does(store: LocalStore) -> None:
+    calls = Calls()
+    lower, upper = (letters.run(store, TextSettings(text), {}, resources=calls).ref for text in ("x", "X"))
+    settings = TextSettings()
+    one, other = (capitals.run(store, settings, {"source": ref}, resources=calls).ref for ref in (lower, upper))
+    assert one.key != other.key and one.digest == other.digest
+    calls.seen.clear()
+    downstream = TextSettings("downstream")
+    first = capitals.run(store, downstream, {"source": one}, resources=calls)
+    second = capitals.run(store, downstream, {"source": other}, resources=calls)
+    assert (first.cached, second.cached, calls.seen) == (False, True, ["X"])
+
+
+def test_a_stage_that_raises_leaves_nothing_in_the_store_and_can_be_run_again(store: LocalStore) -> None:
+    calls = Calls(before=fail(ValueError("no such luck")))
+    with pytest.raises(ValueError, match="no such luck"):
+        letters.run(store, TextSettings("x"), {}, resources=calls)
+    assert letters.find(store, TextSettings("x"), {}) is None
+    assert store.stages() == []
+
+    def look(work: Work) -> None:
+        assert (work.scratch / "step").read_text() == "100"  # what it had worked out is still there
+        assert list(work.out.iterdir()) == []  # what it had half written is not
+
+    outcome = letters.run(store, TextSettings("x"), {}, resources=Calls(before=look))
+    assert not outcome.cached
+    assert [entry.name for entry in outcome.manifest.files] == ["text"]
+
+
+def test_refresh_computes_again_and_replaces_the_artefact(store: LocalStore) -> None:
+    calls = Calls()
+    first = letters.run(store, TextSettings("x"), {}, resources=calls)
+    (store.folder(first.ref) / "text").write_text("y")  # damage of the same size, which no cache notices
+    again = letters.run(store, TextSettings("x"), {}, resources=calls, refresh=True)
+    assert (again.cached, calls.seen, again.ref) == (False, ["x", "x"], first.ref)
+    assert (store.folder(first.ref) / "text").read_text() == "x"
+
+
+def test_an_artefact_that_is_there_is_found_without_waiting_for_a_refresh_of_it(store: LocalStore) -> None:
+    first = letters.run(store, TextSettings("x"), {}, resources=Calls())
+    found = []
+
+    def ask(work: Work) -> None:
+        found.append(letters.run(store, TextSettings("x"), {}))
+
+    letters.run(store, TextSettings("x"), {}, resources=Calls(before=ask), refresh=True)
+    assert [(outcome.cached, outcome.manifest) for outcome in found] == [(True, first.manifest)]
+
+
+def test_a_refresh_that_raises_keeps_the_artefact_that_was_there(store: LocalStore) -> None:
+    first = letters.run(store, TextSettings("x"), {}, resources=Calls())
+    with pytest.raises(RuntimeError):
+        letters.run(store, TextSettings("x"), {}, resources=Calls(before=fail(RuntimeError())), refresh=True)
+    assert letters.find(store, TextSettings("x"), {}) == first.manifest
+
+
+def test_an_artefact_whose_file_was_cut_is_made_again(store: LocalStore) -> None:
+    first = letters.run(store, TextSettings("long"), {}, resources=Calls())
+    (store.folder(first.ref) / "text").write_text("lo")
+    again = letters.run(store, TextSettings("long"), {}, resources=Calls())
+    assert not again.cached and again.ref == first.ref
+    assert (store.folder(first.ref) / "text").read_text() == "long"
+
+
+def test_a_listener_is_told_how_much_of_the_work_is_done(store: LocalStore) -> None:
+    seen: list[float] = []
+    outcome = letters.run(
+        store,
+        TextSettings("x"),
+        {},
+        resources=Calls(before=lambda work: work.progress.update(1, 2)),
+        listener=seen.append,
+    )
+    assert not outcome.cached and seen == [50.0]
+
+
+def test_threads_that_ask_for_one_artefact_at_once_compute_it_once(store: LocalStore) -> None:
+    calls = Calls()
+    ready = threading.Barrier(4)
+    outcomes = []
+
+    def ask() -> None:
+        ready.wait()
+        outcomes.append(letters.run(store, TextSettings("x"), {}, resources=calls))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls.seen == ["x"]
+    assert sorted(outcome.cached for outcome in outcomes) == [False, True, True, True]
+
+
+@pytest.fixture
+def ask(store: LocalStore) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts a process that asks for the same artefact as all others."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, stage_samples.__file__, str(store.root), "x"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_of_two_processes_that_ask_for_one_artefact_the_second_waits_and_finds_it(
+    store: LocalStore, ask: Callable[[], subprocess.Popen[str]]
+) -> None:
+    first = ask()
+    assert line(first) == "working"
+    second = ask()
+    assert line(second).startswith(f"waiting for process {first.pid} on ")
+    assert letters.find(store, TextSettings("x"), {}) is None
+    go_on(first)
+    assert (line(first), line(second)) == ("made", "cached")
+
+
+def test_the_work_of_a_killed_process_is_taken_over_by_the_one_that_waits(
+    store: LocalStore, ask: Callable[[], subprocess.Popen[str]]
+) -> None:
+    first = ask()
+    assert line(first) == "working"
+    second = ask()
+    assert line(second).startswith("waiting for process")
+    first.kill()
+    assert line(second) == "working"
+    go_on(second)
+    assert line(second) == "made"
+    assert letters.find(store, TextSettings("x"), {}) is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (OSError("input/output error"), True),
+        (BlockingIOError(), True),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (InterruptedError(), True),
+        (FileNotFoundError("gone"), False),
+        (PermissionError(), False),
+        (NotADirectoryError(), False),
+        (IsADirectoryError(), False),
+        (FileExistsError(), False),
+        (ValueError("a setting"), False),
+        (RuntimeError(), False),
+        (KeyError("x"), False),
+        (MemoryError(), False),
+        (KeyboardInterrupt(), False),
+        (None, False),
+    ],
+)
+def test_faults_that_may_pass_are_told_from_those_that_stay(error: BaseException | None, transient: bool) -> None:
+    assert is_transient(error) is transient
+
+
+def test_a_copy_of_a_stage_has_its_key() -> None:
+    assert copy_of(letters).key(TextSettings(), {}) == letters.key(TextSettings(), {})

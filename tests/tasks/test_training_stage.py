@@ -1,0 +1,297 @@
+"""Training as a stage: a complete artefact, one curve in MLflow, and the same bits after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, tiny_settings
+
+from flows import pipeline
+from flows.actions import ensure_training_run
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.tables import read_columns, read_rows
+from tasks.progress import StageProgress
+from tasks.session import Session, artifact
+from tasks.settings import Settings
+from tasks.training import steps_of_epochs, steps_of_tokens
+
+N_STEPS = 20
+
+
+class Interrupted(RuntimeError):
+    """Stands for whatever may go wrong."""
+
+
+@pytest.fixture
+def prepared_home(tiny: Ran, tmp_path: Path) -> Home:
+    """A home with everything but the training."""
+    target = home_at(tmp_path / "home")
+    store = Path(tiny.session.home.store)
+    ignored = shutil.ignore_patterns("train", "evaluate", "generate", "prompts", ".work", ".locks")
+    shutil.copytree(store, target.store, ignore=ignored)
+    shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
+    return target
+
+
+def train_in(session: Session, source: Path, settings: Settings | None = None) -> ArtifactRef:
+    settings = settings or tiny_settings()
+    ingested = pipeline.ingest(session, [source], settings)
+    prepared = pipeline.prepare(session, "default", settings, ingested)
+    return artifact(pipeline.train_model(session, settings, prepared))
+
+
+def interrupt_after(patches: pytest.MonkeyPatch, step: int, checkpoint_seconds: float = 0.0) -> None:
+    """Let reporting the progress of this step fail; by default there is a checkpoint of every step."""
+    shown = StageProgress.update
+
+    def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
+        shown(self, done, total, note)
+        if self._name == "train" and done == step:
+            raise Interrupted(f"step {done}")
+
+    patches.setattr(StageProgress, "update", update)
+    patches.setattr("tasks.training.CHECKPOINT_SECONDS", checkpoint_seconds)
+
+
+def curve(session: Session, run_id: str) -> list[tuple[str, int]]:
+    """(metric, step) of every point of a run, however often it is there."""
+    client = session.resources.tracking.client
+    names = client.get_run(run_id).data.metrics
+    return [(name, point.step) for name in names for point in client.get_metric_history(run_id, name)]
+
+
+def run_of(session: Session, checkpoint: ArtifactRef) -> Any:
+    tracking = session.resources.tracking
+    return tracking.client.get_run(tracking.find_run(checkpoint.key))
+
+
+def bits(session: Session, checkpoint: ArtifactRef) -> bytes:
+    return (session.store.folder(checkpoint) / "model.safetensors").read_bytes()
+
+
+def test_the_artefact_is_a_complete_bundle(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    folder = tiny.folder(tiny.checkpoint)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "history.parquet",
+        "manifest.json",
+        "model.safetensors",
+        "token_counts.parquet",
+        "tokenizer.json",
+    ]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model"]["d_model"] == 32
+    assert config["train"]["max_steps"] == N_STEPS
+    assert config["tokenizer"] == artifact(tiny.prepared.tokenizer).digest
+    assert (folder / "tokenizer.json").read_bytes() == (
+        tiny.folder(tiny.prepared.tokenizer) / "tokenizer.json"
+    ).read_bytes()
+
+
+def test_the_history_holds_every_step_and_no_clock(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
+    names = {row["metric"] for row in rows}
+    assert names == {"train/loss", "val_sample/loss", "lr", "grad_norm", "tokens"}
+    losses = [row["step"] for row in rows if row["metric"] == "train/loss"]
+    assert losses == list(range(1, N_STEPS + 1))
+    assert [row["step"] for row in rows if row["metric"] == "val_sample/loss"] == list(range(2, N_STEPS + 1, 2))
+
+
+def test_the_loss_falls(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
+    losses = [row["value"] for row in rows if row["metric"] == "val_sample/loss"]
+    assert losses[-1] < losses[0]
+
+
+def test_training_twice_gives_the_same_bits_and_the_same_history(
+    tiny: Ran, tiny_source: Path, prepared_home: Home
+) -> None:
+    assert tiny.checkpoint is not None
+    with direct_session(prepared_home) as session:
+        again = train_in(session, tiny_source)
+        assert again == tiny.checkpoint
+        for name in ("model.safetensors", "history.parquet", "config.json"):
+            one, other = session.store.folder(again) / name, tiny.folder(tiny.checkpoint) / name
+            assert one.read_bytes() == other.read_bytes()
+
+
+def test_another_seed_gives_other_weights(tiny: Ran, tiny_source: Path, prepared_home: Home) -> None:
+    assert tiny.checkpoint is not None
+    with direct_session(prepared_home) as session:
+        other = train_in(session, tiny_source, tiny_settings("train.seed=8"))
+        assert other.digest != tiny.checkpoint.digest
+
+
+def test_a_failed_training_marks_its_run_and_leaves_no_artefact(
+    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(monkeypatch, 7)
+    with direct_session(prepared_home) as session:
+        with pytest.raises(Interrupted):
+            train_in(session, tiny_source)
+        tracking = session.resources.tracking
+        runs = tracking.client.search_runs([tracking.experiment_id])
+        assert [run.info.status for run in runs] == ["FAILED"]
+        assert "train" not in session.store.stages()
+
+
+def test_a_training_resumed_after_a_failure_has_the_bits_of_an_undisturbed_one(
+    tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny.checkpoint is not None
+    for step in (3, 7, N_STEPS):
+        with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+            interrupt_after(patches, step)
+            with pytest.raises(Interrupted):
+                train_in(session, tiny_source)
+    with direct_session(prepared_home) as session:
+        resumed = train_in(session, tiny_source)
+        assert resumed == tiny.checkpoint
+        assert bits(session, resumed) == bits(tiny.session, tiny.checkpoint)
+        history = session.store.folder(resumed) / "history.parquet"
+        assert read_rows(history) == read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 3600.0], ids=["after-a-checkpoint", "from-the-beginning"])
+def test_a_resumed_training_has_one_run_with_every_point_once(
+    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, checkpoint_seconds: float
+) -> None:
+    for step in (3, 7):
+        with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+            interrupt_after(patches, step, checkpoint_seconds)
+            with pytest.raises(Interrupted):
+                train_in(session, tiny_source)
+    with direct_session(prepared_home) as session:
+        checkpoint = train_in(session, tiny_source)
+        run_id = ensure_training_run(session, checkpoint)
+        tracking = session.resources.tracking
+        assert len(tracking.client.search_runs([tracking.experiment_id])) == 1
+        assert run_of(session, checkpoint).info.status == "FINISHED"
+        points = Counter(curve(session, run_id))
+    assert set(points.values()) == {1}
+    rows = read_rows(Path(prepared_home.store) / "train" / checkpoint.key / "history.parquet")
+    assert {(row["metric"], row["step"]) for row in rows} <= points.keys()
+    assert {("time/step_seconds", step) for step in range(1, N_STEPS + 1)} <= points.keys()
+
+
+KILLED = """
+import os, sys
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from pathlib import Path
+import tasks.training
+from tasks.progress import StageProgress
+from tiny_run import direct_session, home_at
+from test_training_stage import train_in
+
+def update(self, done, total, note=""):
+    if self._name == "train" and done == 9:
+        os.kill(os.getpid(), 9)
+
+StageProgress.update = update
+tasks.training.CHECKPOINT_SECONDS = 0.0
+with direct_session(home_at(Path(sys.argv[3]))) as session:
+    train_in(session, Path(sys.argv[4]))
+"""
+
+
+def test_a_killed_training_goes_on_in_its_run_to_the_same_bits(
+    tiny: Ran, tiny_source: Path, prepared_home: Home
+) -> None:
+    assert tiny.checkpoint is not None
+    here = Path(__file__).resolve()
+    arguments = [here.parent, here.parents[2], prepared_home.path, tiny_source]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == -9, done.stderr
+    with direct_session(prepared_home) as session:
+        checkpoint = train_in(session, tiny_source)
+        run_id = ensure_training_run(session, checkpoint)
+        assert bits(session, checkpoint) == bits(tiny.session, tiny.checkpoint)
+        assert set(Counter(curve(session, run_id)).values()) == {1}
+        assert run_of(session, checkpoint).info.status == "FINISHED"
+    assert not list((Path(prepared_home.store) / ".work" / "train").iterdir())
+
+
+def test_a_lost_tracking_database_is_filled_again_from_the_artefact(tiny: Ran, tmp_path: Path) -> None:
+    assert tiny.checkpoint is not None
+    home = home_at(tmp_path / "home")
+    shutil.copytree(Path(tiny.session.home.store) / "train", Path(home.store) / "train")
+    with direct_session(home) as session:
+        run_id = ensure_training_run(session, tiny.checkpoint)
+        points = curve(session, run_id)
+        assert run_of(session, tiny.checkpoint).info.status == "FINISHED"
+    rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
+    assert sorted(points) == sorted((row["metric"], row["step"]) for row in rows)
+
+
+def test_the_run_holds_the_settings_and_the_dataset(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    with direct_session(tiny.session.home) as session:
+        run = run_of(session, tiny.checkpoint)
+    assert run.data.params["model.d_model"] == "32"
+    assert run.data.params["train.max_steps"] == str(N_STEPS)
+    assert [entry.dataset.digest for entry in run.inputs.dataset_inputs] == [
+        artifact(tiny.prepared.dataset).digest[:36]
+    ]
+
+
+def test_minutes_become_steps_once(tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tiny_settings("train.max_steps=0", "train.minutes=0.001", "train.max_epochs=0.5")
+    first = run_whole(prepared_home, tiny_source, settings)
+    # another measurement would say something else
+    monkeypatch.setattr("model.trainer.measure_step_seconds", lambda *_: 1e-9)
+    again = run_whole(prepared_home, tiny_source, settings)
+    assert first.reports["budget"].computed == 1
+    assert again.reports["budget"].cached
+    assert again.checkpoint == first.checkpoint
+
+
+def test_another_number_of_minutes_is_measured_anew(
+    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.1]
+    monkeypatch.setattr("model.trainer.measure_step_seconds", lambda *_: seconds[0])
+
+    def steps(minutes: float) -> int:
+        settings = tiny_settings("train.max_steps=0", f"train.minutes={minutes}")
+        with direct_session(prepared_home) as session:
+            prepared = run_prepare(prepared_home, tiny_source, settings).prepared
+            network = pipeline.model_config(settings.model, 40)
+            found = pipeline._resolve_steps(session, settings.train, network, artifact(prepared.dataset))
+            assert isinstance(found, int)
+            return found
+
+    assert steps(0.1) == int(6 * 0.92 / 0.1)
+    seconds[0] = 0.05
+    assert steps(0.1) == int(6 * 0.92 / 0.1)
+    assert steps(0.2) == int(12 * 0.92 / 0.05)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (128, 1), (129, 2), (1280, 10)])
+def test_tokens_become_the_steps_that_read_at_least_so_many(tokens: int, steps: int) -> None:
+    assert steps_of_tokens(tokens, {"batch_size": 2, "grad_accum": 2}, 32) == steps
+
+
+def test_epochs_limit_the_steps() -> None:
+    plan = {"batch_size": 4, "grad_accum": 2}
+    assert steps_of_epochs(10, plan, 800) == 1_000
+    assert steps_of_epochs(1, plan, 8) == 20  # but never fewer than the least
+
+
+def test_counts_lie_beside_the_weights(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    own = read_columns(tiny.folder(tiny.checkpoint) / "token_counts.parquet", ["count"])
+    assert own == read_columns(tiny.folder(tiny.prepared.dataset) / "token_counts.parquet", ["count"])
