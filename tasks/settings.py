@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -132,6 +133,8 @@ class GenerateSettings:
             raise ValueError(f"generate.temperature is {self.temperature}, expected 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"generate.top_p is {self.top_p}, expected a share above 0 and at most 1")
+        if self.seed < 0:
+            raise ValueError(f"generate.seed is {self.seed}, expected 0 or more")
         if self.top_k < 0:
             raise ValueError(f"generate.top_k is {self.top_k}, expected 0 (off) or more")
 
@@ -204,6 +207,8 @@ def _free_fields(section: str) -> set[str]:
 
 
 def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingsError(f"{name} is {value}, expected a finite number")
     section, _, leaf = name.partition(".")
     known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
     if section in sections and leaf in sections[section] and leaf != "overrides":
@@ -254,7 +259,7 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
         kind = type(getattr(Settings(), item.name))
         assert is_dataclass(kind)
         try:
-            built[item.name] = TypeAdapter(kind).validate_python(sections[item.name])
+            built[item.name] = TypeAdapter(kind).validate_python(sections[item.name], strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join([item.name, *(str(part) for part in first["loc"])])
