@@ -31,11 +31,13 @@ class CurateSettings:
         validation_share: share of the documents held out.
         salt: changes which documents those are.
         min_chars: shorter documents are dropped.
+        min_compressed_share: documents that zlib shrinks further are repetition, not text, and are dropped; 0 keeps all.
     """
 
     validation_share: float = 0.1
     salt: str = "sheepfold"
     min_chars: int = 1
+    min_compressed_share: float = 0.02
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share < 1:
@@ -212,6 +214,8 @@ def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     section, _, leaf = name.partition(".")
     known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
     if section in sections and leaf in sections[section] and leaf != "overrides":
+        if isinstance(value, bool) and not isinstance(sections[section][leaf], bool):
+            raise SettingsError(f"{name} is {str(value).lower()}, expected a {type(sections[section][leaf]).__name__}")
         sections[section][leaf] = value
         return
     if section in ("model", "train"):
@@ -259,7 +263,7 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
         kind = type(getattr(Settings(), item.name))
         assert is_dataclass(kind)
         try:
-            built[item.name] = TypeAdapter(kind).validate_python(sections[item.name], strict=True)
+            built[item.name] = TypeAdapter(kind).validate_python(sections[item.name])
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join([item.name, *(str(part) for part in first["loc"])])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,11 @@ def letter_share(text: str) -> float:
     return round(sum(char.isalpha() for char in text) / solid, 4) if solid else 0.0
 
 
+def compressed_share(encoded: bytes) -> float:
+    """Bytes that zlib leaves of a text, as a share of it: 0.3 to 0.5 for prose, near 0 for one phrase over and over."""
+    return round(len(zlib.compress(encoded, level=1)) / len(encoded), 4) if encoded else 0.0
+
+
 def document_row(record: dict[str, Any], pages: list[dict[str, Any]]) -> dict[str, Any]:
     """Row of `normalised` from a document's extraction record and its pages in order."""
     text = normalise_text(PAGE_BREAK.join(page["text"] for page in pages if page["text"]), record["kind"])
@@ -81,6 +87,7 @@ def document_row(record: dict[str, Any], pages: list[dict[str, Any]]) -> dict[st
         "n_bytes": len(encoded),
         "n_lines": text.count("\n") + 1 if text else 0,
         "letter_share": letter_share(text),
+        "compressed_share": compressed_share(encoded),
     }
     content = {name: value for name, value in row.items() if name not in ("text", "doc_id")}
     return {**row, "digest": sha256_json(content)}

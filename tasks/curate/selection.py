@@ -19,7 +19,7 @@ from tasks.curate.kept import Kept, kept_rows
 from tasks.settings import CurateSettings
 from tasks.stage import Work, stage
 
-COLUMNS = ["doc_id", "text_sha256", "n_chars", "n_bytes", "digest"]
+COLUMNS = ["doc_id", "text_sha256", "n_chars", "n_bytes", "compressed_share", "digest"]
 
 
 class EmptyCorpus(UserError):
@@ -56,13 +56,23 @@ def split_clusters(clusters: list[str], settings: CurateSettings) -> dict[str, s
     return split
 
 
+def _refusal(document: dict[str, Any], settings: CurateSettings) -> tuple[str, str] | None:
+    """Why a document is not used: a code and a sentence; None when it is."""
+    n_chars, share = document["n_chars"], document["compressed_share"]
+    if n_chars < settings.min_chars:
+        return "too_short", f"{n_chars} characters after normalising, fewer than {settings.min_chars}"
+    if share < settings.min_compressed_share:
+        return "repetitive", f"compresses to {share:.2%} of its size, less than {settings.min_compressed_share:.0%}"
+    return None
+
+
 def select(
     documents: list[dict[str, Any]], settings: CurateSettings
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Decide on every document.
 
     Args:
-        documents: rows with `doc_id`, `segment`, `text_sha256`, `n_chars`, `n_bytes`.
+        documents: rows with `doc_id`, `segment`, `text_sha256`, `n_chars`, `n_bytes`, `compressed_share`.
 
     Returns:
         Rows of `selection` for all documents, and rows of `dropped` for those not kept, both by doc_id.
@@ -70,11 +80,12 @@ def select(
     clusters: dict[str, list[dict[str, Any]]] = defaultdict(list)
     dropped = []
     for document in sorted(documents, key=lambda row: str(row["doc_id"])):
-        if document["n_chars"] < settings.min_chars:
-            reason = f"{document['n_chars']} characters after normalising, fewer than {settings.min_chars}"
-            dropped.append({"doc_id": document["doc_id"], "reason_code": "too_short", "reason": reason})
-        else:
+        refusal = _refusal(document, settings)
+        if refusal is None:
             clusters[document["text_sha256"]].append(document)
+        else:
+            code, reason = refusal
+            dropped.append({"doc_id": document["doc_id"], "reason_code": code, "reason": reason})
     split = split_clusters(sorted(clusters), settings)
     selection = []
     for cluster, members in clusters.items():
