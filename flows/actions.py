@@ -59,8 +59,9 @@ def checkpoint_of(session: Session, model: str) -> ArtifactRef:
 
 def version_checkpoint(session: Session, registry: Registry, version: ModelVersion) -> ArtifactRef:
     """The checkpoint artefact of a registered version."""
-    if session.store.find(version.checkpoint.stage, version.checkpoint.key) is not None:
-        return version.checkpoint
+    found = session.store.find(version.checkpoint.stage, version.checkpoint.key)
+    if found is not None and found.digest == version.checkpoint.digest:
+        return version.checkpoint  # a training that was refreshed has other weights under the same key
     return _adopt(session, registry.bundle_folder(version))
 
 
@@ -85,11 +86,12 @@ def ensure_training_run(session: Session, checkpoint: ArtifactRef) -> str:
 
 
 def log_evaluation(session: Session, run_id: str, checkpoint: ArtifactRef, metrics: dict[str, float]) -> None:
-    """Put an evaluation's figures at the end of the training's curve."""
+    """Put an evaluation's figures at the end of the training's curve, unless they stand there already."""
     manifest = session.store.find(checkpoint.stage, checkpoint.key)
     step = int(manifest.settings["train"]["max_steps"]) if manifest else 0
-    points = [(name, step, value) for name, value in metrics.items()]
-    session.resources.tracking.log_missing(run_id, points)
+    known = session.resources.tracking.latest_metrics(run_id)
+    points = [(name, step, value) for name, value in metrics.items() if known.get(name) != value]
+    session.resources.tracking.log_points(run_id, points)
 
 
 def promote_model(

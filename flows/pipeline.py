@@ -136,10 +136,14 @@ def ingest(session: Session, sources: Sequence[Path], settings: Settings) -> Ing
     missing = [member for member in chosen.values() if member not in located]
     sizes = {item.sha256: item.size for item in files if item.sha256 is not None}
     cuts = cut_segments(missing, sizes)
+    calls = [Call(SegmentSettings(settings.extract, members), {}, len(members)) for members in cuts]
+    places = {member: ref.key for member, ref in located.items()}
+    for call, members in zip(calls, cuts, strict=True):
+        places |= dict.fromkeys(members, extract.key(call.settings, {}))
+    listing = Listing(files, tuple(sorted(places.items())))
     if session.resources is not None:
         session.resources.paths = paths
-        session.resources.listing = Listing(files, tuple(sorted(chosen.values())))
-    calls = [Call(SegmentSettings(settings.extract, members), {}, len(members)) for members in cuts]
+        session.resources.listing = listing
     made = session.run_each(extract, calls)
     session.count_reused(extract, len(located))
     documents: dict[ArtifactRef, set[str]] = defaultdict(set)
@@ -148,7 +152,6 @@ def ingest(session: Session, sources: Sequence[Path], settings: Settings) -> Ing
     segments: list[Maybe] = [*documents, *made]
     live = [*documents.values(), *({document_id(member.sha256) for member in members} for members in cuts)]
     union = session.union(segments, "extracts.parquet", live)
-    listing = Listing(files, tuple(sorted(chosen.values())))
     taken = session.run(snapshot, listing.settings(), segments=union)
     return Ingested(taken, segments, live)
 
@@ -228,7 +231,7 @@ def _resolve_steps(
     """Number of steps of a training: as given, or from tokens, or from minutes by a probe kept in the store."""
     if settings.max_steps:
         return settings.max_steps
-    probe = train_config(settings, max_steps=1_000)
+    probe = train_config(settings, network, max_steps=1_000)
     counts = manifest_of(session.store, cut).counts
     most = steps_of_epochs(settings.max_epochs, probe, counts["train_sequences"])
     if settings.max_tokens:
@@ -256,7 +259,7 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
     session.expect_seconds(train, _expected_seconds(settings.train))
     if isinstance(steps, Pending):
         return session.run(train, TrainStageSettings({}, {}), dataset=steps, tokenizer=prepared.tokenizer)
-    plan = train_config(settings.train, steps)
+    plan = train_config(settings.train, network, steps)
     return session.run(train, TrainStageSettings(network, plan), dataset=prepared.dataset, tokenizer=prepared.tokenizer)
 
 

@@ -11,7 +11,7 @@ from .config import ModelConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"n_layer": 2, "n_head": 2, "d_model": 64, "max_seq_len": 128},
-    "small": {"n_layer": 4, "n_head": 4, "d_model": 192, "max_seq_len": 256},
+    "small": {"n_layer": 4, "n_head": 4, "d_model": 128, "max_seq_len": 128},
     "medium": {"n_layer": 6, "n_head": 6, "d_model": 384, "max_seq_len": 256},
     "gpt2": {"n_layer": 12, "n_head": 12, "d_model": 768, "max_seq_len": 1024},
 }

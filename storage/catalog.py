@@ -109,12 +109,18 @@ class Catalog:
         ):
             self._base(f"all_{stage}", schema, self._paths(stage, table))
             self._segments(f"segments_{stage}", stage, table)
+            # a document may lie in several segments: the live one decides, where one of them is it
             execute(
-                f"create view live_{stage} as select t.* exclude (filename), s.segment from all_{stage} t "
-                f"join segments_{stage} s using (filename) "
-                "join live l on l.doc_id = t.doc_id and l.segment = s.segment"
+                f"create view holders_{stage} as select a.doc_id, "
+                "arg_max(a.filename, coalesce((s.segment = l.segment)::int, 0)) as filename "
+                f"from (select distinct doc_id, filename from all_{stage}) a "
+                f"join segments_{stage} s using (filename) join live l on l.doc_id = a.doc_id group by a.doc_id"
             )
-        execute("create view pages as select * exclude (segment) from live_extract")
+            execute(
+                f"create view live_{stage} as select t.* exclude (filename) from all_{stage} t "
+                f"join holders_{stage} h on h.doc_id = t.doc_id and h.filename = t.filename"
+            )
+        execute("create view pages as select * from live_extract")
         self._curated_views()
         self._base("all_dataset", SEQUENCES, self._paths("dataset", "sequences.parquet"))
         execute("create view dataset as select * exclude (filename) from all_dataset")
@@ -130,11 +136,11 @@ class Catalog:
         self._base("all_selection", SELECTION, self._paths("curate", "selection.parquet"))
         self._base("all_dropped", DROPPED, self._paths("curate", "dropped.parquet"))
         execute(
-            "create view documents as select d.* exclude (segment, digest), s.cluster, s.split "
+            "create view documents as select d.* exclude (digest), s.cluster, s.split "
             "from live_normalise d join all_selection s using (doc_id) where s.kept"
         )
         execute(
-            "create view tokens as select t.* exclude (segment, digest), s.split "
+            "create view tokens as select t.* exclude (digest), s.split "
             "from live_tokenise t join all_selection s using (doc_id) where s.kept"
         )
         execute(

@@ -80,7 +80,7 @@ NORMALISED = _schema(
     _required("n_bytes", pa.int64()),
     _required("n_lines", pa.int64()),
     _required("letter_share", pa.float64()),
-    _required("compressed_share", pa.float64()),
+    _required("distinct_share", pa.float64()),
     _required("digest", pa.string()),
 )
 

@@ -117,6 +117,10 @@ class Tracking:
         metrics = self.client.get_run(run_id).data.metrics
         return {key: {point.step for point in self.client.get_metric_history(run_id, key)} for key in metrics}
 
+    def latest_metrics(self, run_id: str) -> dict[str, float]:
+        """Last value of each metric of a run."""
+        return dict(self.client.get_run(run_id).data.metrics)
+
     def log_points(self, run_id: str, points: Iterable[Point]) -> None:
         """Write points in batches."""
         from mlflow.entities import Metric

@@ -31,13 +31,13 @@ class CurateSettings:
         validation_share: share of the documents held out.
         salt: changes which documents those are.
         min_chars: shorter documents are dropped.
-        min_compressed_share: documents that zlib shrinks further are repetition, not text, and are dropped; 0 keeps all.
+        min_distinct_share: documents with a lower share of distinct phrases are repetition and dropped; 0 keeps all.
     """
 
     validation_share: float = 0.1
     salt: str = "sheepfold"
     min_chars: int = 1
-    min_compressed_share: float = 0.02
+    min_distinct_share: float = 0.01
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share < 1:

@@ -33,7 +33,7 @@ HISTORY_FILE = "history.parquet"
 SHARE_OF_BUDGET = 0.92  # of `minutes` goes to steps; the rest to evaluation and checkpoints
 MIN_STEPS = 20
 CHECKPOINT_SECONDS = 10.0  # a kill costs at most so much training
-VALIDATION_SAMPLE = 64  # sequences; the whole evaluation set is measured once, at the end
+VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,20 @@ def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
     return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
 
 
-def train_config(settings: TrainSettings, max_steps: int) -> dict[str, Any]:
-    """The complete training configuration for a number of steps; ten evaluations unless asked otherwise."""
+def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int) -> dict[str, Any]:
+    """The complete training configuration of a network for a number of steps.
+
+    Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), and a
+    learning rate that falls with the width, from 0.004 for the smallest networks to GPT-2's 0.0006.
+    """
     from model.config import TrainConfig
 
-    values = {"eval_every": max(1, math.ceil(max_steps / 10)), **settings.overrides}
+    defaults = {
+        "eval_every": max(1, math.ceil(max_steps / 10)),
+        "batch_size": 8,
+        "lr": round(min(4e-3, 0.5 / network["d_model"]), 6),
+    }
+    values = {**defaults, **settings.overrides}
     return TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed}).to_dict()
 
 

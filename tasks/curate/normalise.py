@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from storage.tables import read_rows, union_digest, write_table
 from tasks.stage import Work, stage
 
 PAGE_BREAK = "\n\n"
+MIN_WORDS_TO_JUDGE = 100
 
 _LIGATURES = str.maketrans(
     {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": None, "\ufeff": None}
@@ -67,9 +67,16 @@ def letter_share(text: str) -> float:
     return round(sum(char.isalpha() for char in text) / solid, 4) if solid else 0.0
 
 
-def compressed_share(encoded: bytes) -> float:
-    """Bytes that zlib leaves of a text, as a share of it: 0.3 to 0.5 for prose, near 0 for one phrase over and over."""
-    return round(len(zlib.compress(encoded, level=1)) / len(encoded), 4) if encoded else 0.0
+def distinct_share(text: str) -> float:
+    """Share of distinct ones among a text's runs of five words; near 0 for one phrase over and over.
+
+    A text of fewer than a hundred words counts as 1: short ones may well repeat themselves.
+    """
+    words = text.split()
+    if len(words) < MIN_WORDS_TO_JUDGE:
+        return 1.0
+    phrases = list(zip(words, words[1:], words[2:], words[3:], words[4:], strict=False))
+    return round(len(set(phrases)) / len(phrases), 4)
 
 
 def document_row(record: dict[str, Any], pages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def document_row(record: dict[str, Any], pages: list[dict[str, Any]]) -> dict[st
         "n_bytes": len(encoded),
         "n_lines": text.count("\n") + 1 if text else 0,
         "letter_share": letter_share(text),
-        "compressed_share": compressed_share(encoded),
+        "distinct_share": distinct_share(text),
     }
     content = {name: value for name, value in row.items() if name not in ("text", "doc_id")}
     return {**row, "digest": sha256_json(content)}

@@ -19,7 +19,7 @@ from tasks.curate.kept import Kept, kept_rows
 from tasks.settings import CurateSettings
 from tasks.stage import Work, stage
 
-COLUMNS = ["doc_id", "text_sha256", "n_chars", "n_bytes", "compressed_share", "digest"]
+COLUMNS = ["doc_id", "text_sha256", "n_chars", "n_bytes", "distinct_share", "digest"]
 
 
 class EmptyCorpus(UserError):
@@ -58,11 +58,11 @@ def split_clusters(clusters: list[str], settings: CurateSettings) -> dict[str, s
 
 def _refusal(document: dict[str, Any], settings: CurateSettings) -> tuple[str, str] | None:
     """Why a document is not used: a code and a sentence; None when it is."""
-    n_chars, share = document["n_chars"], document["compressed_share"]
+    n_chars, share = document["n_chars"], document["distinct_share"]
     if n_chars < settings.min_chars:
         return "too_short", f"{n_chars} characters after normalising, fewer than {settings.min_chars}"
-    if share < settings.min_compressed_share:
-        return "repetitive", f"compresses to {share:.2%} of its size, less than {settings.min_compressed_share:.0%}"
+    if share < settings.min_distinct_share:
+        return "repetitive", f"{share:.2%} of its phrases are distinct, fewer than {settings.min_distinct_share:.0%}"
     return None
 
 
@@ -72,7 +72,7 @@ def select(
     """Decide on every document.
 
     Args:
-        documents: rows with `doc_id`, `segment`, `text_sha256`, `n_chars`, `n_bytes`, `compressed_share`.
+        documents: rows with `doc_id`, `segment`, `text_sha256`, `n_chars`, `n_bytes`, `distinct_share`.
 
     Returns:
         Rows of `selection` for all documents, and rows of `dropped` for those not kept, both by doc_id.

@@ -92,10 +92,10 @@ class Located:
 
 
 def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str], Located]:
-    """Where each content lies that was extracted under these options; the latest attempt counts."""
+    """Where each content lies that was extracted under these options; the latest attempt counts, then the newest."""
     index: dict[tuple[str, str], Located] = {}
     wanted = plain(options)
-    for manifest in store.manifests(extract.name):
+    for manifest in sorted(store.manifests(extract.name), key=lambda found: (found.created, found.key)):
         if manifest.version != extract.version or manifest.settings["options"] != wanted:
             continue
         failed = {}
@@ -106,7 +106,7 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
         for entry in manifest.settings["members"]:
             member = Member(**entry)
             known = index.get(member.content)
-            if known is None or known.member.attempt < member.attempt:
+            if known is None or known.member.attempt <= member.attempt:
                 index[member.content] = Located(member, manifest.ref, failed.get(member.sha256, ""))
     return index
 

@@ -40,7 +40,7 @@ class SnapshotSettings:
 
     Attributes:
         listing: digest of all paths with their contents.
-        members: digest of which extraction is used for each content.
+        members: digest of which extraction is used for each content, and in which segment it lies.
     """
 
     listing: str
@@ -49,10 +49,14 @@ class SnapshotSettings:
 
 @dataclass(frozen=True)
 class Listing:
-    """A walk with the contents found: paths in order, and the extraction chosen for each content."""
+    """A walk with the contents found: paths in order, and for each content the extraction and the segment it lies in.
+
+    Where rows lie is in a snapshot's key, but not in its digest: segments cut anew give a new snapshot, and nothing
+    behind it is computed again.
+    """
 
     files: tuple[ListedFile, ...]
-    members: tuple[Member, ...]
+    members: tuple[tuple[Member, str], ...]
 
     def settings(self) -> SnapshotSettings:
         """What of it goes into the snapshot's key."""
@@ -113,12 +117,12 @@ def file_row(listed: ListedFile, extracted: dict[str, Any] | None, first: str | 
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str:
     """Say for every path what became of it."""
     listing: Listing = work.resources.listing
-    chosen = {member.sha256: member for member in listing.members}
+    chosen = {member.sha256: (member, segment) for member, segment in listing.members}
     extracted: dict[str, dict[str, Any]] = {}
-    columns = ["sha256", "suffix", "attempt", "doc_id", "media_type", "status", "reason", "reason_code", "digest"]
+    columns = ["sha256", "suffix", "attempt", "doc_id", "media_type", "status", "reason", "reason_code"]
     for ref in segments.refs:
         for row in read_rows(work.folder(ref) / "extracts.parquet", columns):
-            if chosen.get(row["sha256"]) == Member(row["sha256"], row["suffix"], row["attempt"]):
+            if chosen.get(row["sha256"]) == (Member(row["sha256"], row["suffix"], row["attempt"]), ref.key):
                 extracted[row["sha256"]] = {**row, "segment": ref.key}
     rows = []
     first: dict[str, str] = {}

@@ -32,7 +32,7 @@ def choose(settings: TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
     if kind == "char" or settings.vocab_size:
         return kind, settings.vocab_size, why
     size = 512
-    while size < 8192 and size * 1_500 < n_bytes:  # about 1,500 bytes of text for each id
+    while size < 8192 and size * 3_000 < n_bytes:  # about 3,000 bytes of text for each id
         size *= 2
     return kind, max(size, MIN_BPE_VOCAB), why
 

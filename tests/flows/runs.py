@@ -94,5 +94,3 @@ def store_contents(home: Path) -> dict[str, tuple[str, dict[str, str]]]:
         files = {entry["name"]: entry["sha256"] for entry in manifest["files"]}
         contents[f"{manifest['stage']}/{manifest['key']}"] = (manifest["digest"], files)
     return contents
-
-

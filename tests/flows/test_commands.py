@@ -67,9 +67,7 @@ def test_one_command_ends_with_a_champion_its_figures_and_completions(first: dic
     assert first["mlflow_run_id"]
 
 
-def test_every_path_has_a_row_and_every_refusal_a_reason(
-    first: dict[str, Any], home: Path, documents: Path
-) -> None:
+def test_every_path_has_a_row_and_every_refusal_a_reason(first: dict[str, Any], home: Path, documents: Path) -> None:
     rows = sql(home, "select path, status, reason from files")
     walked = {path.relative_to(documents).as_posix() for path in documents.rglob("*") if path.is_file()}
     assert {row["path"] for row in rows} == walked
@@ -89,9 +87,7 @@ def test_the_same_command_again_computes_nothing(first: dict[str, Any], home: Pa
     assert again["model"]["moved"] is False
 
 
-def test_one_added_file_costs_one_file_as_the_plan_says(
-    first: dict[str, Any], home: Path, documents: Path
-) -> None:
+def test_one_added_file_costs_one_file_as_the_plan_says(first: dict[str, Any], home: Path, documents: Path) -> None:
     added = documents / "added.txt"
     added.write_text("A page that was not there before, about the shepherd and the fold.\n" * 5)
     try:

@@ -130,6 +130,12 @@ def test_measures_describe_the_normalised_text() -> None:
     assert (row["n_chars"], row["n_bytes"], row["n_lines"], row["letter_share"]) == (6, 7, 2, 0.75)
 
 
+def test_repetition_has_far_fewer_distinct_phrases_than_prose() -> None:
+    prose = document_row(record(), pages(" ".join(map(str, random.Random(0).choices(range(5_000), k=2_000)))))
+    spam = document_row(record(), pages("buy now " * 2_000))
+    assert spam["distinct_share"] < 0.01 < 0.2 < prose["distinct_share"]
+
+
 def test_a_document_without_text_has_no_lines_and_no_letters() -> None:
     row = document_row(record(), [])
     assert (row["text"], row["n_chars"], row["n_lines"], row["letter_share"]) == ("", 0, 0, 0.0)

@@ -14,13 +14,14 @@ from tasks.settings import CurateSettings
 SETTINGS = CurateSettings(validation_share=0.2)
 
 
-def document(text: str, doc_id: str = "", segment: str = "s") -> dict[str, Any]:
+def document(text: str, doc_id: str = "", distinct_share: float = 0.4) -> dict[str, Any]:
     return {
         "doc_id": doc_id or hashlib.sha256(b"id" + text.encode()).hexdigest(),
-        "segment": segment,
+        "segment": "s",
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "n_chars": len(text),
         "n_bytes": len(text.encode()),
+        "distinct_share": distinct_share,
     }
 
 
@@ -120,8 +121,19 @@ def test_a_document_is_long_enough_at_exactly_the_limit() -> None:
     assert dropped == []
 
 
+def test_repetition_is_dropped_with_the_share_of_distinct_phrases() -> None:
+    settings = CurateSettings(min_distinct_share=0.05)
+    rows = [document("spam " * 99, "spam", 0.0123), document("poem " * 99, "poem", 0.05), *documents(4)]
+    selection, dropped = select(rows, settings)
+    assert "poem" in sides(selection)
+    assert "spam" not in sides(selection)
+    assert [(row["doc_id"], row["reason_code"]) for row in dropped] == [("spam", "repetitive")]
+    assert "1.23%" in dropped[0]["reason"]
+    assert "5%" in dropped[0]["reason"]
+
+
 def test_every_document_is_selected_or_dropped() -> None:
-    rows = [document(""), document("x", "1"), document("x", "2"), *documents(20)]
+    rows = [document(""), document("spam", "spam", 0.0), document("x", "1"), document("x", "2"), *documents(20)]
     selection, dropped = select(rows, SETTINGS)
     kept = {row["doc_id"] for row in selection if row["kept"]}
     gone = {row["doc_id"] for row in dropped}
