@@ -157,7 +157,7 @@ class Stage:
                 counts=work.counts,
                 tools=work.tools,
                 code=self.code,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                created=datetime.now(UTC).isoformat(timespec="microseconds"),
                 seconds=round(seconds, 3),
             )
             manifest = store.commit(workspace, manifest)

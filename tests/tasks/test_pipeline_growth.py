@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 from tiny_run import Ran, home_at, plan_of, run_prepare, run_whole, text_of, tiny_settings, write_texts
 
-from storage.catalog import read_state
+from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.manifest import RefSet
-from storage.store import LocalStore, StoreError
+from storage.store import LocalStore, StoreError, open_store
 from storage.tables import read_columns, read_rows
 from tasks.checks import check_split, check_tokens
 from tasks.curate.kept import Kept, kept_documents, kept_rows
+from tasks.curate.selection import hash_share
 from tasks.session import StageReport, artifact
 from tasks.tokens.chunk import load_shards
 from tasks.tokens.tokenizer import BOS, EOS, load_tokenizer
@@ -391,3 +393,42 @@ def test_the_checks_of_a_finished_corpus_find_nothing(tiny: Ran) -> None:
     for check in (check_split(tiny.session.store, state), check_tokens(tiny.session.store, state)):
         assert check.problems == []
         assert check.checked
+
+
+def test_a_new_document_for_validation_alone_trains_nothing_anew(home: Home, source: Path) -> None:
+    before = run_whole(home, source)
+    salt = tiny_settings().curate.salt
+    share = tiny_settings().curate.validation_share
+    number = next(
+        number
+        for number in range(100, 1_000)
+        if hash_share(hashlib.sha256(text_of(number).strip("\n").encode()).hexdigest(), salt) < share
+    )
+    after = run_whole(home, write_texts(source, [number]))
+    added = selection_of(after).keys() - selection_of(before).keys()
+    assert [selection_of(after)[doc_id]["split"] for doc_id in added] == ["validation"]
+    assert after.checkpoint == before.checkpoint
+    assert "train" not in after.computed()
+
+
+def test_the_run_after_a_refreshed_extraction_uses_the_refreshed_one(home: Home, source: Path) -> None:
+    run_prepare(home, write_texts(source.parent / "part", range(7)))
+    run_prepare(home, source)
+    refreshed = run_prepare(home, source, refresh=["extract"])
+    again = run_prepare(home, source)
+    assert again.computed() == {}
+    assert set(again.ingested.segments) == set(refreshed.ingested.segments)
+
+
+@pytest.mark.parametrize("change", ["refresh", "rename"])
+def test_the_catalogue_shows_every_document_wherever_it_lies(home: Home, source: Path, change: str) -> None:
+    run_prepare(home, write_texts(source.parent / "part", range(7)))
+    run_prepare(home, source)
+    if change == "refresh":
+        run_prepare(home, source, refresh=["extract"])
+    else:
+        (source / "text-11.txt").rename(source / "text-11.log")
+        run_prepare(home, source)
+    store = open_store(home.store)
+    for view in ("documents", "tokens", "pages"):
+        assert Catalog(store, "default").query(f"select count(distinct doc_id) as n from {view}") == [{"n": 12}]
