@@ -34,7 +34,7 @@ MaxTokens = Annotated[int, typer.Option(help="Training tokens instead of minutes
 Workers = Annotated[int, typer.Option(help="Extraction processes; 0 is one per core.", min=0)]
 Refresh = Annotated[list[str] | None, typer.Option(help="A stage to compute again; may be repeated.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Extract files again whose extraction failed.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, order and dropout (default 1337).", min=0)]
+Seed = Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.", min=0, show_default="1337")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Deterministic kernels only.")]
 Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
 HomeFolder = Annotated[str, typer.Option(help="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")]
@@ -131,7 +131,7 @@ def run(
     workers: Workers = 0,
     refresh: Refresh = None,
     retry_failed: RetryFailed = False,
-    seed: Seed = 0,
+    seed: Seed = None,
     deterministic: Deterministic = False,
     home: HomeFolder = "",
     as_json: AsJson = False,
@@ -147,7 +147,7 @@ def run(
             minutes=minutes,
             max_steps=max_steps,
             max_tokens=max_tokens,
-            seed=seed,
+            seed=-1 if seed is None else seed,
             workers=workers,
             deterministic=deterministic,
             refresh=",".join(refresh or []),
@@ -174,7 +174,7 @@ def plan(
     max_tokens: MaxTokens = 0,
     refresh: Refresh = None,
     retry_failed: RetryFailed = False,
-    seed: Seed = 0,
+    seed: Seed = None,
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
@@ -191,7 +191,7 @@ def plan(
             "train.minutes": minutes or None,
             "train.max_steps": max_steps or None,
             "train.max_tokens": max_tokens or None,
-            "train.seed": seed or None,
+            "train.seed": seed,
         }
         settings = load_settings(config or None, assign or [], options)
         planner = Planner(Home.from_environment(home or None), stage_names(",".join(refresh or [])), retry_failed)
@@ -282,7 +282,7 @@ def train(
     workers: Workers = 0,
     refresh: Refresh = None,
     retry_failed: RetryFailed = False,
-    seed: Seed = 0,
+    seed: Seed = None,
     deterministic: Deterministic = False,
     home: HomeFolder = "",
     as_json: AsJson = False,
@@ -298,7 +298,7 @@ def train(
             minutes=minutes,
             max_steps=max_steps,
             max_tokens=max_tokens,
-            seed=seed,
+            seed=-1 if seed is None else seed,
             workers=workers,
             deterministic=deterministic,
             refresh=",".join(refresh or []),

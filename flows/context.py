@@ -26,7 +26,7 @@ Preset = Annotated[str, Field(description="Shape of the network: tiny, small, me
 Minutes = Annotated[float, Field(description="Training time in minutes; fixed as a number of steps by a probe.", ge=0)]
 MaxSteps = Annotated[int, Field(description="Optimiser steps; 0 leaves it to the tokens or minutes.", ge=0)]
 MaxTokens = Annotated[int, Field(description="Training tokens; 0 leaves it to the minutes.", ge=0)]
-Seed = Annotated[int, Field(description="Seed of weights, order and dropout.", ge=0)]
+Seed = Annotated[int, Field(description="Seed of weights, order and dropout; -1 takes that of the settings.", ge=-1)]
 Workers = Annotated[int, Field(description="Extraction processes; 0 is one per core.", ge=0)]
 Refresh = Annotated[str, Field(description="Stages to compute again, separated by commas.")]
 RetryFailed = Annotated[bool, Field(description="Extract files again whose extraction failed.")]
@@ -46,8 +46,11 @@ def task_runner() -> ThreadPoolTaskRunner:
 
 
 def flow_settings(config: str, overrides: str, **options: object) -> Settings:
-    """Settings of a flow run; options that are 0 or empty leave their setting alone."""
+    """Settings of a flow run; options that are 0 or empty, and a seed of -1, leave their setting alone."""
+    seed = options.pop("train__seed", -1)
     given = {name.replace("__", "."): value for name, value in options.items() if value}
+    if isinstance(seed, int) and seed >= 0:
+        given["train.seed"] = seed
     return load_settings(config or None, [line for line in overrides.splitlines() if line.strip()], given)
 
 

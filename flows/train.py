@@ -35,7 +35,7 @@ def train(
     minutes: Minutes = 0,
     max_steps: MaxSteps = 0,
     max_tokens: MaxTokens = 0,
-    seed: Seed = 0,
+    seed: Seed = -1,
     workers: Workers = 0,
     deterministic: Deterministic = False,
     refresh: Refresh = "",

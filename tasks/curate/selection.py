@@ -1,7 +1,8 @@
 """Selection: which documents of a snapshot are used, and on which side of the split each one is.
 
 The split is a pure function of a document's text: a document is in validation if the hash of its cluster (all
-documents with the same text) says so. Growing the corpus never moves a document from training to validation.
+documents with the same text) says so. Growing the corpus never moves a document from training to validation; the one
+exception is a corpus so small that every hash says validation, where one document has to be trained on all the same.
 """
 
 from __future__ import annotations
