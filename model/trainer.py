@@ -31,6 +31,8 @@ from .transformer import Transformer
 
 Row = dict[str, Any]
 
+SAVING_SHARE = 0.03  # of a run's time, at most, goes into checkpoints
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -61,7 +63,8 @@ class Trainer:
         val_source: sequences to evaluate on, in order, all of them; None evaluates nothing.
         device: where to compute.
         checkpoint_dir: holds this run's checkpoints; None saves nothing.
-        checkpoint_seconds: pause between two checkpoints; the last step is always saved. 0 saves every step.
+        checkpoint_seconds: shortest pause between two checkpoints, longer where saving would take more than
+            SAVING_SHARE of the time; the last step is always saved. 0 saves every step.
         identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
             the same identity; the configurations and the number of sequences belong to it by themselves.
         on_metrics: called with (step, metrics) after each step. The metrics are the history's row with
@@ -109,7 +112,7 @@ class Trainer:
         stepper = _new_stepper(self.model_config, self.train_config, self.device)
         history: list[Row] = []
         resumed_from = self._resume(stepper, history)
-        last_save = time.monotonic()
+        last_save, pause = time.monotonic(), self.checkpoint_seconds
         for step in range(resumed_from + 1, self.train_config.max_steps + 1):
             started = time.perf_counter()
             row = self._step(stepper, step, history)
@@ -121,9 +124,13 @@ class Trainer:
             if self.on_metrics:
                 self.on_metrics(step, metrics)
             is_last = step == self.train_config.max_steps
-            if self.checkpoint_dir and (is_last or time.monotonic() - last_save >= self.checkpoint_seconds):
+            if self.checkpoint_dir and (is_last or time.monotonic() - last_save >= pause):
+                began = time.monotonic()
                 self._save(stepper, step, history)
                 last_save = time.monotonic()
+                # a large model takes long to write: whatever its size, saving stays a small share of the time
+                if pause > 0:
+                    pause = max(self.checkpoint_seconds, (last_save - began) / SAVING_SHARE)
             if self.on_progress:
                 self.on_progress(step, self.train_config.max_steps, metrics)
         stepper.model.eval()

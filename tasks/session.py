@@ -161,12 +161,14 @@ class Session:
 
     def reuse(self, stage: Stage, ref: ArtifactRef) -> ArtifactRef:
         """Report an artefact that is used because a ref pins it."""
-        self._add(StageReport(stage.name, ref.key, True, 0, 1, 0.0, 0))
+        found = self.store.find(ref.stage, ref.key)
+        rows = found.counts.get("rows", 0) if found else 0
+        self._add(StageReport(stage.name, ref.key, True, 0, 1, 0.0, rows))
         return ref
 
     def count_reused(self, stage: Stage, units: int) -> None:
         """Report units that were not even asked for, because an index says where they lie."""
-        self._add(StageReport(stage.name, "", True, 0, units, 0.0, 0))
+        self._add(StageReport(stage.name, "", True, 0, units, 0.0, units))
 
     def expect_seconds(self, stage: Stage, seconds: float | None) -> None:
         """Tell a plan how long a stage will take; other sessions measure."""

@@ -32,7 +32,7 @@ from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
 HISTORY_FILE = "history.parquet"
 SHARE_OF_BUDGET = 0.92  # of `minutes` goes to steps; the rest to evaluation and checkpoints
 MIN_STEPS = 20
-CHECKPOINT_SECONDS = 10.0  # a kill costs at most so much training
+CHECKPOINT_SECONDS = 2.0  # a kill costs about so much training, more where a network is large and slow to save
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
 
 
