@@ -164,8 +164,8 @@ class Registry:
             ),
         )
         with mlflow.start_run(run_id=run_id), warnings.catch_warnings():
-            # an input example would run the model once more to infer what the signature above says
-            warnings.filterwarnings("ignore", message=".*input example.*")
+            # MLflow asks for type hints and an input example, to infer what the signature above says
+            warnings.simplefilter("ignore")
             info = mlflow.pyfunc.log_model(
                 name=MODEL_NAME,
                 python_model=str(script),

@@ -28,6 +28,7 @@ Point = tuple[str, int, float]  # metric, step, value
 def quiet_mlflow() -> None:
     """Keep MLflow from phoning home and from reading project files that are not ours."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("MLFLOW_UV_AUTO_DETECT", "false")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     # a progress bar for every database migration and artefact copy would drown ours
@@ -39,11 +40,10 @@ def client(home: Home) -> MlflowClient:
     quiet_mlflow()
     import logging
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow").setLevel(logging.ERROR)
     import mlflow
     from mlflow import MlflowClient
 
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     home.create()
     # the fluent calls of log_model need the address too
     mlflow.set_tracking_uri(home.tracking_uri)
