@@ -196,6 +196,7 @@ class GenerationConfig(_Settings):
         seed: of the sampling noise.
         eos_id: token that ends a continuation; None never stops early.
         suppress: tokens that are never drawn, such as padding.
+        min_new_tokens: eos_id is not drawn before so many tokens.
     """
 
     max_new_tokens: int = 64
@@ -205,6 +206,7 @@ class GenerationConfig(_Settings):
     seed: int = 0
     eos_id: int | None = None
     suppress: tuple[int, ...] = ()
+    min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         _check_int("max_new_tokens", self.max_new_tokens, 1)
@@ -216,6 +218,7 @@ class GenerationConfig(_Settings):
             _check_number("top_p", self.top_p, 0.0, 1.0)
         if self.eos_id is not None:
             _check_int("eos_id", self.eos_id, 0)
+        _check_int("min_new_tokens", self.min_new_tokens, 0)
         for token in self.suppress:
             _check_int("suppress", token, 0)
         object.__setattr__(self, "suppress", tuple(self.suppress))

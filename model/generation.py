@@ -162,8 +162,11 @@ def _choose(logits: Tensor, rows: list[_Row], step: int, config: GenerationConfi
     """One token for each row, and the model's log-probability of it."""
     logits = logits.float()
     model_logprobs = logits.log_softmax(dim=-1)
-    if config.suppress:
-        logits = logits.index_fill(1, torch.tensor(config.suppress, device=logits.device), -torch.inf)
+    forbidden = list(config.suppress)
+    if config.eos_id is not None and step < config.min_new_tokens:
+        forbidden.append(config.eos_id)
+    if forbidden:
+        logits = logits.index_fill(1, torch.tensor(forbidden, device=logits.device), -torch.inf)
     if config.temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:

@@ -89,6 +89,7 @@ class Bundle:
             top_p=top_p if top_p < 1 else None,
             seed=seed,
             eos_id=EOS,
+            min_new_tokens=1,  # whoever asks for a continuation wants one
             # padding, unknown and beginning are no text
             suppress=tuple(index for index in range(N_SPECIAL) if index != EOS),
         )

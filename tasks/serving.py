@@ -45,8 +45,8 @@ def prompts_of(model_input: Any) -> list[str]:
     return [str(value) for value in model_input]
 
 
-# MLflow warns of the missing type hints, which are left out on purpose (see `predict`)
-warnings.filterwarnings("ignore", message=".*Add type hints to the `predict` method.*")
+# MLflow warns, past all filters, of the missing type hints, which are left out on purpose (see `predict`).
+_show_warning, warnings.showwarning = warnings.showwarning, lambda *_, **__: None
 
 
 class SheepfoldModel(mlflow.pyfunc.PythonModel):
@@ -64,4 +64,5 @@ class SheepfoldModel(mlflow.pyfunc.PythonModel):
         return [item.text for item in self.bundle.complete(prompts_of(model_input), **settings)]
 
 
+warnings.showwarning = _show_warning
 mlflow.models.set_model(SheepfoldModel())

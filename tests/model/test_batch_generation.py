@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -118,3 +119,20 @@ def test_wrong_prompts_are_refused(
 
 def test_no_prompts_give_no_completions(build_model: Callable[..., Transformer]) -> None:
     assert generate(build_model(), [], GREEDY) == []
+
+
+def test_the_end_is_not_drawn_before_the_least_number_of_tokens(build_model: Callable[..., Transformer]) -> None:
+    model = build_model()
+    first = generate(model, [[1, 2]], GenerationConfig(4, 0.0))[0].ids[0]
+    stopped = generate(model, [[1, 2]], GenerationConfig(4, 0.0, eos_id=first))[0]
+    held = generate(model, [[1, 2]], GenerationConfig(4, 0.0, eos_id=first, min_new_tokens=2))[0]
+    assert stopped.ids == []
+    assert len(held.ids) >= 2
+    assert first not in held.ids[:2]
+
+
+def test_suppressed_tokens_are_never_drawn(build_model: Callable[..., Transformer]) -> None:
+    model = build_model()
+    drawn = set(generate(model, [[1, 2]], SAMPLED)[0].ids)
+    kept = generate(model, [[1, 2]], dataclasses.replace(SAMPLED, suppress=tuple(drawn)))[0].ids
+    assert drawn.isdisjoint(kept)
