@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -18,6 +19,9 @@ from storage.home import Home
 from tasks.resources import Resources
 from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Parameters that several flows share, described once for the forms of the UI.
 Source = Annotated[str, Field(description="Folders or files with documents, one per line.")]
@@ -38,6 +42,18 @@ Model = Annotated[str, Field(description="A model: alias, version, models:/ addr
 
 # An unbounded runner would start a thread per segment; extraction is bounded by its own pool of processes anyway.
 SEGMENTS_AT_ONCE = 4
+
+
+def described(function: Callable[P, R]) -> Callable[P, R]:
+    """Put the parameters' descriptions into the docstring, which is where Prefect's forms read them from."""
+    lines = [f"    {name}: {hint.__metadata__[0].description}" for name, hint in _hints(function).items()]
+    function.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n" + "\n".join(lines)
+    return function
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    hints = get_type_hints(function, include_extras=True)
+    return {name: hint for name, hint in hints.items() if name != "return"}
 
 
 def task_runner() -> ThreadPoolTaskRunner:

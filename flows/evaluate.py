@@ -4,10 +4,11 @@ from prefect import flow
 
 from flows import pipeline
 from flows.actions import checkpoint_of, result_of
-from flows.context import Corpus, HomeFolder, Model, Refresh, finish, flow_session, task_runner
+from flows.context import Corpus, HomeFolder, Model, Refresh, described, finish, flow_session, task_runner
 
 
 @flow(name="evaluate", task_runner=task_runner(), persist_result=False)
+@described
 def evaluate(
     model: Model = "champion", corpus: Corpus = "default", refresh: Refresh = "", home: HomeFolder = ""
 ) -> dict[str, object]:

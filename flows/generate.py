@@ -8,12 +8,23 @@ from pydantic import Field
 
 from flows import pipeline
 from flows.actions import checkpoint_of, completions_path, result_of
-from flows.context import Corpus, HomeFolder, Model, Refresh, finish, flow_session, flow_settings, task_runner
+from flows.context import (
+    Corpus,
+    HomeFolder,
+    Model,
+    Refresh,
+    described,
+    finish,
+    flow_session,
+    flow_settings,
+    task_runner,
+)
 from tasks.generation import read_prompts
 from tasks.session import artifact
 
 
 @flow(name="generate", task_runner=task_runner(), persist_result=False)
+@described
 def generate(
     prompts: Annotated[str, Field(description="Prompts file: text (one per line), JSONL or Parquet.")],
     model: Model = "champion",

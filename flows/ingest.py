@@ -13,6 +13,7 @@ from flows.context import (
     RetryFailed,
     Source,
     Workers,
+    described,
     finish,
     flow_session,
     flow_settings,
@@ -21,6 +22,7 @@ from flows.context import (
 
 
 @flow(name="ingest", task_runner=task_runner(), persist_result=False)
+@described
 def ingest(
     source: Source,
     corpus: Corpus = "default",

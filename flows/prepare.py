@@ -14,6 +14,7 @@ from flows.context import (
     RetryFailed,
     Source,
     Workers,
+    described,
     finish,
     flow_session,
     flow_settings,
@@ -22,6 +23,7 @@ from flows.context import (
 
 
 @flow(name="prepare", task_runner=task_runner(), persist_result=False)
+@described
 def prepare(
     source: Source,
     corpus: Corpus = "default",

@@ -4,10 +4,11 @@ from prefect import flow
 
 from flows import pipeline
 from flows.actions import model_entry, promote_model, result_of
-from flows.context import Corpus, HomeFolder, finish, flow_session, task_runner
+from flows.context import Corpus, HomeFolder, described, finish, flow_session, task_runner
 
 
 @flow(name="promote", task_runner=task_runner(), persist_result=False)
+@described
 def promote(corpus: Corpus = "default", home: HomeFolder = "") -> dict[str, object]:
     """Register the corpus's latest training and move `champion` if it is better."""
     with flow_session(home) as session:

@@ -19,6 +19,7 @@ from flows.context import (
     Seed,
     Source,
     Workers,
+    described,
     finish,
     flow_session,
     flow_settings,
@@ -28,6 +29,7 @@ from tasks.session import artifact
 
 
 @flow(name="train", task_runner=task_runner(), persist_result=False)
+@described
 def train(
     source: Source,
     corpus: Corpus = "default",

@@ -206,7 +206,7 @@ def test_a_plan_imports_neither_torch_nor_prefect_nor_mlflow(
         "import sys, flows.cli\n"
         f"sys.argv = ['sheepfold', 'plan', {str(documents)!r}, *{TRAINING!r}, '--json']\n"
         "try:\n    flows.cli.main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "heavy = {'torch', 'prefect', 'mlflow', 'pandas'} & set(sys.modules)\n"
+        "heavy = {'torch', 'prefect', 'mlflow'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=environment(home))

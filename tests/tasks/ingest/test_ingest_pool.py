@@ -182,11 +182,12 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path, monkeypatch):
 
 
 PARENT = """
-import sys
+import signal, sys
 from pathlib import Path
 from tasks.ingest.pool import ExtractionPool, ExtractJob
 from tasks.ingest.records import ExtractOptions
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background hands Ctrl-C down ignored
 path, digest = Path(sys.argv[1]), sys.argv[2]
 with ExtractionPool(2) as pool:
     futures = [pool.submit(ExtractJob(path, digest, ".png", ExtractOptions())) for _ in range(2)]
