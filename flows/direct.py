@@ -75,7 +75,10 @@ def verify_home(home: str, corpus: str) -> dict[str, Any]:
     """Check everything that can be checked."""
     from tasks.checks import check_split, check_tokens
 
-    store = open_store(Home.from_environment(home or None).store)
+    address = Home.from_environment(home or None).store
+    store = open_store(address)
+    if not store.stages():
+        raise StoreError(f"there is nothing to check: no artefacts in {address}")
     checks: list[Check] = check_store(store)
     state = read_state(store, corpus)
     if "curate" in state:

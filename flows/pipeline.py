@@ -91,7 +91,8 @@ def _hashed(session: Session, sources: Sequence[Path]) -> tuple[Any, dict[Any, A
     Returns:
         The walked files, sha256 (or the error) by path, and a path for every content.
     """
-    walked = walk(sources, exclude=[session.home.path])
+    # what we write ourselves is no document
+    walked = walk(sources, exclude=[session.home.path, Path(session.home.store)])
     session.home.create()
     memo = HashMemo(session.home.hash_memo)
     hashes = hash_files(walked, memo, workers=2)

@@ -44,7 +44,8 @@ def split_clusters(clusters: list[str], settings: CurateSettings) -> dict[str, s
     if len(clusters) < 2:
         raise EmptyCorpus(
             f"the corpus has {len(clusters)} distinct document(s) with text; at least two are needed, one to train on "
-            'and one to measure on: add documents, and see `sheepfold sql "select path, status, reason from files"`'
+            "and one to measure on: add documents; `sheepfold ingest SOURCE` and then "
+            '`sheepfold sql "select path, status, reason from files"` say what became of those that are there'
         )
     places = {cluster: hash_share(cluster, settings.salt) for cluster in clusters}
     lowest = min(places, key=lambda cluster: places[cluster])
