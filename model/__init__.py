@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .accounting import count_parameters
+    from .architecture import ModelConfig
     from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
-    from .config import GenerationConfig, ModelConfig, TrainConfig
+    from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
     from .generation import Completion, generate
     from .metrics import NllSum, evaluate_source
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "accounting": ["count_parameters"],
     "checkpoint": ["load_checkpoint", "load_weights", "save_checkpoint", "save_weights"],
-    "config": ["GenerationConfig", "ModelConfig", "TrainConfig"],
+    "architecture": ["ModelConfig"],
+    "config": ["GenerationConfig", "TrainConfig"],
     "data": ["SpanSource"],
     "generation": ["Completion", "generate"],
     "metrics": ["NllSum", "evaluate_source"],

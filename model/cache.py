@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import ModelConfig
+from .architecture import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class CacheStep:
 
     Attributes:
         positions: (B, T) position of each new token in its own row.
-        mask: (B, 1, T, end) True where a query may look; None if plain causal attention says the same.
+        start: slots filled in the longest row before; 0 if the cache is empty.
         end: number of cache slots that are read.
     """
 
     positions: Tensor
-    mask: Tensor | None
+    start: int
     end: int
 
 
@@ -42,7 +42,7 @@ class KVCache:
         dtype: of keys and values.
 
     Attributes:
-        keys, values: (n_layer, B, n_head, S, head_dim).
+        keys, values: (n_layer, B, n_kv_head, S, head_dim).
         lengths: (B,) int64 on the host, number of valid slots in each row.
     """
 
@@ -61,7 +61,7 @@ class KVCache:
                 f"cache capacity is {capacity}, expected 1 to max_seq_len={config.max_seq_len}; "
                 f"no position exists beyond it"
             )
-        shape = (config.n_layer, batch_size, config.n_head, capacity, config.head_dim)
+        shape = (config.n_layer, batch_size, config.n_kv_head, capacity, config.head_dim)
         # zeros, not empty: a NaN in a masked slot would survive the multiplication by weight 0
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
@@ -73,7 +73,7 @@ class KVCache:
         return self.keys.shape[3]
 
     def plan(self, n_rows: int, n_new: int) -> CacheStep:
-        """Positions and mask for n_new tokens appended to each row.
+        """Places of n_new tokens appended to each row.
 
         Raises:
             ValueError: the batch has another number of rows, or a row would grow beyond the capacity.
@@ -88,18 +88,15 @@ class KVCache:
                 f"rebuild it from the last part of the row"
             )
         positions = (self.lengths[:, None] + torch.arange(n_new)).to(self.keys.device, non_blocking=True)
-        if longest == 0:
-            return CacheStep(positions, None, end)
-        slots = torch.arange(end, device=self.keys.device)
-        return CacheStep(positions, (slots <= positions[:, :, None])[:, None], end)
+        return CacheStep(positions, longest, end)
 
     def write(self, layer: int, step: CacheStep, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values (B, n_head, T, head_dim) and returns all that attention reads.
+        """Stores new keys and values (B, n_kv_head, T, head_dim) and returns all that attention reads.
 
         Returns:
-            Keys and values (B, n_head, step.end, head_dim).
+            Keys and values (B, n_kv_head, step.end, head_dim).
         """
-        if step.mask is None:
+        if step.start == 0:
             self.keys[layer, :, :, : step.end] = keys
             self.values[layer, :, :, : step.end] = values
             return keys, values

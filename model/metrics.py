@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from .data import IGNORE, SequenceSource, trim
-from .loss import linear_nll
 from .transformer import Transformer
 
 
@@ -63,8 +62,7 @@ def evaluate_source(
     for first in range(0, len(source), batch_size):
         indices = np.arange(first, min(first + batch_size, len(source)))
         inputs, labels = trim(*source.batch(indices))
-        features = model.features(torch.from_numpy(inputs).to(device))
-        nll = linear_nll(features, model.head_weight, torch.from_numpy(labels).to(device))
+        nll = model.nll(torch.from_numpy(inputs).to(device), torch.from_numpy(labels).to(device))
         total += NllSum(nll.item(), int((labels != IGNORE).sum()))
     model.train(was_training)
     return total

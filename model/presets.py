@@ -1,28 +1,95 @@
-"""Ready-made shapes, from one that trains in seconds on a laptop to GPT-2's smallest.
+"""Ready-made shapes: our own, from one that trains in seconds on a laptop, and those of well-known models.
 
-A preset is a set of ModelConfig fields without the vocabulary, which comes from the tokeniser.
+A preset is a set of ModelConfig fields. Its vocab_size is that of the model it is named after, and gives way to the
+tokeniser's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .config import ModelConfig
+from .architecture import ModelConfig
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"n_layer": 2, "n_head": 2, "d_model": 64, "max_seq_len": 128},
-    "small": {"n_layer": 4, "n_head": 4, "d_model": 128, "max_seq_len": 128},
-    "medium": {"n_layer": 6, "n_head": 6, "d_model": 384, "max_seq_len": 256},
-    "gpt2": {"n_layer": 12, "n_head": 12, "d_model": 768, "max_seq_len": 1024},
+Fields = dict[str, Any]
+
+
+def _gpt2(n_layer: int, n_head: int, d_model: int) -> Fields:
+    """GPT-2: learned positions, pre-norm, tanh GELU, all biases, tied head (Radford et al. 2019)."""
+    shape = {"n_layer": n_layer, "n_head": n_head, "d_model": d_model, "max_seq_len": 1024, "vocab_size": 50257}
+    return {**shape, "act": "gelu_tanh"}
+
+
+def _llama(n_layer: int, n_head: int, d_model: int, d_ff: int, max_seq_len: int = 2048) -> Fields:
+    """LLaMA: rotary positions, RMSNorm, SwiGLU, no biases (Touvron et al. 2023)."""
+    return {
+        **{"n_layer": n_layer, "n_head": n_head, "d_model": d_model, "d_ff": d_ff, "max_seq_len": max_seq_len},
+        **{"vocab_size": 32000, "pos": "rope", "norm": "rmsnorm", "norm_eps": 1e-6, "act": "swiglu"},
+        **{"attn_bias": False, "ffn_bias": False, "tie_weights": False, "init_residual_scaling": False},
+    }
+
+
+def _modern(n_layer: int, n_head: int, d_model: int, d_ff: int, max_seq_len: int, vocab_size: int) -> Fields:
+    """What small models are made of today: LLaMA's parts, QK-norm, a tied and padded head."""
+    return {
+        **_llama(n_layer, n_head, d_model, d_ff, max_seq_len),
+        **{"vocab_size": vocab_size, "qk_norm": True, "tie_weights": True, "vocab_multiple": 64},
+        "init_residual_scaling": True,
+    }
+
+
+def _fundamentals(norm_order: str) -> Fields:
+    """The textbook Transformer of one billion parameters: learned positions, ReLU, tied head."""
+    return {
+        **{"n_layer": 18, "n_head": 16, "d_model": 2048, "max_seq_len": 1024, "vocab_size": 50000},
+        **{"norm_order": norm_order, "act": "relu", "init_residual_scaling": False},
+        **{"drop_attn": 0.1, "drop_ffn": 0.1, "drop_resid": 0.1},
+    }
+
+
+PRESETS: dict[str, Fields] = {
+    "tiny": {"n_layer": 2, "n_head": 2, "d_model": 64, "max_seq_len": 128, "vocab_size": 512},
+    "small": {"n_layer": 4, "n_head": 4, "d_model": 128, "max_seq_len": 128, "vocab_size": 1024},
+    "medium": {"n_layer": 6, "n_head": 6, "d_model": 384, "max_seq_len": 256, "vocab_size": 8192},
+    # characters as ids, sinusoidal positions, pre-norm, no biases in attention
+    "sheepop": {
+        **{"n_layer": 6, "n_head": 8, "d_model": 512, "max_seq_len": 512, "vocab_size": 128},
+        **{"pos": "sinusoidal", "attn_bias": False, "tie_weights": False, "init_residual_scaling": False},
+        **{"drop_embed": 0.1, "drop_ffn": 0.1, "drop_resid": 0.1},
+    },
+    "light_llm": {
+        **{"n_layer": 6, "n_head": 6, "d_model": 384, "max_seq_len": 1024, "vocab_size": 50257},
+        **{"drop_embed": 0.1, "drop_resid": 0.1, "init_residual_scaling": False},
+    },
+    # two heads of three columns, of which the third is not rotated
+    "llama_toy": {
+        **_llama(1, 2, 6, 24, max_seq_len=3),
+        **{"vocab_size": 10, "rope_layout": "interleaved", "rope_dim": 2},
+    },
+    "llama": {**_llama(6, 6, 384, 1024, max_seq_len=256), "vocab_size": 8192, "tie_weights": True},
+    "llama-7b": _llama(32, 32, 4096, 11008),
+    "llama-13b": _llama(40, 40, 5120, 13824),
+    "fundamentals": _fundamentals("post"),
+    "fundamentals-pre": _fundamentals("pre"),
+    "gpt2": _gpt2(12, 12, 768),
+    "gpt2-medium": _gpt2(24, 16, 1024),
+    "gpt2-large": _gpt2(36, 20, 1280),
+    "gpt2-xl": _gpt2(48, 25, 1600),
+    "modern-1m": _modern(4, 2, 128, 384, 256, 2048),
+    "modern-5m": _modern(5, 4, 256, 704, 256, 4096),
+    "modern-15m": _modern(6, 6, 384, 1024, 512, 8192),
+    "modern-30m": _modern(8, 8, 512, 1408, 1024, 8192),
+    "modern-125m": _modern(12, 12, 768, 2048, 1024, 50257),
+    "modern-350m": _modern(24, 16, 1024, 2816, 2048, 50257),
+    "modern-1b": {**_modern(20, 16, 2048, 5632, 2048, 50257), "n_kv_head": 8},
 }
 
 
-def preset(name: str, vocab_size: int, **overrides: Any) -> ModelConfig:
-    """The named shape with this vocabulary.
+def preset(name: str, vocab_size: int | None = None, **overrides: Any) -> ModelConfig:
+    """The named shape.
 
     Args:
         name: a key of PRESETS.
-        vocab_size: number of token ids.
+        vocab_size: number of token ids; None takes that of the model the preset is named after.
         overrides: ModelConfig fields that replace the preset's.
 
     Raises:
@@ -30,4 +97,5 @@ def preset(name: str, vocab_size: int, **overrides: Any) -> ModelConfig:
     """
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
-    return ModelConfig.from_dict({**PRESETS[name], **overrides, "vocab_size": vocab_size})
+    fields = {**PRESETS[name], **overrides}
+    return ModelConfig.from_dict(fields if vocab_size is None else {**fields, "vocab_size": vocab_size})

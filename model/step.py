@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .config import TrainConfig
 from .data import IGNORE, trim
-from .loss import linear_nll
 from .optim import build_optimizer, set_learning_rate
 from .randomness import DROPOUT_STREAM, RandomState, derive_seed
 from .transformer import Transformer
@@ -77,8 +75,6 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.random = RandomState(derive_seed(config.seed, DROPOUT_STREAM), device)
         self._parameters = list(model.parameters())
-        # A GPU has the memory for all logits at once and is faster so; autocast needs its own matrix products.
-        self._blockwise_loss = device.type == "cpu" and config.precision == "fp32"
 
     def run(self, batches: Sequence[Batch], lr: float, step: int, indices: Sequence[int]) -> StepResult:
         """Takes one optimiser step.
@@ -120,11 +116,8 @@ class Stepper:
             )
         ids = torch.from_numpy(inputs).to(self.device, non_blocking=True)
         targets = torch.from_numpy(labels).to(self.device, non_blocking=True)
-        if self._blockwise_loss:
-            return linear_nll(self.model.features(ids), self.model.head_weight, targets)
         with self._autocast():
-            logits = self.model(ids)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+            return self.model.nll(ids, targets)
 
     def _update(self, step: int, indices: Sequence[int]) -> float:
         """Clips and applies the gradients; returns their norm."""

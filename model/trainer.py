@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .architecture import ModelConfig
 from .checkpoint import Checkpoint, differing_entry, latest_checkpoint, load_checkpoint, save_checkpoint
-from .config import ModelConfig, TrainConfig
+from .config import TrainConfig
 from .data import SequenceSource, batch_indices
 from .metrics import evaluate_source
 from .optim import load_optimizer_tensors, optimizer_tensors

@@ -201,7 +201,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 def _free_fields(section: str) -> set[str]:
     """Names that a section hands through to the network's or the trainer's own configuration."""
-    from model.config import ModelConfig, TrainConfig
+    from model.architecture import ModelConfig
+    from model.config import TrainConfig
 
     if section == "model":
         return {item.name for item in fields(ModelConfig)} - {"vocab_size"}

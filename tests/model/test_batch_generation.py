@@ -89,7 +89,7 @@ def test_shortest_context_rolls(build_model: Callable[..., Transformer]) -> None
 
 @pytest.mark.parametrize("training", [True, False])
 def test_mode_is_restored_and_dropout_is_off(build_model: Callable[..., Transformer], training: bool) -> None:
-    model = build_model(dropout=0.5).train(training)
+    model = build_model(drop_resid=0.5).train(training)
     first, second = (generate(model, PROMPTS, GREEDY) for _ in range(2))
     assert first == second
     assert model.training is training

@@ -41,7 +41,7 @@ def test_evaluation_is_the_mean_over_tokens(
 def test_evaluation_leaves_mode_and_random_state_alone(
     build_model: Callable[..., Transformer], build_source: Callable[..., SpanSource], training: bool
 ) -> None:
-    model, before = build_model(dropout=0.5).train(training), torch.get_rng_state()
+    model, before = build_model(drop_resid=0.5).train(training), torch.get_rng_state()
     evaluate_source(model, build_source(), 4)
     assert model.training is training
     assert torch.equal(torch.get_rng_state(), before)

@@ -10,7 +10,7 @@ import pytest
 from model import PRESETS, GenerationConfig, ModelConfig, TrainConfig, preset
 
 CONFIGS = [
-    ModelConfig(50, pos="sinusoidal", pos_base=500.0, act="gelu_tanh", bias=False),
+    ModelConfig(50, pos="sinusoidal", pos_base=500.0, act="gelu_tanh", attn_bias=False),
     TrainConfig(7, betas=(0.8, 0.9), precision="bf16"),
     GenerationConfig(top_k=3, top_p=0.5, eos_id=2),
 ]
@@ -36,17 +36,17 @@ def test_missing_setting_is_named() -> None:
     ("settings", "message"),
     [
         ({"d_model": 30, "n_head": 4}, "multiple of n_head"),
-        ({"act": "relu"}, "gelu_tanh"),
-        ({"pos": "rope"}, "sinusoidal"),
-        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"act": "elu"}, "gelu_tanh"),
+        ({"pos": "alibi"}, "sinusoidal"),
+        ({"drop_attn": 1.0}, "drop_attn=1.0"),
         ({"n_layer": 0}, "n_layer=0"),
         ({"n_layer": True}, "n_layer=True"),
         ({"d_model": "128"}, "d_model='128'"),
         ({"max_seq_len": 1}, "at least 2"),
-        ({"pos_base": 500.0}, "no effect on learned positions"),
+        ({"pos_base": 500.0}, "has no wavelengths"),
         ({"pos": "sinusoidal", "d_model": 9, "n_head": 3}, "even d_model"),
         ({"norm_eps": float("nan")}, "norm_eps"),
-        ({"bias": 1}, "True or False"),
+        ({"attn_bias": 1}, "True or False"),
     ],
 )
 def test_wrong_model_setting_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -79,10 +79,10 @@ def test_wrong_generation_setting_is_refused(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_takes_a_vocabulary_and_overrides(name: str) -> None:
-    config = preset(name, 100, dropout=0.5)
-    assert (config.vocab_size, config.dropout, config.n_layer) == (100, 0.5, PRESETS[name]["n_layer"])
+    config = preset(name, 100, drop_ffn=0.5)
+    assert (config.vocab_size, config.drop_ffn, config.n_layer) == (100, 0.5, PRESETS[name]["n_layer"])
 
 
 def test_unknown_preset_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="tiny, small, medium, gpt2"):
+    with pytest.raises(ValueError, match="tiny, small, medium, sheepop"):
         preset("huge", 100)

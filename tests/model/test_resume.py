@@ -60,7 +60,7 @@ def test_interrupted_runs_end_with_the_same_bits(
     build_source: Callable[..., SpanSource],
     tmp_path: Path,
 ) -> None:
-    shape = dataclasses.replace(model_config, dropout=0.1)
+    shape = dataclasses.replace(model_config, drop_resid=0.1)
     config = dataclasses.replace(train_config, precision=precision)
     sources = build_source(), build_source(n=5, seed=1)
     undisturbed = Trainer(shape, config, *sources).fit()
@@ -116,7 +116,7 @@ Trainer(ModelConfig.from_dict(json.loads(model_json)), TrainConfig.from_dict(jso
 def test_killed_process_is_continued_to_the_same_bits(
     model_config: ModelConfig, train_config: TrainConfig, tmp_path: Path
 ) -> None:
-    shape = dataclasses.replace(model_config, dropout=0.1)
+    shape = dataclasses.replace(model_config, drop_resid=0.1)
     shard = (np.arange(4096) * 7 % 31).astype(np.uint16)
     source = SpanSource([shard], np.zeros(20), np.arange(20) * 9, np.arange(20) % 16 + 2, 16, 0)
     arguments = [tmp_path, json.dumps(shape.to_dict()), json.dumps(train_config.to_dict())]

@@ -88,7 +88,7 @@ def test_history_rows_are_plain_and_complete(
 def test_evaluation_does_not_change_training(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
 ) -> None:
-    config = dataclasses.replace(model_config, dropout=0.2)
+    config = dataclasses.replace(model_config, drop_resid=0.2)
     often, never = (
         Trainer(config, dataclasses.replace(train_config, eval_every=every), build_source(), val).fit()
         for every, val in ((1, build_source(seed=1)), (99, None))
@@ -99,7 +99,7 @@ def test_evaluation_does_not_change_training(
 def test_callers_random_state_neither_matters_nor_changes(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
 ) -> None:
-    config, losses = dataclasses.replace(model_config, dropout=0.2), []
+    config, losses = dataclasses.replace(model_config, drop_resid=0.2), []
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()

@@ -10,16 +10,50 @@ import torch
 
 from model import ModelConfig, Transformer, count_parameters
 from model.cache import KVCache
-from model.transformer import sinusoidal_table
+from model.positions import sinusoidal_table
 
-VARIANTS = [
+LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
+VARIANTS: list[dict] = [
     {},
     {"pos": "sinusoidal"},
-    {"tie_weights": False},
-    {"bias": False},
+    {"pos": "none"},
+    {"pos": "rope"},
+    {"pos": "rope", "rope_layout": "interleaved"},
+    {"pos": "rope", "rope_dim": 4},
+    {"pos": "rope", "rope_layout": "interleaved", "rope_dim": 2, "head_dim": 3},
+    {"pos": "rope", "rope_scaling": "linear", "rope_factor": 4.0},
+    {"pos": "rope", "rope_scaling": "ntk", "rope_factor": 4.0},
+    {"pos": "rope", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_len": 4},
+    {"pos": "rope", "rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_len": 4},
+    {"norm": "rmsnorm"},
+    {"norm_order": "post"},
+    {"norm_order": "post", "final_norm": False},
+    {"final_norm": False},
+    {"norm_bias": False},
+    {"norm_eps": 0.3},
+    {"n_head": 4, "n_kv_head": 2},
+    {"n_head": 4, "n_kv_head": 1},
+    {"head_dim": 5},
+    {"qk_norm": True},
+    {"qk_norm": True, "pos": "rope"},
+    {"window": 3},
+    {"window": 1},
     {"act": "gelu_tanh"},
+    {"act": "relu"},
+    {"act": "relu2"},
+    {"act": "swiglu"},
+    {"act": "swiglu", "ffn_bias": False},
     {"d_ff": 24},
-    {"pos": "sinusoidal", "tie_weights": False, "bias": False},
+    {"attn_bias": False},
+    {"ffn_bias": False},
+    {"head_bias": True},
+    {"tie_weights": False},
+    {"vocab_multiple": 64},
+    {"vocab_multiple": 64, "tie_weights": False, "head_bias": True},
+    {"init": "xavier"},
+    {"init_residual_scaling": False},
+    {"pos": "sinusoidal", "tie_weights": False, "attn_bias": False},
+    {**LLAMA, "n_head": 4, "n_kv_head": 2, "qk_norm": True, "window": 5, "vocab_multiple": 64},
 ]
 
 
@@ -55,7 +89,7 @@ def test_sinusoidal_table_is_the_formula(base: float) -> None:
         for pair in range(d // 2):
             angle = position / base ** (2 * pair / d)
             expected[position, 2 * pair : 2 * pair + 2] = np.sin(angle), np.cos(angle)
-    np.testing.assert_allclose(sinusoidal_table(n, d, base).numpy(), expected, atol=1e-7, rtol=0)
+    np.testing.assert_allclose(sinusoidal_table(n, d, base).numpy(), expected, atol=1e-12, rtol=0)
 
 
 def test_pos_base_changes_the_network(build_model: Callable[..., Transformer]) -> None:
@@ -145,5 +179,5 @@ def test_residual_projections_start_smaller_by_the_depth() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_acts_in_training_only(build_model: Callable[..., Transformer], training: bool) -> None:
-    model, ids = build_model(dropout=0.5).train(training), ids_of(1, 8)
+    model, ids = build_model(drop_resid=0.5).train(training), ids_of(1, 8)
     assert torch.equal(model(ids), model(ids)) is not training

@@ -1,0 +1,244 @@
+"""The shape of the network: one frozen dataclass of switches.
+
+Every architecture that Sheepfold knows is a setting of these fields; `presets` names the well-known ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .validation import Settings, check_bool, check_choice, check_int, check_number
+
+DEFAULT_POS_BASE = 10000.0
+_CHOICES = {
+    "pos": ("learned", "sinusoidal", "rope", "none"),
+    "rope_scaling": ("none", "linear", "ntk", "yarn", "llama3"),
+    "norm": ("layernorm", "rmsnorm"),
+    "norm_order": ("pre", "post"),
+    "act": ("gelu", "gelu_tanh", "relu", "relu2", "swiglu"),
+    "init": ("normal", "xavier"),
+}
+
+
+def _derived() -> Any:
+    """A field that __post_init__ works out where it is not given."""
+    return dataclasses.field(default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Settings):
+    """The shape of a decoder-only Transformer.
+
+    A field whose default is None is worked out from the others where it has an effect, and refused where it has none.
+
+    Args:
+        vocab_size: number of token ids.
+        max_seq_len: longest sequence (context), in tokens, at least 2.
+        n_layer: number of blocks.
+        n_head: attention (query) heads per block.
+        d_model: width of the residual stream.
+        d_ff: width inside the feed-forward layer; None means 4 * d_model.
+        n_kv_head: heads of keys and values, shared by groups of query heads; divides n_head. None means n_head.
+        head_dim: width of a head; None means d_model / n_head.
+        pos: "learned" or "sinusoidal" positions added to the embedding, "rope" (queries and keys are
+            rotated, Su et al. 2021) or "none".
+        pos_base: base of the wavelengths of sinusoidal and rotary positions; None means 10000.
+        rope_layout: which columns of a head form a rotated pair: "half" (i and i + rope_dim / 2, as in most published
+            checkpoints) or "interleaved" (2i and 2i + 1). None means "half".
+        rope_dim: rotated columns of each head, the first ones, an even number; None means all.
+        rope_scaling: how wavelengths are stretched for longer contexts: "none", "linear" (all of them, Chen et al.
+            2023), "ntk" (by a larger base), "yarn" (Peng et al. 2023) or "llama3" (the long ones, Llama 3.1).
+        rope_factor: by how much; above 1 with any scaling.
+        rope_original_len: context before scaling; needed by "yarn" and "llama3".
+        rope_ramp: turns within rope_original_len below which a pair is fully stretched and above which not at all; None
+            means (1, 32) for "yarn" and (1, 4) for "llama3".
+        norm: "layernorm" or "rmsnorm".
+        norm_order: "pre" (a branch reads the normalised stream) or "post" (the sum is normalised, as in 2017).
+        norm_eps: added inside the norms' root.
+        norm_bias: a shift in each LayerNorm; None means True for "layernorm".
+        final_norm: a norm before the head.
+        qk_norm: RMSNorm on each head's queries and keys.
+        window: each token sees itself and so many minus one tokens before it; None means all.
+        act: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu", "relu2" (squared) or "swiglu".
+        attn_bias: biases in the four projections of attention.
+        ffn_bias: biases in the feed-forward layer.
+        head_bias: a bias on the logits.
+        tie_weights: the output head shares the token embedding's matrix.
+        vocab_multiple: the tables get rows up to a multiple of it; the logits of those rows are -inf.
+        drop_embed: dropout of the embedding with its position.
+        drop_attn: dropout of the attention weights.
+        drop_ffn: dropout behind the feed-forward activation.
+        drop_resid: dropout of both branches before they join the residual stream.
+        init: "normal" or "xavier" (Glorot and Bengio 2010; embeddings stay normal) initial weights.
+        init_std: standard deviation of normal initial weights.
+        init_residual_scaling: divide the two projections that write to the residual stream by sqrt(2 * n_layer).
+    """
+
+    vocab_size: int
+    max_seq_len: int = 256
+    n_layer: int = 4
+    n_head: int = 4
+    d_model: int = 128
+    d_ff: int = _derived()
+    n_kv_head: int = _derived()
+    head_dim: int = _derived()
+    pos: str = "learned"
+    pos_base: float = _derived()
+    rope_layout: str = _derived()
+    rope_dim: int = _derived()
+    rope_scaling: str = "none"
+    rope_factor: float = 1.0
+    rope_original_len: int = _derived()
+    rope_ramp: tuple[float, float] = _derived()
+    norm: str = "layernorm"
+    norm_order: str = "pre"
+    norm_eps: float = 1e-5
+    norm_bias: bool = _derived()
+    final_norm: bool = True
+    qk_norm: bool = False
+    window: int | None = None
+    act: str = "gelu"
+    attn_bias: bool = True
+    ffn_bias: bool = True
+    head_bias: bool = False
+    tie_weights: bool = True
+    vocab_multiple: int = 1
+    drop_embed: float = 0.0
+    drop_attn: float = 0.0
+    drop_ffn: float = 0.0
+    drop_resid: float = 0.0
+    init: str = "normal"
+    init_std: float = 0.02
+    init_residual_scaling: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_layer", "n_head", "d_model", "vocab_multiple"):
+            check_int(name, getattr(self, name), 1)
+        check_int("max_seq_len", self.max_seq_len, 2)
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        for name in ("drop_embed", "drop_attn", "drop_ffn", "drop_resid"):
+            check_number(name, getattr(self, name), 0.0, 1.0, open_high=True)
+        for name in (
+            "final_norm",
+            "qk_norm",
+            "attn_bias",
+            "ffn_bias",
+            "head_bias",
+            "tie_weights",
+            "init_residual_scaling",
+        ):
+            check_bool(name, getattr(self, name))
+        check_number("norm_eps", self.norm_eps, 0.0, 1.0, open_low=True)
+        check_number("init_std", self.init_std, 0.0, math.inf, open_low=True)
+        self._resolve("d_ff", 4 * self.d_model)
+        check_int("d_ff", self.d_ff, 1)
+        self._check_heads()
+        self._check_positions()
+        self._check_norm()
+        if self.window is not None:
+            check_int("window", self.window, 1)
+            if self.window > self.max_seq_len:
+                raise ValueError(
+                    f"window={self.window} reaches beyond max_seq_len={self.max_seq_len} and would hide nothing; "
+                    f"leave it out"
+                )
+
+    def _resolve(self, name: str, default: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, default)
+
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        for name in names:
+            value, default = getattr(self, name), _DEFAULTS[name]
+            if value != default:
+                raise ValueError(f"{name}={value!r} has no effect: {why}; leave it out")
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.d_model % self.n_head:
+            raise ValueError(
+                f"d_model={self.d_model} is not divisible by n_head={self.n_head}; choose a d_model that is a multiple "
+                f"of n_head, or give head_dim"
+            )
+        self._resolve("head_dim", self.d_model // self.n_head)
+        self._resolve("n_kv_head", self.n_head)
+        check_int("head_dim", self.head_dim, 1)
+        check_int("n_kv_head", self.n_kv_head, 1)
+        if self.n_head % self.n_kv_head:
+            raise ValueError(
+                f"n_head={self.n_head} query heads cannot share n_kv_head={self.n_kv_head} heads evenly; choose an "
+                f"n_kv_head that divides n_head"
+            )
+
+    def _check_positions(self) -> None:
+        if self.pos in ("learned", "none"):
+            self._refuse(["pos_base"], f"pos={self.pos!r} has no wavelengths")
+        else:
+            self._resolve("pos_base", DEFAULT_POS_BASE)
+            check_number("pos_base", self.pos_base, 1.0, math.inf, open_low=True)
+        if self.pos == "sinusoidal" and self.d_model % 2:
+            raise ValueError(
+                f"d_model={self.d_model} is odd, but sinusoidal positions come in pairs; use an even d_model"
+            )
+        if self.pos != "rope":
+            rope = ["rope_layout", "rope_dim", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp"]
+            self._refuse(rope, f"nothing is rotated with pos={self.pos!r}")
+            return
+        self._resolve("rope_layout", "half")
+        check_choice("rope_layout", self.rope_layout, ("half", "interleaved"))
+        if self.rope_dim is None and self.head_dim % 2:
+            raise ValueError(
+                f"head_dim={self.head_dim} is odd, but rotation needs pairs; use an even head_dim, or set "
+                f"rope_dim={self.head_dim - 1} to leave the last column as it is"
+            )
+        self._resolve("rope_dim", self.head_dim)
+        check_int("rope_dim", self.rope_dim, 2)
+        if self.rope_dim % 2 or self.rope_dim > self.head_dim:
+            raise ValueError(
+                f"rope_dim={self.rope_dim}; expected an even number up to head_dim={self.head_dim}, because "
+                f"columns are rotated in pairs"
+            )
+        self._check_rope_scaling()
+
+    def _check_rope_scaling(self) -> None:
+        if self.rope_scaling == "none":
+            self._refuse(["rope_factor", "rope_original_len", "rope_ramp"], "rope_scaling='none' stretches nothing")
+            return
+        check_number("rope_factor", self.rope_factor, 1.0, math.inf, open_low=True)
+        if self.rope_scaling in ("linear", "ntk"):
+            self._refuse(["rope_original_len", "rope_ramp"], f"rope_scaling={self.rope_scaling!r} has no ramp")
+            if self.rope_scaling == "ntk" and self.rope_dim == 2:
+                raise ValueError(
+                    "rope_scaling='ntk' stretches all pairs but the first, and rope_dim=2 has only that one"
+                )
+            return
+        if self.rope_original_len is None:
+            raise ValueError(
+                f"rope_scaling={self.rope_scaling!r} needs rope_original_len, the context the weights were trained with"
+            )
+        check_int("rope_original_len", self.rope_original_len, 1)
+        self._resolve("rope_ramp", (1.0, 32.0) if self.rope_scaling == "yarn" else (1.0, 4.0))
+        ramp = self.rope_ramp
+        if not isinstance(ramp, list | tuple) or len(ramp) != 2:
+            raise ValueError(f"rope_ramp={ramp!r}; expected two numbers of turns such as (1.0, 32.0)")
+        check_number("rope_ramp", ramp[0], 0.0, math.inf, open_low=True)
+        check_number("rope_ramp", ramp[1], ramp[0], math.inf, open_low=True)
+        object.__setattr__(self, "rope_ramp", tuple(ramp))
+
+    def _check_norm(self) -> None:
+        if self.norm == "rmsnorm":
+            self._refuse(["norm_bias"], "norm='rmsnorm' has a gain only")
+            return
+        self._resolve("norm_bias", True)
+        check_bool("norm_bias", self.norm_bias)
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the token table."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+_DEFAULTS = {item.name: item.default for item in dataclasses.fields(ModelConfig)}
