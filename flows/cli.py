@@ -6,15 +6,15 @@ libraries are imported by the commands that need them, so that `--help`, `sql` a
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
+
+from flows.cli_common import AsJson, Assign, HomeFolder, Model, plain_errors, print_json, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,9 +25,8 @@ app = typer.Typer(
 
 Sources = Annotated[list[str], typer.Argument(help="Folders or files with documents.", show_default=False)]
 Corpus = Annotated[str, typer.Option(help="Name of the corpus.")]
-Preset = Annotated[str, typer.Option(help="Shape of the network: tiny, small, medium, gpt2.")]
+Preset = Annotated[str, typer.Option(help="Shape of the network, such as tiny, small or modern-15m; see `count`.")]
 Config = Annotated[str, typer.Option(help="Configuration file, TOML or JSON.")]
-Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
 Minutes = Annotated[float, typer.Option(help="Training time in minutes (default 5).", min=0)]
 MaxSteps = Annotated[int, typer.Option(help="Optimiser steps instead of minutes.", min=0)]
 MaxTokens = Annotated[int, typer.Option(help="Training tokens instead of minutes.", min=0)]
@@ -36,33 +35,6 @@ Refresh = Annotated[list[str] | None, typer.Option(help="A stage to compute agai
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Extract files again whose extraction failed.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.", min=0, show_default="1337")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Deterministic kernels only.")]
-Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
-HomeFolder = Annotated[str, typer.Option(help="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, ensure_ascii=False, indent=1))
-
-
-def _fail(error: BaseException) -> NoReturn:
-    _say(f"sheepfold: {error}")
-    raise typer.Exit(1)
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""
-    from storage.errors import UserError
-
-    try:
-        yield
-    except UserError as error:
-        _fail(error)
 
 
 def _sources(sources: list[str]) -> str:
@@ -94,7 +66,7 @@ def _flow(name: str, home: str, **parameters: Any) -> dict[str, Any]:
 def _show(result: dict[str, Any], as_json: bool) -> None:
     """Print a flow's result."""
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     from flows.report import RunResult, metrics_table, sample_table, stage_table
     from tasks.session import StageReport
@@ -137,7 +109,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
-    with _plain_errors():
+    with plain_errors():
         result = _flow(
             "retrain",
             home,
@@ -179,7 +151,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What `run` would compute, what is cached, and about how long it will take."""
-    with _plain_errors():
+    with plain_errors():
         from flows import pipeline
         from flows.stages import stage_names
         from storage.home import Home
@@ -200,7 +172,7 @@ def plan(
         if as_json:
             from dataclasses import asdict
 
-            _print_json({"stages": [asdict(item) for item in stages], "notes": planner.notes})
+            print_json({"stages": [asdict(item) for item in stages], "notes": planner.notes})
             return
         from flows.report import stage_table
 
@@ -224,7 +196,7 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Extract the text of what is new, and say for every file what became of it."""
-    with _plain_errors():
+    with plain_errors():
         result = _flow(
             "ingest",
             home,
@@ -253,7 +225,7 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Ingest, then normalise, split, tokenise and cut into training sequences."""
-    with _plain_errors():
+    with plain_errors():
         result = _flow(
             "prepare",
             home,
@@ -288,7 +260,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Prepare, then train a network; nothing is registered (see `promote`)."""
-    with _plain_errors():
+    with plain_errors():
         result = _flow(
             "train",
             home,
@@ -318,14 +290,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a model on the corpus's frozen evaluation set, beside its baselines."""
-    with _plain_errors():
+    with plain_errors():
         _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or [])), as_json)
 
 
 @app.command()
 def promote(corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False) -> None:
     """Register the corpus's latest training, and make it champion if it is better."""
-    with _plain_errors():
+    with plain_errors():
         _show(_flow("promote", home, corpus=corpus), as_json)
 
 
@@ -345,7 +317,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt, or every prompt of a file."""
-    with _plain_errors():
+    with plain_errors():
         from flows.direct import generate_direct
 
         rows, path = generate_direct(
@@ -364,11 +336,11 @@ def generate(
             corpus,
         )
         if as_json:
-            _print_json({"rows": rows, "completions": path})
+            print_json({"rows": rows, "completions": path})
             return
         for row in rows:
             print(f"{row['prompt']}{row['text']}\n")
-        _say(f"completions: {path}")
+        say(f"completions: {path}")
 
 
 @app.command()
@@ -379,14 +351,14 @@ def sql(
     as_json: AsJson = False,
 ) -> None:
     """Query the tables of the corpus's last completed run."""
-    with _plain_errors():
+    with plain_errors():
         from storage.catalog import Catalog
         from storage.home import Home
         from storage.store import open_store
 
         rows = Catalog(open_store(Home.from_environment(home or None).store), corpus).query(query)
         if as_json:
-            _print_json(rows)
+            print_json(rows)
         else:
             _print_table(rows)
 
@@ -397,13 +369,13 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     if not rows:
-        _say("no rows")
+        say("no rows")
         return
     table = Table(*rows[0].keys(), box=box.SIMPLE)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     Console().print(table)
-    _say(f"{len(rows)} rows")
+    say(f"{len(rows)} rows")
 
 
 @app.command()
@@ -414,12 +386,12 @@ def why(
     as_json: AsJson = False,
 ) -> None:
     """Where a model version, dataset, completion or document comes from."""
-    with _plain_errors():
+    with plain_errors():
         from flows.direct import explain
 
         tree = explain(home, thing, corpus)
         if as_json:
-            _print_json(tree)
+            print_json(tree)
         else:
             _print_tree(tree, 0)
 
@@ -442,12 +414,12 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check a store: digests, schemas, split, token round trips."""
-    with _plain_errors():
+    with plain_errors():
         from flows.direct import verify_home
 
         report = verify_home(home, corpus)
         if as_json:
-            _print_json(report)
+            print_json(report)
         else:
             for check in report["checks"]:
                 print(f"{'ok  ' if not check['problems'] else 'BAD '} {check['name']}: {check['checked']} checked")
@@ -460,12 +432,12 @@ def verify(
 @app.command()
 def status(home: HomeFolder = "", as_json: AsJson = False) -> None:
     """Where everything is: addresses, corpora, the champion."""
-    with _plain_errors():
+    with plain_errors():
         from flows.direct import status_of
 
         document = status_of(home)
         if as_json:
-            _print_json(document)
+            print_json(document)
         else:
             _print_tree(document, 0)
 
@@ -475,12 +447,12 @@ def sample(
     folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
 ) -> None:
     """Build a small corpus of text, code, PDFs and images from what every Python has."""
-    with _plain_errors():
+    with plain_errors():
         from tasks.sample import build_sample
 
         written = build_sample(Path(folder).expanduser().resolve())
         if as_json:
-            _print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
+            print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
         else:
             print(f"{len(written)} files in {folder}")
 

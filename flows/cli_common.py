@@ -1,0 +1,43 @@
+"""What the commands share: options with one meaning everywhere, and how results and errors reach the person."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
+Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
+HomeFolder = Annotated[str, typer.Option(help="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+def say(text: str) -> None:
+    """Tell the person something that is no result."""
+    print(text, file=sys.stderr)
+
+
+def print_json(document: Any) -> None:
+    """Print a result for machines."""
+    print(json.dumps(document, ensure_ascii=False, indent=1))
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Tell the mistake and end with exit code 1."""
+    say(f"sheepfold: {error}")
+    raise typer.Exit(1)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""
+    from storage.errors import UserError
+
+    try:
+        yield
+    except UserError as error:
+        fail(error)
