@@ -2,11 +2,13 @@
 
 Dropout can only draw from torch's global generators. So the run keeps their state for itself: it is put in
 before each step and taken out after it, and whatever evaluation, callbacks or the caller draw in between does
-not matter.
+not matter. `seed_everything` is for whoever wants the global generators in a known state: one call for all of them.
 """
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +23,42 @@ WEIGHTS_STREAM, DROPOUT_STREAM = 0, 1
 def derive_seed(seed: int, stream: int) -> int:
     """The seed of one named stream of a run."""
     return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]:
+    """Seeds python, numpy and torch on the CPU and every CUDA device, and chooses torch's kernels.
+
+    Equal seed, data, device kind, torch and thread count then give equal weights, gradients and updates.
+
+    Args:
+        seed: at least 0.
+        deterministic: only kernels that give the same bits each time; an operation without one raises RuntimeError.
+            Without it kernels may be faster, and on a GPU may differ in the last bits from run to run.
+
+    Returns:
+        What was set, as text for a record.
+
+    Raises:
+        ValueError: the seed is negative.
+    """
+    if seed < 0:
+        raise ValueError(f"seed={seed}; expected a whole number of at least 0")
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # numpy takes no more
+    torch.manual_seed(seed)  # of the CPU and of every CUDA device, also before CUDA is first used
+    if deterministic:
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS is deterministic with fixed workspaces only
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = False  # measuring kernels at run time would choose another one each time
+    return {
+        "seed": str(seed),
+        "generators": "python, numpy, torch" + (", cuda" if torch.cuda.is_available() else ""),
+        "kernels": "deterministic" if deterministic else "fastest",
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 class RandomState:

@@ -53,6 +53,7 @@ class Manifest:
         settings: the settings the stage read; part of the key.
         counts: what was counted on the way (rows, files computed); not part of the key.
         tools: versions of the tools that did the work; recorded, not part of the key.
+        modes: seed, generators and kernels in use (see `model.seed_everything`); recorded, not part of the key.
         code: fingerprint of the stage's modules; recorded, not part of the key.
         seconds: wall time of the computation.
     """
@@ -66,6 +67,7 @@ class Manifest:
     files: list[FileEntry]
     counts: dict[str, int] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
+    modes: dict[str, str] = field(default_factory=dict)
     code: str = ""
     created: str = ""
     seconds: float = 0.0

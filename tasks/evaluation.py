@@ -118,6 +118,7 @@ def evaluate(work: Work, settings: EvaluateSettings, *, checkpoint: ArtifactRef,
     from model.data import SpanSource
     from model.metrics import bits_per_byte, evaluate_source
 
+    work.seed(0)
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.resources.device)
     texts = read_columns(work.folder(evalset) / "documents.parquet", ["text"])["text"]

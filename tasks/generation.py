@@ -161,6 +161,7 @@ def adopt_bundle(work: Work, settings: BundleSettings) -> str:
 @stage("generate", version=1)
 def generate(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef, prompts: ArtifactRef) -> str:
     """Continue every prompt."""
+    work.seed(settings.seed)
     bundle = Bundle(work.folder(checkpoint), work.resources.device)
     asked = read_rows(work.folder(prompts) / "prompts.parquet")
     written = json.dumps(asdict(settings), sort_keys=True)

@@ -94,10 +94,14 @@ class Resources:
         import torch
 
         torch.set_num_threads(usable_cores())
-        if self.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
         return device
+
+    def seed(self, seed: int) -> dict[str, str]:
+        """Seed every random generator; returns the modes as text."""
+        from model.randomness import seed_everything
+
+        device = self.device  # first, because choosing it sets the number of threads
+        return {"device": device, **seed_everything(seed, deterministic=self.deterministic)}
 
     def close(self) -> None:
         """End all processes."""

@@ -46,6 +46,7 @@ class Work:
         progress: told how far the work is.
         counts: what the stage counted, for manifests and reports.
         tools: versions of the tools that did the work.
+        modes: how random numbers and kernels were chosen.
     """
 
     out: Path
@@ -56,6 +57,11 @@ class Work:
     progress: StageProgress
     counts: dict[str, int] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
+    modes: dict[str, str] = field(default_factory=dict)
+
+    def seed(self, seed: int) -> None:
+        """Seed every random generator and choose kernels, and write both into the manifest."""
+        self.modes.update(self.resources.seed(seed))
 
     def folder(self, ref: ArtifactRef) -> Path:
         """Folder of an input's files."""
@@ -156,6 +162,7 @@ class Stage:
                 files=[],
                 counts=work.counts,
                 tools=work.tools,
+                modes=work.modes,
                 code=self.code,
                 created=datetime.now(UTC).isoformat(timespec="microseconds"),
                 seconds=round(seconds, 3),

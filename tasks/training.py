@@ -166,6 +166,7 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
     from model.checkpoint import save_weights
 
     network, plan = ModelConfig.from_dict(settings.model), TrainConfig.from_dict(settings.train)
+    work.seed(plan.seed)
     tracking = work.resources.tracking
     run_id = tracking.ensure_run(work.key, f"train-{work.key[:8]}", _flat(settings), work.resources.run_tags)
     tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")

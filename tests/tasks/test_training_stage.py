@@ -98,6 +98,14 @@ def test_the_artefact_is_a_complete_bundle(tiny: Ran) -> None:
     ).read_bytes()
 
 
+def test_the_manifest_holds_seed_and_kernels(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    manifest = tiny.session.store.find("train", tiny.checkpoint.key)
+    assert manifest is not None
+    assert manifest.modes["seed"] == str(manifest.settings["train"]["seed"])
+    assert (manifest.modes["device"], manifest.modes["kernels"], manifest.modes["threads"]) == ("cpu", "fastest", "1")
+
+
 def test_the_history_holds_every_step_and_no_clock(tiny: Ran) -> None:
     assert tiny.checkpoint is not None
     rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
