@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
     from .generation import Completion, generate
+    from .hf import from_hf, to_hf
     from .metrics import NllSum, evaluate_source
     from .presets import PRESETS, preset
+    from .randomness import seed_everything
     from .step import NonFiniteLoss
+    from .trace import Trace, local_gains, operators
     from .trainer import Trainer, TrainResult, measure_step_seconds
     from .transformer import Transformer
 
@@ -32,9 +35,12 @@ _HOMES = {
     "config": ["GenerationConfig", "TrainConfig"],
     "data": ["SpanSource"],
     "generation": ["Completion", "generate"],
+    "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum", "evaluate_source"],
     "presets": ["PRESETS", "preset"],
+    "randomness": ["seed_everything"],
     "step": ["NonFiniteLoss"],
+    "trace": ["Trace", "local_gains", "operators"],
     "trainer": ["TrainResult", "Trainer", "measure_step_seconds"],
     "transformer": ["Transformer"],
 }
@@ -55,17 +61,23 @@ __all__ = [
     "NllSum",
     "NonFiniteLoss",
     "SpanSource",
+    "Trace",
     "TrainConfig",
     "TrainResult",
     "Trainer",
     "Transformer",
     "count_parameters",
     "evaluate_source",
+    "from_hf",
     "generate",
     "load_checkpoint",
     "load_weights",
+    "local_gains",
     "measure_step_seconds",
+    "operators",
     "preset",
     "save_checkpoint",
     "save_weights",
+    "seed_everything",
+    "to_hf",
 ]

@@ -1,15 +1,22 @@
-"""How many parameters a network has, and where they sit.
+"""What a network costs before it is built: parameters, arithmetic, memory.
 
-From a configuration the counts follow from the shapes alone, so that a plan for a large model allocates
-nothing.
+Goes in: a ModelConfig. Comes out: counts that follow from the shapes alone, so that a plan for a large model allocates
+nothing and needs no torch. One multiply-add counts as two floating-point operations (FLOPs).
 """
 
 from __future__ import annotations
 
-from .architecture import ModelConfig
-from .transformer import Transformer
+import dataclasses
+import math
+from typing import TYPE_CHECKING
 
-_COMPONENTS = ("token_embedding", "position", "attention", "mlp", "norm", "head")
+from .architecture import ModelConfig
+
+if TYPE_CHECKING:
+    from .transformer import Transformer
+
+COMPONENTS = ("token_embedding", "position", "attention", "mlp", "norm", "head")
+COMPLEXITY = "O(T^2 d + T d^2) per layer: attention scores and values, and matrix products"
 
 
 def count_parameters(model: ModelConfig | Transformer) -> dict[str, int]:
@@ -26,25 +33,259 @@ def count_parameters(model: ModelConfig | Transformer) -> dict[str, int]:
     return {**counts, "total": sum(counts.values())}
 
 
-def _count_config(config: ModelConfig) -> dict[str, int]:
-    d, d_ff, rows = config.d_model, config.d_ff, config.padded_vocab_size
+def layer_parameters(config: ModelConfig) -> dict[str, int]:
+    """Trainable parameters of one block, under "attention" (QK-norm included), "mlp" and "norm" (both norms)."""
+    d, d_ff = config.d_model, config.d_ff
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-    attention = d * (q + 2 * kv) + q * d + config.attn_bias * (q + 2 * kv + d) + config.qk_norm * 2 * config.head_dim
     ups = 2 if config.act == "swiglu" else 1
-    mlp = (ups + 1) * d * d_ff + config.ffn_bias * (ups * d_ff + d)
-    norm = d * (2 if config.norm_bias else 1)
+    attention = d * (q + 2 * kv) + q * d + config.attn_bias * (q + 2 * kv + d) + config.qk_norm * 2 * config.head_dim
+    return {
+        "attention": attention,
+        "mlp": (ups + 1) * d * d_ff + config.ffn_bias * (ups * d_ff + d),
+        "norm": 2 * _norm_parameters(config),
+    }
+
+
+def rule_of_thumb(d_model: int, n_layer: int) -> int:
+    """12 d^2 parameters per layer: 4 d^2 of attention and 8 d^2 of a feed-forward layer four times as wide.
+
+    Leaves out embedding, biases and norms (Kaplan et al. 2020, section 2.1).
+    """
+    return 12 * d_model**2 * n_layer
+
+
+def approximate_parameters(config: ModelConfig) -> int:
+    """The rule of thumb plus the token table, and the head's where it is not the same one."""
+    tables = 1 if config.tie_weights else 2
+    return rule_of_thumb(config.d_model, config.n_layer) + tables * config.vocab_size * config.d_model
+
+
+def gated_d_ff(d_model: int, multiple: int = 256) -> int:
+    """Width of a gated feed-forward layer with about 8 d^2 parameters: 8 d / 3, up to a multiple (LLaMA's rule)."""
+    return -(-(8 * d_model // 3) // multiple) * multiple
+
+
+def solve_depth(target: float, embedding: float, per_layer: float) -> float:
+    """Layers that bring a network to a number of parameters: (target - embedding) / per_layer.
+
+    Args:
+        target: parameters in all.
+        embedding: parameters outside the layers.
+        per_layer: parameters of one layer.
+
+    Raises:
+        ValueError: the target leaves nothing for the layers.
+    """
+    if not (math.isfinite(target) and target > embedding):
+        raise ValueError(
+            f"{target:,.0f} parameters leave nothing for the layers, because {embedding:,.0f} lie outside them; "
+            f"choose a larger target, or a smaller vocabulary or d_model"
+        )
+    return (target - embedding) / per_layer
+
+
+def solve_n_layer(config: ModelConfig, target: float) -> int:
+    """The number of layers, at least 1, whose exact count comes nearest to the target.
+
+    Args:
+        config: the shape; its n_layer is ignored.
+        target: parameters in all.
+
+    Raises:
+        ValueError: the target leaves nothing for the layers.
+    """
+    per_layer = sum(layer_parameters(config).values())
+    outside = count_parameters(config)["total"] - config.n_layer * per_layer
+    return max(1, math.floor(solve_depth(target, outside, per_layer) + 0.5))
+
+
+def attention_scores(config: ModelConfig, n_tokens: int) -> int:
+    """Scores of one layer over a sequence, n_head T^2: values that the formula holds and the fast kernels do not."""
+    return config.n_head * n_tokens**2
+
+
+def activation_values(config: ModelConfig, n_tokens: int) -> int:
+    """Values of the residual stream behind all layers, L T d: the least that a trace of the network holds."""
+    return config.n_layer * n_tokens * config.d_model
+
+
+def layer_flops(config: ModelConfig, n_tokens: int) -> dict[str, int]:
+    """Forward FLOPs of one layer over one sequence.
+
+    Args:
+        config: the shape.
+        n_tokens: its length T.
+
+    Returns:
+        "projections" (queries, keys, values, output), "scores_and_values" (4 T^2 n_head head_dim: every query with
+        every key, as if nothing were masked) and "mlp". Norms, biases, softmax and activations are left out; they
+        are below a hundredth of the whole at usual widths.
+    """
+    q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+    matrices = 3 if config.act == "swiglu" else 2
+    return {
+        "projections": 2 * n_tokens * config.d_model * (2 * q + 2 * kv),
+        "scores_and_values": 4 * n_tokens**2 * q,
+        "mlp": 2 * n_tokens * matrices * config.d_model * config.d_ff,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What reading, training and generating cost.
+
+    Attributes:
+        batch_size, n_tokens, bytes_per_value: what was asked for.
+        forward_flops_per_token: matrix products of a forward pass divided by its tokens: two per multiply-add with
+            every weight matrix, the head included, the embedding (a lookup) not, plus attention_flops_per_token.
+        attention_flops_per_token: of these, scores and values, 4 T n_head head_dim per layer: each query with all T
+            keys, the published convention.
+        visible_attention_flops_per_token: what of that the mask lets through, about half (less with a window); the
+            arithmetic of a kernel that skips masked blocks lies between the two.
+        training_flops_per_token: three times forward: the backward pass has two products for each one.
+        rule_6n: 6 N per token of training (Kaplan et al. 2020), N all parameters but the positions' (an untied
+            embedding counts although it is only looked up).
+        rule_palm: 6 N + 12 L n_head head_dim T (Chowdhery et al. 2022, appendix B).
+        training_step_flops: training_flops_per_token for the whole batch.
+        cache_bytes_per_token: keys and values of one token in all layers, n_kv_head heads of them.
+        cache_bytes: for the batch at full length. A window would need no more than its own tokens; our cache holds
+            the full length all the same.
+        weight_bytes, gradient_bytes: one value per parameter.
+        optimizer_bytes: AdamW's two running means per parameter.
+        activation_bytes: what the forward pass keeps for the backward pass; see activation_bytes().
+        training_bytes: the sum of the last four. Buffers of single operations come on top.
+        complexity: the leading terms.
+    """
+
+    batch_size: int
+    n_tokens: int
+    bytes_per_value: int
+    forward_flops_per_token: int
+    attention_flops_per_token: int
+    visible_attention_flops_per_token: int
+    training_flops_per_token: int
+    rule_6n: int
+    rule_palm: int
+    training_step_flops: int
+    cache_bytes_per_token: int
+    cache_bytes: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    training_bytes: int
+    complexity: str = COMPLEXITY
+
+
+def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_per_value: int = 4) -> Cost:
+    """Arithmetic and memory of a network on batches of one size.
+
+    Args:
+        config: the shape.
+        batch_size: rows B.
+        n_tokens: tokens per row T, at most max_seq_len.
+        bytes_per_value: of weights, gradients, optimiser state, cache and activations; 4 for float32.
+
+    Raises:
+        ValueError: a number is below 1, or the rows are longer than the context.
+    """
+    for name, value in (("batch_size", batch_size), ("n_tokens", n_tokens), ("bytes_per_value", bytes_per_value)):
+        if value < 1:
+            raise ValueError(f"{name}={value}; expected a whole number of at least 1")
+    if n_tokens > config.max_seq_len:
+        raise ValueError(f"n_tokens={n_tokens} is longer than max_seq_len={config.max_seq_len}; choose at most that")
+    counts = count_parameters(config)
+    layer = layer_flops(config, n_tokens)
+    head = 2 * config.padded_vocab_size * config.d_model
+    forward = config.n_layer * sum(layer.values()) // n_tokens + head
+    attention = config.n_layer * layer["scores_and_values"] // n_tokens
+    visible = attention * _visible_keys(config, n_tokens) // n_tokens**2
+    rule_6n = 6 * (counts["total"] - counts["position"])
+    weights = counts["total"] * bytes_per_value
+    activations = activation_bytes(config, batch_size, n_tokens, bytes_per_value)
+    cache_per_token = 2 * config.n_layer * config.n_kv_head * config.head_dim * bytes_per_value
+    return Cost(
+        batch_size=batch_size,
+        n_tokens=n_tokens,
+        bytes_per_value=bytes_per_value,
+        forward_flops_per_token=forward,
+        attention_flops_per_token=attention,
+        visible_attention_flops_per_token=visible,
+        training_flops_per_token=3 * forward,
+        rule_6n=rule_6n,
+        rule_palm=rule_6n + 12 * config.n_layer * config.n_head * config.head_dim * n_tokens,
+        training_step_flops=3 * forward * batch_size * n_tokens,
+        cache_bytes_per_token=cache_per_token,
+        cache_bytes=cache_per_token * batch_size * n_tokens,
+        weight_bytes=weights,
+        gradient_bytes=weights,
+        optimizer_bytes=2 * weights,
+        activation_bytes=activations,
+        training_bytes=4 * weights + activations,
+    )
+
+
+def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_per_value: int = 4) -> int:
+    """Bytes that a training pass keeps from forward to backward, weights not counted.
+
+    With D d_model, F d_ff, H, K and E heads, key-value heads and head_dim, each token keeps in each layer
+
+    - 4 D: what each norm and each branch reads; RMSNorm 2 D more, its normalised values before the gain;
+    - (H + 2 K) E + H E: queries, keys, values and what attention makes of them; (H + K) E more where queries and keys
+      are rotated, and 2 (H + K) E with QK-norm, rotated or not;
+    - the feed-forward layer: F with relu, 2 F with gelu and relu2, 4 F with swiglu (gate, its silu, up, product);
+    - dropout's factors: 2 D for the branches, F behind the activation (2 F with relu, whose own result is kept too);
+
+    and once 2 D (the final norm's input, and the gradient of the features that the blockwise loss computes at once;
+    RMSNorm D more, dropout of the embedding D more). Besides, the blockwise loss holds the gradient of the head's
+    matrix, vocab_size D, a window keeps its mask of T^2 in each layer, and dropout of attention weights makes torch
+    hold three times H T^2 of them in each layer, because then no fast kernel is used.
+
+    Left out: a few values per token (norms' statistics, softmax denominators, ids) and work space. It describes the
+    float32 pass on a CPU; on a GPU the logits, vocab_size per token, come on top and RMSNorm keeps less.
+    """
+    d, rms = config.d_model, config.norm == "rmsnorm"
+    qk, kv = (config.n_head + config.n_kv_head) * config.head_dim, config.n_kv_head * config.head_dim
+    attention = qk + kv + config.n_head * config.head_dim
+    attention += qk * (2 if config.qk_norm else config.pos == "rope")
+    hidden = {"relu": 1, "swiglu": 4}.get(config.act, 2)
+    if config.drop_ffn:
+        hidden += 2 if config.act == "relu" else 1
+    stream = 4 + 2 * rms + 2 * (config.drop_resid > 0)
+    per_token = config.n_layer * (stream * d + attention + hidden * config.d_ff)
+    per_token += d * (1 + config.final_norm * (1 + rms) + (config.drop_embed > 0))
+    values = batch_size * n_tokens * per_token + config.vocab_size * d
+    if config.drop_attn:
+        values += 3 * batch_size * config.n_layer * attention_scores(config, n_tokens)
+    elif config.window is not None and config.window < n_tokens:
+        values += config.n_layer * n_tokens**2
+    return values * bytes_per_value
+
+
+def _visible_keys(config: ModelConfig, n_tokens: int) -> int:
+    """Pairs of query and key that the mask of one sequence lets through."""
+    window = n_tokens if config.window is None else min(config.window, n_tokens)
+    return window * (window + 1) // 2 + (n_tokens - window) * window
+
+
+def _norm_parameters(config: ModelConfig) -> int:
+    return config.d_model * (2 if config.norm_bias else 1)
+
+
+def _count_config(config: ModelConfig) -> dict[str, int]:
+    d, rows, layer = config.d_model, config.padded_vocab_size, layer_parameters(config)
     return {
         "token_embedding": rows * d,
         "position": config.max_seq_len * d if config.pos == "learned" else 0,
-        "attention": config.n_layer * attention,
-        "mlp": config.n_layer * mlp,
-        "norm": (2 * config.n_layer + config.final_norm) * norm,
+        "attention": config.n_layer * layer["attention"],
+        "mlp": config.n_layer * layer["mlp"],
+        "norm": config.n_layer * layer["norm"] + config.final_norm * _norm_parameters(config),
         "head": (0 if config.tie_weights else rows * d) + config.head_bias * rows,
     }
 
 
 def _count_tensors(model: Transformer) -> dict[str, int]:
-    counts = dict.fromkeys(_COMPONENTS, 0)
+    counts = dict.fromkeys(COMPONENTS, 0)
     for name, parameter in model.named_parameters():
         counts[_component(name)] += parameter.numel()
     return counts

@@ -40,7 +40,7 @@ def attention_mask(
     if window is not None:
         seen &= distance < window
     if documents is not None:
-        seen &= documents[0][..., :, None] == documents[1][..., None, :]
+        seen = seen & (documents[0][..., :, None] == documents[1][..., None, :])  # not in place: this one has rows
     return seen
 
 

@@ -66,8 +66,9 @@ PRESETS: dict[str, Fields] = {
         **{"vocab_size": 10, "rope_layout": "interleaved", "rope_dim": 2},
     },
     "llama": {**_llama(6, 6, 384, 1024, max_seq_len=256), "vocab_size": 8192, "tie_weights": True},
-    "llama-7b": _llama(32, 32, 4096, 11008),
-    "llama-13b": _llama(40, 40, 5120, 13824),
+    # so wide, weights of 0.02 would start a tenth above a uniform guess: the logits' variance is init_std^2 d_model
+    "llama-7b": {**_llama(32, 32, 4096, 11008), "init_std": 0.0125},
+    "llama-13b": {**_llama(40, 40, 5120, 13824), "init_std": 0.0125},
     "fundamentals": _fundamentals("post"),
     "fundamentals-pre": _fundamentals("pre"),
     "gpt2": _gpt2(12, 12, 768),

@@ -42,6 +42,40 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x, w: linear_nll(x, w, labels), (features, weight))
 
 
+@pytest.mark.parametrize("block_elements", [1, 2**21])
+def test_gradients_with_a_bias_are_those_of_finite_differences(
+    block_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "_BLOCK_ELEMENTS", block_elements)
+    monkeypatch.setattr(loss, "_MIN_ROWS", 2)  # three blocks, or one
+    features, weight, labels = case(6, 3, 5, 0.3, torch.float64)
+    bias = torch.linspace(-1, 1, 5, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, w, b: linear_nll(x, w, labels, b), (features, weight, bias))
+
+
+@pytest.mark.parametrize("ignored", [0.0, 0.4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bias_is_added_to_the_logits(
+    shape: tuple[int, int, int], ignored: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "_BLOCK_ELEMENTS", 1)
+    features, weight, labels = case(*shape, ignored, torch.float64)
+    bias = torch.linspace(-2, 2, shape[2], dtype=torch.float64).requires_grad_()
+    logits = F.linear(features, weight, bias)
+    expected = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+    found = linear_nll(features, weight, labels, bias)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    inputs = (features, weight, bias)
+    for one, other in zip(torch.autograd.grad(expected, inputs), torch.autograd.grad(found, inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+def test_features_may_have_any_leading_shape() -> None:
+    features, weight, labels = case(12, 3, 5, 0.3)
+    found = linear_nll(features.reshape(2, 6, 3), weight, labels.reshape(2, 6))
+    assert found.item() == linear_nll(features, weight, labels).item()
+
+
 def test_without_labels_loss_and_gradients_are_zero() -> None:
     features, weight, _ = case(4, 3, 5, 0.0)
     found = linear_nll(features, weight, torch.full((4,), -100))

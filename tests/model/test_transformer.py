@@ -7,58 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from network_variants import VARIANTS, ids_of
 
 from model import ModelConfig, Transformer, count_parameters
 from model.cache import KVCache
 from model.positions import sinusoidal_table
-
-LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
-VARIANTS: list[dict] = [
-    {},
-    {"pos": "sinusoidal"},
-    {"pos": "none"},
-    {"pos": "rope"},
-    {"pos": "rope", "rope_layout": "interleaved"},
-    {"pos": "rope", "rope_dim": 4},
-    {"pos": "rope", "rope_layout": "interleaved", "rope_dim": 2, "head_dim": 3},
-    {"pos": "rope", "rope_scaling": "linear", "rope_factor": 4.0},
-    {"pos": "rope", "rope_scaling": "ntk", "rope_factor": 4.0},
-    {"pos": "rope", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_len": 4},
-    {"pos": "rope", "rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_len": 4},
-    {"norm": "rmsnorm"},
-    {"norm_order": "post"},
-    {"norm_order": "post", "final_norm": False},
-    {"final_norm": False},
-    {"norm_bias": False},
-    {"norm_eps": 0.3},
-    {"n_head": 4, "n_kv_head": 2},
-    {"n_head": 4, "n_kv_head": 1},
-    {"head_dim": 5},
-    {"qk_norm": True},
-    {"qk_norm": True, "pos": "rope"},
-    {"window": 3},
-    {"window": 1},
-    {"act": "gelu_tanh"},
-    {"act": "relu"},
-    {"act": "relu2"},
-    {"act": "swiglu"},
-    {"act": "swiglu", "ffn_bias": False},
-    {"d_ff": 24},
-    {"attn_bias": False},
-    {"ffn_bias": False},
-    {"head_bias": True},
-    {"tie_weights": False},
-    {"vocab_multiple": 64},
-    {"vocab_multiple": 64, "tie_weights": False, "head_bias": True},
-    {"init": "xavier"},
-    {"init_residual_scaling": False},
-    {"pos": "sinusoidal", "tie_weights": False, "attn_bias": False},
-    {**LLAMA, "n_head": 4, "n_kv_head": 2, "qk_norm": True, "window": 5, "vocab_multiple": 64},
-]
-
-
-def ids_of(n_rows: int, n_tokens: int, vocab_size: int = 31) -> torch.Tensor:
-    return torch.randint(vocab_size, (n_rows, n_tokens), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
@@ -153,31 +106,3 @@ def test_parameters_are_counted_without_the_network(settings: dict) -> None:
     model = Transformer(config)
     assert count_parameters(config) == count_parameters(model)
     assert count_parameters(config)["total"] == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_published_gpt2_count_is_reproduced() -> None:
-    config = ModelConfig(50257, max_seq_len=1024, n_layer=36, n_head=20, d_model=1280)
-    assert count_parameters(config)["total"] == 774_030_080
-
-
-def test_initial_loss_is_that_of_a_uniform_guess() -> None:
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(1000, n_layer=2, d_model=64))
-    ids = ids_of(4, 65, 1000)
-    loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-    assert abs(loss.item() - np.log(1000)) < 0.1
-
-
-def test_residual_projections_start_smaller_by_the_depth() -> None:
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(10, n_layer=8, d_model=128, init_std=0.02))
-    weights = dict(model.named_parameters())
-    for name in ("blocks.3.attention.proj.weight", "blocks.3.mlp.down.weight"):
-        assert weights[name].std().item() == pytest.approx(0.02 / 4, rel=0.05)
-    assert weights["blocks.3.mlp.up.weight"].std().item() == pytest.approx(0.02, rel=0.05)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_acts_in_training_only(build_model: Callable[..., Transformer], training: bool) -> None:
-    model, ids = build_model(drop_resid=0.5).train(training), ids_of(1, 8)
-    assert torch.equal(model(ids), model(ids)) is not training

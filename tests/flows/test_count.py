@@ -1,0 +1,139 @@
+"""`sheepfold count`: what it prints for people and machines, what it refuses, and that it needs no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from flows.cli_count import PUBLISHED, _binary, _decimal, count
+from model.presets import PRESETS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str, columns: int = 80) -> Result:
+    app = typer.Typer()
+    app.command()(count)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns), "TERM": "dumb"})
+
+
+def run_json(*arguments: str) -> dict:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    document: dict = json.loads(result.stdout)
+    return document
+
+
+def test_count_needs_no_torch() -> None:
+    code = (
+        "import sys, typer; from flows.cli_count import count; "
+        "app = typer.Typer(); app.command()(count); "
+        "app(['--preset', 'llama-13b', '--target', '1e9'], standalone_mode=False); "
+        "app(['--table'], standalone_mode=False); "
+        "assert not {'torch', 'numpy', 'prefect', 'mlflow'} & set(sys.modules), 'a heavy library was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("columns", [80, 120])
+def test_every_preset_is_told_within_the_window(name: str, columns: int) -> None:
+    result = run("--preset", name, "--batch", "8", columns=columns)
+    assert result.exit_code == 0
+    tables = [line for line in result.stdout.splitlines() if line.startswith(" ")]
+    assert "…" not in result.stdout
+    assert max(map(len, tables)) <= columns
+
+
+def test_counts_have_thousands_separators_shares_and_units() -> None:
+    text = run("--preset", "gpt2").stdout
+    assert "gpt2: 124,439,808 parameters" in text
+    lines = {line.strip().split("  ")[0]: line for line in text.splitlines()}
+    assert "56,669,184" in lines["feed-forward"] and "45.5%" in lines["feed-forward"]
+    assert "<0.1%" in lines["norms"]
+    assert "474.7 MiB" in lines["weights"]
+    assert "285 MFLOP" in lines["forward"]
+    assert "72.0 KiB" in lines["key-value cache, one token"]
+
+
+def test_json_is_one_document_of_raw_integers() -> None:
+    found = run_json("--preset", "gpt2", "--batch", "4", "--context", "512")
+    assert found["parameters"]["total"] == 124_439_808 - 512 * 768
+    assert (found["cost"]["batch_size"], found["cost"]["n_tokens"]) == (4, 512)
+    figures = [value for name, value in found["cost"].items() if name != "complexity"]
+    assert all(type(value) is int for value in [*figures, *found["parameters"].values(), *found["layer"].values()])
+    assert sum(found["shares"].values()) == pytest.approx(1)
+
+
+def test_vocabulary_and_settings_replace_the_presets() -> None:
+    found = run_json(
+        "--preset", "gpt2", "--vocab-size", "1000", "--set", "model.n_layer=3", "--set", "model.tie_weights=false"
+    )
+    assert (found["config"]["n_layer"], found["config"]["vocab_size"]) == (3, 1000)
+    assert found["parameters"]["head"] == 1000 * 768
+
+
+def test_a_target_chooses_the_nearest_depth() -> None:
+    found = run_json("--preset", "fundamentals", "--target", "1e9")
+    assert found["solved"]["layers"] == pytest.approx(17.78, abs=0.01)
+    assert found["config"]["n_layer"] == found["solved"]["n_layer"] == 18
+    assert "nearest is 18" in run("--preset", "fundamentals", "--target", "1e9").stdout
+
+
+def test_the_table_compares_the_published_sizes() -> None:
+    rows = {row["preset"]: row for row in run_json("--table")["models"]}
+    assert {name: row["parameters"] for name, row in rows.items()} == {
+        "gpt2": 124_439_808,
+        "gpt2-medium": 354_823_168,
+        "gpt2-large": 774_030_080,
+        "gpt2-xl": 1_557_611_200,
+        "llama-7b": 6_738_415_616,
+        "llama-13b": 13_015_864_320,
+    }
+    assert rows["llama-7b"]["rule_of_thumb"] == 6_704_594_944
+    text = run("--table").stdout
+    assert all(name in text for name in PUBLISHED.values())
+    assert "13,015,864,320" in text and "…" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "gtp2"], "no preset 'gtp2'; did you mean gpt2?"),
+        (["--preset", "zzzz"], "no preset 'zzzz'; choose one of tiny, small"),
+        (["--preset", "tiny", "--set", "model.n_layers=3"], "did you mean model.n_layer?"),
+        (["--preset", "tiny", "--set", "train.lr=3"], "a network has no such setting"),
+        (["--preset", "tiny", "--set", "model.n_layer"], "expected section.name=value"),
+        (["--preset", "tiny", "--set", "model.n_head=7"], "choose a d_model that is a multiple of n_head"),
+        (["--preset", "tiny", "--target", "10"], "10 parameters leave nothing for the layers"),
+        (["--preset", "tiny", "--context", "1"], "max_seq_len=1; expected a whole number of at least 2"),
+        (["--table", "--target", "1e9"], "--table shows the published sizes as they are"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_told_in_one_sentence(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 * 2**30, "3.0 GiB")],
+)
+def test_bytes_are_told_in_binary_units(value: int, text: str) -> None:
+    assert _binary(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(1_680_343_040, "1.68 GFLOP"), (37_748_736, "37.7 MFLOP")])
+def test_operations_are_told_in_decimal_units(value: int, text: str) -> None:
+    assert _decimal(value) == text

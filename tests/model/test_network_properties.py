@@ -1,0 +1,287 @@
+"""What must hold for every network: rows, documents and windows do not leak, rotations see distances only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from network_variants import ATTENTION_VARIANTS, VARIANTS, ids_of
+
+from model import ModelConfig, Transformer
+from model.attention import attention_mask, attention_weights
+from model.cache import KVCache
+from model.positions import rotary_frequencies, rotary_table, rotate
+
+Build = Callable[..., Transformer]
+ROTATIONS = [
+    {"rope_layout": layout, **dim, **scaling}
+    for layout in ("half", "interleaved")
+    for dim in ({}, {"rope_dim": 4})
+    for scaling in (
+        {},
+        {"rope_scaling": "linear", "rope_factor": 4.0},
+        {"rope_scaling": "ntk", "rope_factor": 4.0},
+        {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_len": 32},
+        {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_len": 32},
+    )
+]
+
+
+def other_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Ids of which each differs from the one in its place."""
+    return (ids + 1 + torch.arange(ids.numel()).reshape(ids.shape) % 7) % 31
+
+
+# rows
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_a_row_does_not_depend_on_the_other_rows(build_model: Build, settings: dict) -> None:
+    model, ids = build_model(**settings), ids_of(4, 12)
+    changed = other_ids(ids)
+    changed[2] = ids[2]
+    with torch.no_grad():
+        before, after = model(ids), model(changed)
+    assert torch.equal(before[2], after[2])
+    assert not any(torch.allclose(before[row], after[row], atol=1e-3) for row in (0, 1, 3))
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_every_parameter_has_a_part_in_the_loss(build_model: Build, settings: dict) -> None:
+    model, ids = build_model(**settings), ids_of(4, 16)
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert idle == []
+
+
+# rotary positions
+
+
+def rotated_pair(settings: dict, n_positions: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A query and a key (8,) and both of them rotated to each position, (n_positions, 8), in float64."""
+    config = ModelConfig(31, max_seq_len=n_positions, n_head=2, d_model=16, pos="rope", **settings)
+    generator = torch.Generator().manual_seed(3)
+    q, k = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    table = rotary_table(config, n_positions)
+    turned = [rotate(x.expand(1, n_positions, 1, 8), table, config.rope_layout)[0, :, 0] for x in (q, k)]
+    return q, k, turned[0], turned[1]
+
+
+@pytest.mark.parametrize("settings", ROTATIONS, ids=str)
+def test_rotated_scores_depend_on_the_distance_only(settings: dict) -> None:
+    _, _, q, k = rotated_pair(settings, 64)
+    scores = q @ k.T
+    for distance in range(-40, 41):
+        along = scores.diagonal(distance)
+        assert (along - along[0]).abs().max() <= 1e-12
+    assert scores[20].std() > 1e-3  # and they do depend on it
+
+
+@pytest.mark.parametrize("settings", ROTATIONS, ids=str)
+def test_rotation_leaves_position_zero_and_the_columns_behind_rope_dim(settings: dict) -> None:
+    q, _, turned, _ = rotated_pair(settings, 16)
+    rotated = settings.get("rope_dim", 8)
+    sharpness = 0.1 * math.log(4) + 1 if settings.get("rope_scaling") == "yarn" else 1.0
+    torch.testing.assert_close(turned[0, :rotated], q[:rotated] * sharpness, atol=1e-15, rtol=0)
+    assert torch.equal(turned[:, rotated:], q[rotated:].expand(16, -1))
+    lengths = turned[:, :rotated].norm(dim=1)
+    torch.testing.assert_close(lengths, (q[:rotated].norm() * sharpness).expand(16), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("settings", ROTATIONS, ids=str)
+def test_rotation_is_the_complex_product(settings: dict) -> None:
+    config = ModelConfig(31, max_seq_len=16, n_head=2, d_model=16, pos="rope", **settings)
+    q, _, turned, _ = rotated_pair(settings, 16)
+    frequencies, factor = rotary_frequencies(config)
+    pairs = config.rope_dim // 2
+    order = torch.arange(config.rope_dim)
+    order = order.reshape(2, pairs).T if config.rope_layout == "half" else order.reshape(pairs, 2)
+    angle = torch.arange(16, dtype=torch.float64)[:, None] * frequencies
+    expected = torch.view_as_complex(q[order].contiguous()) * torch.polar(torch.full_like(angle, factor), angle)
+    torch.testing.assert_close(torch.view_as_complex(turned[:, order].contiguous()), expected, atol=1e-12, rtol=0)
+
+
+def test_the_two_rotary_layouts_are_one_rotation_of_reordered_columns(build_model: Build) -> None:
+    half, interleaved = (build_model(pos="rope", rope_layout=layout) for layout in ("half", "interleaved"))
+    interleaved.load_state_dict(half.state_dict())
+    order = torch.arange(8).reshape(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7
+    with torch.no_grad():
+        for block in interleaved.blocks:
+            for tensor in block.attention.qkv.parameters():
+                heads = tensor.unflatten(0, (6, 8))
+                heads[:4] = heads[:4][:, order].clone()
+    ids = ids_of(2, 16)
+    torch.testing.assert_close(half(ids), interleaved(ids), atol=1e-5, rtol=0)
+
+
+# attention weights
+
+
+@pytest.mark.parametrize("documents", [None, [[5, 4, 3], [12]]], ids=["one", "packed"])
+@pytest.mark.parametrize("settings", ATTENTION_VARIANTS, ids=str)
+def test_attention_is_its_weights_times_values(build_model: Build, settings: dict, documents: list | None) -> None:
+    model, ids = build_model(**settings), ids_of(2, 12)
+    with torch.no_grad():
+        positions, reading = model.plan(ids, documents=documents)
+        x = model.embed(ids, positions)
+        attention: Any = model.blocks[0].attention
+        q, k, v = attention.project(x, reading.rotation)
+        weights = attention_weights(q, k, reading.mask)
+        mixed = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        expected = attention.proj(mixed.transpose(1, 2).flatten(2))
+        torch.testing.assert_close(attention(x, 0, reading), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-6, rtol=0)
+    assert (weights >= 0).all()
+    assert not weights.triu(1).any()
+
+
+def test_mask_is_causal_windowed_and_keeps_documents_apart() -> None:
+    places, numbers = torch.arange(6), torch.tensor([0, 0, 0, 0, 1, 1])
+    found = attention_mask(places, places, 3, (numbers, numbers)).int().tolist()
+    assert found == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize("window", [1, 3, 5, 16])
+@pytest.mark.parametrize("pos", ["learned", "rope"])
+def test_through_one_layer_a_token_sees_exactly_its_window(build_model: Build, window: int, pos: str) -> None:
+    model, ids = build_model(n_layer=1, window=window, pos=pos), ids_of(1, 16)
+    positions, reading = model.plan(ids)
+    x = model.embed(ids, positions).detach().requires_grad_()
+    features = model.norm(model.blocks[0](x, 0, reading))
+    for t in range(16):
+        (gradient,) = torch.autograd.grad(model.head(features[0, t]).square().sum(), x, retain_graph=True)
+        seen = gradient[0].abs().amax(dim=1) > 0
+        assert seen.nonzero()[:, 0].tolist() == list(range(max(0, t - window + 1), t + 1))
+
+
+# packed documents
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+@pytest.mark.parametrize("changed_document", [0, 1, 2])
+def test_a_document_changes_no_bit_of_the_others(build_model: Build, settings: dict, changed_document: int) -> None:
+    model, ids = build_model(**settings), ids_of(2, 16)
+    lengths = [[5, 4, 6], [7, 9]]  # and one id of padding
+    ends = [0, 5, 9, 15]
+    inside = torch.zeros(2, 16, dtype=torch.bool)
+    inside[0, ends[changed_document] : ends[changed_document + 1]] = True
+    changed = torch.where(inside, other_ids(ids), ids)
+    with torch.no_grad():
+        before, after = model(ids, documents=lengths), model(changed, documents=lengths)
+    assert torch.equal(before[~inside], after[~inside])
+    assert not torch.allclose(before[inside], after[inside], atol=1e-3)
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_a_packed_document_reads_as_if_alone(build_model: Build, settings: dict) -> None:
+    model, ids = build_model(**settings), ids_of(2, 16)
+    with torch.no_grad():
+        packed = model(ids, documents=[[5, 4, 6], [7, 9]])
+        for row, first, last in ((0, 0, 5), (0, 5, 9), (0, 9, 15), (1, 0, 7), (1, 7, 16)):
+            alone = model(ids[row : row + 1, first:last])[0]
+            torch.testing.assert_close(packed[row, first:last], alone, atol=1e-5, rtol=0)
+
+
+def test_long_documents_stay_apart_bit_for_bit(build_model: Build) -> None:
+    # longer than the blocks in which the attention kernel reads keys
+    model, ids = build_model(n_layer=1, max_seq_len=1300, pos="rope"), ids_of(1, 1300)
+    changed = ids.clone()
+    changed[:, :600] = other_ids(ids)[:, :600]
+    with torch.no_grad():
+        before, after = (model(x, documents=[[600, 650]]) for x in (ids, changed))
+        alone = model(ids[:, 600:1250])
+    assert torch.equal(before[:, 600:], after[:, 600:])
+    torch.testing.assert_close(before[:, 600:1250], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("settings", ATTENTION_VARIANTS, ids=str)
+def test_gradients_do_not_flow_between_documents(build_model: Build, settings: dict) -> None:
+    model = build_model(**{**settings, "tie_weights": False})
+    ids = torch.cat((torch.arange(0, 6), torch.arange(10, 15), torch.arange(20, 25)))[None]  # no id in two documents
+    labels = torch.full((1, 16), -100)
+    labels[0, 6:11] = 3
+    model.loss(ids, labels, documents=[[6, 5, 5]]).backward()
+    gradient = model.token_embedding.weight.grad
+    assert gradient is not None
+    touched = gradient.abs().amax(dim=1).nonzero()[:, 0].tolist()
+    assert touched == [10, 11, 12, 13, 14]
+
+
+def test_one_document_that_fills_the_row_is_the_row(build_model: Build) -> None:
+    model, ids = build_model(), ids_of(2, 16)
+    torch.testing.assert_close(model(ids, documents=[[16], [16]]), model(ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([[5]], "documents are given for 1 rows, but there are 2 rows of ids"),
+        (
+            [[5, 8], [4]],
+            r"documents of row 0 have the lengths \[5, 8\]; expected numbers of at least 1 that add up to 12",
+        ),
+        ([[12], [4, 0, 3]], r"documents of row 1 have the lengths \[4, 0, 3\]"),
+        ([[12], [14, -2]], r"documents of row 1 have the lengths \[14, -2\]"),
+    ],
+)
+def test_documents_that_do_not_fit_are_refused(build_model: Build, documents: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model()(ids_of(2, 12), documents=documents)
+
+
+def test_documents_behind_a_cache_are_refused(build_model: Build) -> None:
+    model = build_model()
+    with pytest.raises(ValueError, match="documents cannot be told apart behind a cache; read them in one pass"):
+        model(ids_of(1, 8), cache=KVCache(model.config, 1), documents=[[4, 4]])
+
+
+# cache
+
+
+@pytest.mark.parametrize("settings", ATTENTION_VARIANTS, ids=str)
+def test_a_prompt_read_in_pieces_equals_one_pass(build_model: Build, settings: dict) -> None:
+    model, ids = build_model(**settings), ids_of(2, 16)
+    cache = KVCache(model.config, 2)
+    with torch.no_grad():
+        parts = [model(ids[:, a:b], cache=cache) for a, b in ((0, 7), (7, 8), (8, 13), (13, 16))]
+        torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [1, 3, 4])
+@pytest.mark.parametrize("pos", ["learned", "rope"])
+def test_ragged_prompts_longer_than_the_window_equal_uncached(build_model: Build, window: int, pos: str) -> None:
+    model, ids = build_model(window=window, pos=pos), ids_of(3, 16)
+    lengths = [11, 2, 8]
+    prompts = torch.zeros(3, 11, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        prompts[row, :length] = ids[row, :length]
+    cache = KVCache(model.config, 3)
+    with torch.no_grad():
+        whole = model(ids)
+        model(prompts, cache=cache, lengths=torch.tensor(lengths))
+        for step in range(5):
+            at = [length + step for length in lengths]
+            logits = model(ids[range(3), at][:, None], cache=cache)[:, 0]
+            torch.testing.assert_close(logits, whole[range(3), at], atol=1e-5, rtol=0)
+
+
+def test_what_lies_in_the_padding_of_a_prompt_does_not_matter(build_model: Build) -> None:
+    model, ids = build_model(), ids_of(2, 9)
+    found = []
+    for filling in (0, 30):
+        prompts, cache = ids.clone(), KVCache(model.config, 2)
+        prompts[1, 4:] = filling
+        with torch.no_grad():
+            model(prompts, cache=cache, lengths=torch.tensor([9, 4]))
+            found.append(model(ids_of(2, 1), cache=cache))
+    assert torch.equal(*found)
