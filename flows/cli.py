@@ -15,6 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_common import AsJson, Assign, HomeFolder, Model, plain_errors, print_json, say
+from flows.cli_count import count
+from flows.cli_exchange import export, import_
+from flows.cli_inspect import inspect
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -455,6 +458,13 @@ def sample(
             print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
         else:
             print(f"{len(written)} files in {folder}")
+
+
+# commands about the network itself, each in a module of its own
+app.command()(inspect)
+app.command()(count)
+app.command()(export)
+app.command("import")(import_)
 
 
 def main(command: Callable[[], None] = app) -> None:

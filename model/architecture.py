@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
 
-from .validation import Settings, check_bool, check_choice, check_int, check_number
+from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
 
 DEFAULT_POS_BASE = 10000.0
 _CHOICES = {
@@ -21,11 +19,6 @@ _CHOICES = {
     "act": ("gelu", "gelu_tanh", "relu", "relu2", "swiglu"),
     "init": ("normal", "xavier"),
 }
-
-
-def _derived() -> Any:
-    """A field that __post_init__ works out where it is not given."""
-    return dataclasses.field(default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,21 +75,21 @@ class ModelConfig(Settings):
     n_layer: int = 4
     n_head: int = 4
     d_model: int = 128
-    d_ff: int = _derived()
-    n_kv_head: int = _derived()
-    head_dim: int = _derived()
+    d_ff: int = derived()
+    n_kv_head: int = derived()
+    head_dim: int = derived()
     pos: str = "learned"
-    pos_base: float = _derived()
-    rope_layout: str = _derived()
-    rope_dim: int = _derived()
+    pos_base: float = derived()
+    rope_layout: str = derived()
+    rope_dim: int = derived()
     rope_scaling: str = "none"
     rope_factor: float = 1.0
-    rope_original_len: int = _derived()
-    rope_ramp: tuple[float, float] = _derived()
+    rope_original_len: int = derived()
+    rope_ramp: tuple[float, float] = derived()
     norm: str = "layernorm"
     norm_order: str = "pre"
     norm_eps: float = 1e-5
-    norm_bias: bool = _derived()
+    norm_bias: bool = derived()
     final_norm: bool = True
     qk_norm: bool = False
     window: int | None = None
@@ -134,7 +127,7 @@ class ModelConfig(Settings):
             check_bool(name, getattr(self, name))
         check_number("norm_eps", self.norm_eps, 0.0, 1.0, open_low=True)
         check_number("init_std", self.init_std, 0.0, math.inf, open_low=True)
-        self._resolve("d_ff", 4 * self.d_model)
+        self.resolve("d_ff", 4 * self.d_model)
         check_int("d_ff", self.d_ff, 1)
         self._check_heads()
         self._check_positions()
@@ -147,24 +140,14 @@ class ModelConfig(Settings):
                     f"leave it out"
                 )
 
-    def _resolve(self, name: str, default: Any) -> None:
-        if getattr(self, name) is None:
-            object.__setattr__(self, name, default)
-
-    def _refuse(self, names: Sequence[str], why: str) -> None:
-        for name in names:
-            value, default = getattr(self, name), _DEFAULTS[name]
-            if value != default:
-                raise ValueError(f"{name}={value!r} has no effect: {why}; leave it out")
-
     def _check_heads(self) -> None:
         if self.head_dim is None and self.d_model % self.n_head:
             raise ValueError(
                 f"d_model={self.d_model} is not divisible by n_head={self.n_head}; choose a d_model that is a multiple "
                 f"of n_head, or give head_dim"
             )
-        self._resolve("head_dim", self.d_model // self.n_head)
-        self._resolve("n_kv_head", self.n_head)
+        self.resolve("head_dim", self.d_model // self.n_head)
+        self.resolve("n_kv_head", self.n_head)
         check_int("head_dim", self.head_dim, 1)
         check_int("n_kv_head", self.n_kv_head, 1)
         if self.n_head % self.n_kv_head:
@@ -175,9 +158,9 @@ class ModelConfig(Settings):
 
     def _check_positions(self) -> None:
         if self.pos in ("learned", "none"):
-            self._refuse(["pos_base"], f"pos={self.pos!r} has no wavelengths")
+            self.refuse(["pos_base"], f"pos={self.pos!r} has no wavelengths")
         else:
-            self._resolve("pos_base", DEFAULT_POS_BASE)
+            self.resolve("pos_base", DEFAULT_POS_BASE)
             check_number("pos_base", self.pos_base, 1.0, math.inf, open_low=True)
         if self.pos == "sinusoidal" and self.d_model % 2:
             raise ValueError(
@@ -185,16 +168,16 @@ class ModelConfig(Settings):
             )
         if self.pos != "rope":
             rope = ["rope_layout", "rope_dim", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp"]
-            self._refuse(rope, f"nothing is rotated with pos={self.pos!r}")
+            self.refuse(rope, f"nothing is rotated with pos={self.pos!r}")
             return
-        self._resolve("rope_layout", "half")
+        self.resolve("rope_layout", "half")
         check_choice("rope_layout", self.rope_layout, ("half", "interleaved"))
         if self.rope_dim is None and self.head_dim % 2:
             raise ValueError(
                 f"head_dim={self.head_dim} is odd, but rotation needs pairs; use an even head_dim, or set "
                 f"rope_dim={self.head_dim - 1} to leave the last column as it is"
             )
-        self._resolve("rope_dim", self.head_dim)
+        self.resolve("rope_dim", self.head_dim)
         check_int("rope_dim", self.rope_dim, 2)
         if self.rope_dim % 2 or self.rope_dim > self.head_dim:
             raise ValueError(
@@ -205,11 +188,11 @@ class ModelConfig(Settings):
 
     def _check_rope_scaling(self) -> None:
         if self.rope_scaling == "none":
-            self._refuse(["rope_factor", "rope_original_len", "rope_ramp"], "rope_scaling='none' stretches nothing")
+            self.refuse(["rope_factor", "rope_original_len", "rope_ramp"], "rope_scaling='none' stretches nothing")
             return
         check_number("rope_factor", self.rope_factor, 1.0, math.inf, open_low=True)
         if self.rope_scaling in ("linear", "ntk"):
-            self._refuse(["rope_original_len", "rope_ramp"], f"rope_scaling={self.rope_scaling!r} has no ramp")
+            self.refuse(["rope_original_len", "rope_ramp"], f"rope_scaling={self.rope_scaling!r} has no ramp")
             if self.rope_scaling == "ntk" and self.rope_dim == 2:
                 raise ValueError(
                     "rope_scaling='ntk' stretches all pairs but the first, and rope_dim=2 has only that one"
@@ -220,7 +203,7 @@ class ModelConfig(Settings):
                 f"rope_scaling={self.rope_scaling!r} needs rope_original_len, the context the weights were trained with"
             )
         check_int("rope_original_len", self.rope_original_len, 1)
-        self._resolve("rope_ramp", (1.0, 32.0) if self.rope_scaling == "yarn" else (1.0, 4.0))
+        self.resolve("rope_ramp", (1.0, 32.0) if self.rope_scaling == "yarn" else (1.0, 4.0))
         ramp = self.rope_ramp
         if not isinstance(ramp, list | tuple) or len(ramp) != 2:
             raise ValueError(f"rope_ramp={ramp!r}; expected two numbers of turns such as (1.0, 32.0)")
@@ -230,15 +213,12 @@ class ModelConfig(Settings):
 
     def _check_norm(self) -> None:
         if self.norm == "rmsnorm":
-            self._refuse(["norm_bias"], "norm='rmsnorm' has a gain only")
+            self.refuse(["norm_bias"], "norm='rmsnorm' has a gain only")
             return
-        self._resolve("norm_bias", True)
+        self.resolve("norm_bias", True)
         check_bool("norm_bias", self.norm_bias)
 
     @property
     def padded_vocab_size(self) -> int:
         """Rows of the token table."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
-
-
-_DEFAULTS = {item.name: item.default for item in dataclasses.fields(ModelConfig)}

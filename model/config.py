@@ -5,25 +5,35 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from .validation import Settings, check_choice, check_int, check_number
+from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+OPTIMIZERS = ("adamw", "adam", "adam_l2")
+SCHEDULES = ("warmup_cosine", "cosine", "constant", "noam")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Settings):
     """How a network is trained. Context length and vocabulary come from the model's configuration.
 
+    A field whose default is None is worked out from the others where it has an effect, and refused where it has none.
+
     Args:
         max_steps: optimiser steps.
         batch_size: sequences per micro-batch.
         grad_accum: micro-batches per optimiser step.
+        optimizer: "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step, Loshchilov and
+            Hutter 2019), "adam" (no decay, Kingma and Ba 2015) or "adam_l2" (coupled decay: weight_decay * weights
+            joins the gradient before the moments).
         lr: highest learning rate.
-        min_lr_ratio: the last step's learning rate as a share of lr.
-        warmup_ratio: share of max_steps with a linearly rising learning rate.
-        weight_decay: decoupled decay of matrices and tables (never of biases and norms).
-        betas: AdamW's two decay rates.
-        eps: AdamW's epsilon.
+        schedule: "warmup_cosine" (linear warm-up, then a cosine down to the floor), "cosine" (from the first step),
+            "constant" or "noam" (linear warm-up, then the inverse square root of the step, Vaswani et al. 2017).
+        min_lr_ratio: the floor of a cosine as a share of lr; None means 0.1.
+        warmup_ratio: share of max_steps with a linearly rising learning rate; None means 0.05. With "noam" above 0.
+        weight_decay: how strongly weights are pulled towards zero; None means 0.1, and 0 with "adam".
+        decay_groups: decay matrices and tables only; False decays biases and norms too.
+        betas: Adam's two decay rates.
+        eps: Adam's epsilon, added outside the root.
         clip_norm: largest global gradient norm; 0 turns clipping off.
         precision: "fp32", "bf16" (autocast) or "fp16" (autocast with loss scaling).
         seed: initial weights, data order and dropout each draw from their own stream of it.
@@ -33,10 +43,13 @@ class TrainConfig(Settings):
     max_steps: int
     batch_size: int = 16
     grad_accum: int = 1
+    optimizer: str = "adamw"
     lr: float = 1e-3
-    min_lr_ratio: float = 0.1
-    warmup_ratio: float = 0.05
-    weight_decay: float = 0.1
+    schedule: str = "warmup_cosine"
+    min_lr_ratio: float = derived()
+    warmup_ratio: float = derived()
+    weight_decay: float = derived()
+    decay_groups: bool = True
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     clip_norm: float = 1.0
@@ -49,9 +62,8 @@ class TrainConfig(Settings):
             check_int(name, getattr(self, name), 1)
         check_int("seed", self.seed, 0)
         check_number("lr", self.lr, 0.0, math.inf, open_low=True)
-        check_number("min_lr_ratio", self.min_lr_ratio, 0.0, 1.0)
-        check_number("warmup_ratio", self.warmup_ratio, 0.0, 1.0)
-        check_number("weight_decay", self.weight_decay, 0.0, math.inf)
+        self._check_schedule()
+        self._check_decay()
         check_number("eps", self.eps, 0.0, 1.0, open_low=True)
         check_number("clip_norm", self.clip_norm, 0.0, math.inf)
         check_choice("precision", self.precision, PRECISIONS)
@@ -61,10 +73,37 @@ class TrainConfig(Settings):
             check_number("betas", beta, 0.0, 1.0, open_high=True)
         object.__setattr__(self, "betas", tuple(self.betas))
 
+    def _check_schedule(self) -> None:
+        check_choice("schedule", self.schedule, SCHEDULES)
+        if self.schedule in ("warmup_cosine", "cosine"):
+            self.resolve("min_lr_ratio", 0.1)
+            check_number("min_lr_ratio", self.min_lr_ratio, 0.0, 1.0)
+        else:
+            self.refuse(["min_lr_ratio"], f"schedule={self.schedule!r} has no floor")
+        if self.schedule in ("warmup_cosine", "noam"):
+            self.resolve("warmup_ratio", 0.05)
+            # The inverse square root grows without bound towards step 0; only a warm-up keeps it below lr.
+            check_number("warmup_ratio", self.warmup_ratio, 0.0, 1.0, open_low=self.schedule == "noam")
+        else:
+            self.refuse(["warmup_ratio"], f"schedule={self.schedule!r} has no warm-up")
+
+    def _check_decay(self) -> None:
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_bool("decay_groups", self.decay_groups)
+        self.resolve("weight_decay", 0.0 if self.optimizer == "adam" else 0.1)
+        check_number("weight_decay", self.weight_decay, 0.0, math.inf)
+        if self.optimizer == "adam" and self.weight_decay:
+            raise ValueError(
+                f"weight_decay={self.weight_decay!r} has no effect: optimizer='adam' does not decay; leave it out, or "
+                f"use 'adamw' (decoupled decay) or 'adam_l2' (coupled)"
+            )
+        if not self.weight_decay and not self.decay_groups:
+            raise ValueError("decay_groups=False has no effect: weight_decay is 0, so nothing decays; leave it out")
+
     @property
     def warmup_steps(self) -> int:
         """Optimiser steps with a rising learning rate; at least one if any warm-up is asked for."""
-        return max(1, round(self.warmup_ratio * self.max_steps)) if self.warmup_ratio > 0 else 0
+        return max(1, round(self.warmup_ratio * self.max_steps)) if self.warmup_ratio else 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""AdamW as language models use it: matrices and tables decay, biases and norms do not.
+"""Adam and its two ways of decaying, as language models use it: matrices and tables decay, biases and norms do not.
 
 Decay pulls weights towards zero to keep the network's function small; a LayerNorm gain pulled towards zero
 would only fight the data (Loshchilov and Hutter 2019; Radford et al. 2019).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,26 +16,29 @@ from .config import TrainConfig
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the model's trainable parameters; the caller sets each step's learning rate.
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The configured optimiser over the model's trainable parameters; the caller sets each step's learning rate.
+
+    With m and v the bias-corrected moments of the gradient g, "adam" makes of a weight w
+    w - lr * m / (sqrt(v) + eps); "adamw" subtracts lr * weight_decay * w (the w before the step) as well, and "adam_l2"
+    replaces g by g + weight_decay * w.
 
     Args:
         model: the network, already on its device.
-        config: gives lr, betas, eps and weight_decay.
+        config: gives optimizer, lr, betas, eps, weight_decay and decay_groups.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
     fused = all(parameter.device.type in _FUSED_DEVICES for parameter in parameters)
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        fused=fused,
-    )
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(_groups(parameters, config), lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def _groups(parameters: list[nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
+    """Parameters that decay alike."""
+    decayed = [p for p in parameters if p.dim() >= 2 or not config.decay_groups]
+    spared = [p for p in parameters if p.dim() < 2 and config.decay_groups]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,6 +1,7 @@
-"""The learning rate of each step: linear warm-up, then a cosine down to a floor (Loshchilov and Hutter 2017).
+"""The learning rate of each step: a warm-up and a cosine, a cosine alone, a constant or an inverse square root.
 
-A pure function of the step, so that there is no scheduler state to save or to lose.
+Pure functions of the step, so that there is no scheduler state to save or to lose. `learning_rate` is what training
+asks; the others are the published curves, each over a time t that counts as its source counts.
 """
 
 from __future__ import annotations
@@ -10,19 +11,74 @@ import math
 from .config import TrainConfig
 
 
+def cosine(t: float, peak: float, floor: float, t_max: float) -> float:
+    """Half a cosine from the peak down to the floor (Loshchilov and Hutter 2017, without restarts).
+
+    Args:
+        t: from 0, where the rate is the peak; from t_max on it stays at the floor.
+        peak: highest learning rate.
+        floor: lowest learning rate.
+        t_max: where the floor is reached; above 0.
+    """
+    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, t / t_max)))
+
+
+def warmup_cosine(t: float, peak: float, floor: float, warmup_steps: int, max_steps: int) -> float:
+    """Linear from 0 at t = 0 to the peak at t = warmup_steps, then a cosine that is at the floor from max_steps on.
+
+    Args:
+        t: from 0, where the rate is 0 (with any warm-up).
+        peak: highest learning rate.
+        floor: lowest learning rate behind the warm-up.
+        warmup_steps: length of the rise; 0 leaves it out.
+        max_steps: where the floor is reached.
+    """
+    if warmup_steps and t <= warmup_steps:
+        return peak * t / warmup_steps
+    return cosine(t - warmup_steps, peak, floor, max(1, max_steps - warmup_steps))
+
+
+def inverse_square_root(t: float, peak: float, warmup_steps: int) -> float:
+    """Linear up to the peak at t = warmup_steps, then falling as 1 / sqrt(t).
+
+    Args:
+        t: from 1.
+        peak: highest learning rate.
+        warmup_steps: length of the rise, at least 1.
+    """
+    return peak * min(t / warmup_steps, math.sqrt(warmup_steps / t))
+
+
+def noam(t: float, d_model: int, warmup_steps: int) -> float:
+    """d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3).
+
+    The width and the warm-up only set the peak of an inverse square root, (d_model * warmup_steps)^-0.5. With that peak
+    as lr, schedule="noam" gives these very rates.
+
+    Args:
+        t: from 1.
+        d_model: width of the network.
+        warmup_steps: length of the rise, at least 1.
+    """
+    return inverse_square_root(t, (d_model * warmup_steps) ** -0.5, warmup_steps)
+
+
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Learning rate of one optimiser step.
 
-    The first step already has a small rate above zero ((step + 1) / warmup_steps of the peak), the last
-    warm-up step has the peak, and the last step of all has lr * min_lr_ratio; later steps stay there.
+    A schedule that rises from zero counts this step already: its first step has a small rate above zero, because a
+    step at rate 0 is lost. So the last warm-up step has the peak, and the last step of "warmup_cosine" the floor.
+    "cosine" counts the steps before this one: its first step has the peak. No schedule changes once it is at its floor.
 
     Args:
         step: number of optimiser steps before this one, from 0.
-        config: gives lr, min_lr_ratio, max_steps and the warm-up.
+        config: gives schedule, lr, min_lr_ratio, max_steps and the warm-up.
     """
-    done, warmup = step + 1, config.warmup_steps
-    if done <= warmup:
-        return config.lr * done / warmup
-    progress = min(1.0, (done - warmup) / max(1, config.max_steps - warmup))
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "noam":
+        return inverse_square_root(step + 1, config.lr, config.warmup_steps)
     floor = config.lr * config.min_lr_ratio
-    return floor + (config.lr - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if config.schedule == "cosine":
+        return cosine(step, config.lr, floor, config.max_steps)
+    return warmup_cosine(step + 1, config.lr, floor, config.warmup_steps, config.max_steps)

@@ -8,12 +8,34 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 
+def derived() -> Any:
+    """A field that __post_init__ works out from the others (`resolve`) or refuses (`refuse`)."""
+    return dataclasses.field(default=None)
+
+
 class Settings:
-    """What the three configurations share: the way to and from a dictionary."""
+    """What the three configurations share: the way to and from a dictionary, and fields that follow from others."""
+
+    def resolve(self, name: str, default: Any) -> None:
+        """Gives a field that was left out its value; called from __post_init__ only."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, default)
+
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """Refuses fields that would be ignored.
+
+        Raises:
+            ValueError: one of them has another value than its default.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        for name in names:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                raise ValueError(f"{name}={value!r} has no effect: {why}; leave it out")
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, as JSON types (tuples become lists)."""

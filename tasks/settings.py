@@ -49,7 +49,8 @@ class TokenizerSettings:
     """How text becomes ids.
 
     Attributes:
-        kind: `char`, `bpe`, or `auto`, which picks by the size of the training text.
+        kind: `char`, `ascii` (ids are ASCII codes; all else is lost), `bpe`, or `auto`, which picks `char` or `bpe` by
+            the size of the training text.
         vocab_size: ids in all, for `bpe`; 0 picks by the size of the training text.
         fit_bytes: at most so much training text is read to fit the vocabulary.
     """
@@ -59,8 +60,10 @@ class TokenizerSettings:
     fit_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
-        if self.kind not in ("auto", "char", "bpe"):
-            raise ValueError(f"tokenizer.kind is {self.kind!r}, expected auto, char or bpe")
+        if self.kind not in ("auto", "char", "ascii", "bpe"):
+            raise ValueError(f"tokenizer.kind is {self.kind!r}, expected auto, char, ascii or bpe")
+        if self.vocab_size and self.kind == "ascii":
+            raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}, but ASCII has 128 ids; leave it out")
         if self.vocab_size and self.vocab_size < 260 and self.kind != "char":
             raise ValueError(
                 f"tokenizer.vocab_size is {self.vocab_size}; byte-level BPE needs at least 260 (256 bytes, 4 special)"

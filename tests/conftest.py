@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+pytest.register_assert_rewrite("golden_claims", "golden_formulas")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    default = Path(__file__).with_name("golden.json")
+    parser.addoption("--golden", default=str(default), metavar="FILE", help="worked examples for tests/test_golden.py")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which way each worked example went; tests/test_golden.py notes it with each test."""
+    went: Counter[str] = Counter()
+    for outcome in ("passed", "skipped", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            noted = [value for name, value in getattr(report, "user_properties", []) if name == "golden"]
+            went.update(f"{value}{', FAILED' if outcome == 'failed' else ''}" for value in noted)
+    if went:
+        terminalreporter.section("worked examples of the source documents")
+        for value, n in sorted(went.items()):
+            terminalreporter.write_line(f"{n:5d}  {value}")
+        terminalreporter.write_line(f"{went.total():5d}  in all")
 
 
 @pytest.fixture(scope="session")

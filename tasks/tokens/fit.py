@@ -11,7 +11,14 @@ from storage.manifest import ArtifactRef, RefSet
 from tasks.curate.kept import kept_documents, kept_rows
 from tasks.settings import TokenizerSettings
 from tasks.stage import Work, stage
-from tasks.tokens.tokenizer import MIN_BPE_VOCAB, TOKENIZER_FILE, BpeTokenizer, CharTokenizer, Tokenizer
+from tasks.tokens.tokenizer import (
+    MIN_BPE_VOCAB,
+    TOKENIZER_FILE,
+    AsciiTokenizer,
+    BpeTokenizer,
+    CharTokenizer,
+    Tokenizer,
+)
 
 # Below this much text most merges would be seen a handful of times; single characters are learned better.
 CHAR_BELOW_BYTES = 200_000
@@ -21,7 +28,7 @@ def choose(settings: TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
     """Kind and vocabulary size for so much training text, and why.
 
     Returns:
-        kind, vocabulary size (0: the whole alphabet), one sentence.
+        kind, vocabulary size (0: all characters that the kind knows), one sentence.
     """
     kind = settings.kind
     why = "asked for"
@@ -29,7 +36,7 @@ def choose(settings: TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
         kind = "char" if n_bytes < CHAR_BELOW_BYTES else "bpe"
         comparison = "less" if kind == "char" else "not less"
         why = f"{n_bytes:,} bytes of training text are {comparison} than {CHAR_BELOW_BYTES:,}"
-    if kind == "char" or settings.vocab_size:
+    if kind in ("char", "ascii") or settings.vocab_size:
         return kind, settings.vocab_size, why
     size = 512
     while size < 8192 and size * 3_000 < n_bytes:  # about 3,000 bytes of text for each id
@@ -63,6 +70,8 @@ def fit_tokenizer(texts: list[str], settings: TokenizerSettings) -> tuple[Tokeni
     kind, size, why = choose(settings, sum(len(text.encode()) for text in texts))
     if kind == "char":
         return CharTokenizer.fit(texts, size), f"character level: {why}"
+    if kind == "ascii":
+        return AsciiTokenizer(), f"ASCII codes: {why}"
     return BpeTokenizer.fit(_lines(texts), size), f"byte-level BPE of {size}: {why}"
 
 

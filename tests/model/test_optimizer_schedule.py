@@ -1,26 +1,39 @@
-"""AdamW against hand-computed steps, which weights decay, and the learning rate of each step."""
+"""Optimisers against hand-computed steps, which weights decay, and the learning rate of each step."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from model import ModelConfig, TrainConfig, Transformer
 from model.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from model.schedule import learning_rate
+from model.schedule import cosine, inverse_square_root, learning_rate, noam, warmup_cosine
+
+OPTIMIZERS = ("adamw", "adam", "adam_l2")
 
 
-def test_adamw_takes_the_steps_computed_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("kind", "weight_decay", "expected"),
+    [
+        ("adamw", 0.01, (0.498995000033333, 0.498845489559286)),
+        ("adam", None, (0.499000000033333, 0.498855479508713)),
+        ("adam_l2", 0.01, (0.499000000032787, 0.498836546432138)),
+    ],
+)
+def test_an_optimizer_takes_the_steps_computed_by_hand(
+    kind: str, weight_decay: float | None, expected: tuple[float, float]
+) -> None:
     layer = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
     torch.nn.init.constant_(layer.weight, 0.5)
-    config = TrainConfig(2, lr=0.001, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    config = TrainConfig(2, optimizer=kind, lr=0.001, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay)
     optimizer = build_optimizer(layer, config)
-    for gradient, expected in ((0.3, 0.498995000033333), (-0.2, 0.498845489559286)):
+    for gradient, weight in zip((0.3, -0.2), expected, strict=True):
         layer.weight.grad = torch.full_like(layer.weight, gradient)
         optimizer.step()
-        assert layer.weight.item() == pytest.approx(expected, abs=1e-9)
+        assert layer.weight.item() == pytest.approx(weight, abs=1e-12)
 
 
 def test_only_matrices_decay() -> None:
@@ -32,9 +45,53 @@ def test_only_matrices_decay() -> None:
     }
 
 
-def test_optimizer_state_round_trips_through_tensors(model_config: ModelConfig) -> None:
+@pytest.mark.parametrize("kind", ["adamw", "adam_l2"])
+def test_without_groups_all_parameters_decay(kind: str) -> None:
+    model = Transformer(ModelConfig(11, n_layer=1, d_model=8, n_head=2))
+    optimizer = build_optimizer(model, TrainConfig(1, optimizer=kind, weight_decay=0.1, decay_groups=False))
+    (group,) = optimizer.param_groups
+    assert group["weight_decay"] == 0.1
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
+def test_plain_adam_decays_nothing() -> None:
+    model = Transformer(ModelConfig(11, n_layer=1, d_model=8, n_head=2))
+    optimizer = build_optimizer(model, TrainConfig(1, optimizer="adam"))
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "sgd"}, "expected one of adamw, adam, adam_l2"),
+        ({"optimizer": "adam", "weight_decay": 0.1}, "does not decay"),
+        ({"optimizer": "adam", "decay_groups": False}, "nothing decays"),
+        ({"weight_decay": 0.0, "decay_groups": False}, "nothing decays"),
+        ({"decay_groups": 1}, "True or False"),
+        ({"schedule": "linear"}, "expected one of warmup_cosine, cosine, constant, noam"),
+        ({"schedule": "cosine", "warmup_ratio": 0.1}, "has no warm-up"),
+        ({"schedule": "constant", "warmup_ratio": 0.05}, "has no warm-up"),
+        ({"schedule": "constant", "min_lr_ratio": 0.1}, "has no floor"),
+        ({"schedule": "noam", "min_lr_ratio": 0.1}, "has no floor"),
+        ({"schedule": "noam", "warmup_ratio": 0.0}, "warmup_ratio=0.0"),
+    ],
+)
+def test_a_training_setting_without_effect_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**{"max_steps": 10, **settings})
+
+
+@pytest.mark.parametrize("schedule", ["warmup_cosine", "cosine", "constant", "noam"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_resolved_training_settings_are_accepted_again(kind: str, schedule: str) -> None:
+    config = TrainConfig(10, optimizer=kind, schedule=schedule)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizer_state_round_trips_through_tensors(model_config: ModelConfig, kind: str) -> None:
     def trained(n_steps: int, source: torch.optim.Optimizer | None, model: Transformer) -> torch.optim.Optimizer:
-        optimizer = build_optimizer(model, TrainConfig(9))
+        optimizer = build_optimizer(model, TrainConfig(9, optimizer=kind))
         if source:
             load_optimizer_tensors(optimizer, optimizer_tensors(source))
         for _ in range(n_steps):
@@ -91,3 +148,42 @@ def test_without_warmup_the_cosine_starts_at_once() -> None:
 def test_shortest_runs_have_a_rate(max_steps: int) -> None:
     config = TrainConfig(max_steps=max_steps)
     assert all(0 < learning_rate(step, config) <= config.lr for step in range(max_steps))
+
+
+def test_a_cosine_starts_at_the_peak_and_reaches_its_floor_behind_the_last_step() -> None:
+    config = TrainConfig(max_steps=10_000, lr=1e-3, schedule="cosine", min_lr_ratio=0.1)
+    expected = [1e-3, 0.000868198051533946, 5.5e-4, 0.000231801948466054, 1e-4, 1e-4]
+    steps = (0, 2500, 5000, 7500, 10_000, 20_000)
+    assert [learning_rate(step, config) for step in steps] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_constant_rate_stays() -> None:
+    config = TrainConfig(max_steps=10, lr=0.02, schedule="constant")
+    assert {learning_rate(step, config) for step in range(20)} == {0.02}
+
+
+def test_noam_peaks_at_lr_on_the_last_warmup_step_and_falls_as_the_inverse_root() -> None:
+    config = TrainConfig(max_steps=1000, lr=0.5, schedule="noam", warmup_ratio=0.1)
+    rates = [learning_rate(step, config) for step in range(1000)]
+    assert rates.index(max(rates)) == 99
+    assert [rates[0], rates[49], rates[99], rates[399]] == pytest.approx([0.005, 0.25, 0.5, 0.25])
+
+
+@pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (2048, 10_000)])
+def test_noam_with_the_published_peak_gives_the_published_rates(d_model: int, warmup: int) -> None:
+    config = TrainConfig(10 * warmup, lr=noam(warmup, d_model, warmup), schedule="noam", warmup_ratio=0.1)
+    for t in (1, 100, warmup - 1, warmup, warmup + 1, 5 * warmup):
+        formula = d_model**-0.5 * min(t**-0.5, t * warmup**-1.5)
+        assert noam(t, d_model, warmup) == pytest.approx(formula, rel=1e-13)
+        assert learning_rate(t - 1, config) == pytest.approx(formula, rel=1e-13)
+
+
+def test_the_warmup_curve_is_zero_at_zero_and_never_rises_again() -> None:
+    assert warmup_cosine(0, 1.0, 0.0, 100, 1000) == 0.0
+    assert warmup_cosine(0, 1.0, 0.0, 0, 1000) == 1.0
+    assert warmup_cosine(1900, 1.0, 0.0, 100, 1000) == 0.0
+    assert cosine(20_000, 1.0, 0.25, 10_000) == 0.25
+
+
+def test_the_inverse_root_meets_its_warmup_at_the_peak() -> None:
+    assert [inverse_square_root(t, 2.0, 100) for t in (25, 100, 400)] == [0.5, 2.0, 1.0]
