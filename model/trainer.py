@@ -8,6 +8,7 @@ save, never what is computed.
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 import warnings
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .architecture import ModelConfig
 from .checkpoint import Checkpoint, differing_entry, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -67,7 +69,10 @@ class Trainer:
         checkpoint_seconds: shortest pause between two checkpoints, longer where saving would take more than
             SAVING_SHARE of the time; the last step is always saved. 0 saves every step.
         identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
-            the same identity; the configurations and the number of sequences belong to it by themselves.
+            the same identity; the configurations, the number of sequences and the initial weights belong to it by
+            themselves.
+        initial_weights: the state of a network of this shape to start from (model.state_dict()); None draws the
+            weights from the seed.
         on_metrics: called with (step, metrics) after each step. The metrics are the history's row with
             "time/step_seconds" and "time/tokens_per_second" added. Steps after the last checkpoint of a
             killed run are computed, and reported, again.
@@ -87,6 +92,7 @@ class Trainer:
         checkpoint_dir: Path | str | None = None,
         checkpoint_seconds: float = 15.0,
         identity: Mapping[str, str] | None = None,
+        initial_weights: Mapping[str, Tensor] | None = None,
         on_metrics: Callable[[int, dict[str, float]], None] | None = None,
         on_checkpoint: Callable[[int], None] | None = None,
         on_progress: Callable[[int, int, dict[str, float]], None] | None = None,
@@ -99,6 +105,9 @@ class Trainer:
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.checkpoint_seconds = checkpoint_seconds
         self.identity = _full_identity(identity or {}, model_config, train_config, train_source, val_source)
+        self.initial_weights = initial_weights
+        if initial_weights is not None:
+            self.identity["initial_weights"] = _digest(initial_weights)
         self.on_metrics = on_metrics
         self.on_checkpoint = on_checkpoint
         self.on_progress = on_progress
@@ -108,9 +117,11 @@ class Trainer:
 
         Raises:
             NonFiniteLoss: a loss or gradient is NaN or infinite; good checkpoints stay.
-            ValueError: a checkpoint belongs to another run, or the data do not fit the model.
+            ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
         stepper = _new_stepper(self.model_config, self.train_config, self.device)
+        if self.initial_weights is not None:
+            _load_initial(stepper.model, self.initial_weights)
         history: list[Row] = []
         resumed_from = self._resume(stepper, history)
         last_save, pause = time.monotonic(), self.checkpoint_seconds
@@ -232,6 +243,24 @@ def _new_stepper(model_config: ModelConfig, train_config: TrainConfig, device: t
         torch.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))
         model = Transformer(model_config)
     return Stepper(model.to(device), train_config, device)
+
+
+def _load_initial(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made with"
+        ) from error
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 over names, shapes, types and bits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _full_identity(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .tokens.tokenizer import BOS, EOS, N_SPECIAL, TOKENIZER_FILE, Tokenizer, load_tokenizer
+from .tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -79,6 +79,9 @@ class Bundle:
 
         Returns:
             One continuation per prompt, without the prompt.
+
+        Raises:
+            ValueError: a prompt is empty, and the tokeniser has no token that a text could begin with.
         """
         if not prompts:
             return []
@@ -88,12 +91,11 @@ class Bundle:
             top_k=top_k or None,
             top_p=top_p if top_p < 1 else None,
             seed=seed,
-            eos_id=EOS,
+            eos_id=self.tokenizer.eos_id,
             min_new_tokens=1,  # whoever asks for a continuation wants one
-            # padding, unknown and beginning are no text
-            suppress=tuple(index for index in range(N_SPECIAL) if index != EOS),
+            suppress=self.ids_without_text(),
         )
-        encoded = [[BOS, *ids.tolist()] for ids in self.tokenizer.encode(list(prompts))]
+        encoded = self.encode_prompts(prompts)
         found = self.network.generate(
             self.model,
             encoded,
@@ -102,6 +104,32 @@ class Bundle:
             on_step=on_step,
         )
         return [
-            TextCompletion(self.tokenizer.decode(item.ids), item.finish_reason, len(item.ids), list(item.logprobs))
-            for item in found
+            TextCompletion(
+                self.tokenizer.decode_continuation(prompt, item.ids),
+                item.finish_reason,
+                len(item.ids),
+                list(item.logprobs),
+            )
+            for prompt, item in zip(encoded, found, strict=True)
         ]
+
+    def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Ids of each prompt behind the token that begins a text: bos, or else eos, which stands between texts.
+
+        Raises:
+            ValueError: a prompt is empty, and the tokeniser has neither.
+        """
+        tokenizer = self.tokenizer
+        start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+        encoded = [[] if start is None else [start] for _ in prompts]
+        for place, ids in zip(encoded, tokenizer.encode(list(prompts)), strict=True):
+            place += ids.tolist()
+        if not all(encoded):
+            raise ValueError("a prompt is empty, and this model's tokeniser has no token to begin with; give a text")
+        return encoded
+
+    def ids_without_text(self) -> tuple[int, ...]:
+        """Ids that are never drawn: special ones but eos, and rows of the network that the tokeniser does not know."""
+        tokenizer = self.tokenizer
+        unknown = range(tokenizer.vocab_size, self.model_config.vocab_size)
+        return tuple(index for index in (*tokenizer.special_ids, *unknown) if index != tokenizer.eos_id)

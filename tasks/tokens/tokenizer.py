@@ -1,7 +1,8 @@
 """Tokenisers behind one small interface: fit, encode, decode, save, load.
 
 This module travels inside served models, so it imports nothing of Sheepfold. Ids 0 to 3 are pad, unk, bos and eos in
-every kind. Text that looks like a special token is encoded as text: no document can forge a control token.
+every kind that is fitted here; a tokeniser from elsewhere says which are its own. Text that looks like a special token
+is encoded as text: no document can forge a control token.
 """
 
 from __future__ import annotations
@@ -42,9 +43,38 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special ids give nothing."""
 
+    def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Text that ids add to the text of the ids before them."""
+        return self.decode(ids)
+
     @abstractmethod
     def record(self) -> dict[str, Any]:
         """What has to be saved, as JSON."""
+
+    @property
+    def pad_id(self) -> int | None:
+        """Id that fills up short sequences; None if there is none (as for the next three)."""
+        return PAD
+
+    @property
+    def unk_id(self) -> int | None:
+        """Id of what has no id."""
+        return UNK
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id that begins a document."""
+        return BOS
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id that ends a document."""
+        return EOS
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """All ids that stand for no text, in ascending order."""
+        return tuple(range(N_SPECIAL))
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
         """UTF-8 bytes of `text` that `ids` cannot give back, because they became unk."""
@@ -55,7 +85,30 @@ class Tokenizer(ABC):
         path.write_text(json.dumps(self.record(), ensure_ascii=False, sort_keys=True), encoding="utf-8")
 
 
-class CharTokenizer(Tokenizer):
+class _TableTokenizer(Tokenizer):
+    """One id per character by a look-up table over all code points: encoding is a single NumPy index.
+
+    Args:
+        codes: code points of the characters with an id of their own; all others become unk.
+        ids: their ids.
+    """
+
+    def __init__(self, codes: np.ndarray, ids: np.ndarray) -> None:
+        self._table = np.full(0x110000, UNK, dtype=np.int64)
+        self._table[codes] = ids
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._table[_code_points(text)] for text in texts]
+
+    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
+        return sum(len(text[place].encode()) for place in np.flatnonzero(ids == UNK))
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+
+
+class CharTokenizer(_TableTokenizer):
     """One id per character of the training text; other characters become unk.
 
     Args:
@@ -68,10 +121,7 @@ class CharTokenizer(Tokenizer):
         if len(set(alphabet)) != len(alphabet):
             raise ValueError("the alphabet names a character twice")
         self.alphabet = alphabet
-        # one look-up table over all code points: encoding is a single NumPy index
-        self._table = np.full(0x110000, UNK, dtype=np.int64)
-        codes = np.frombuffer(alphabet.encode("utf-32-le"), dtype=np.uint32)
-        self._table[codes] = np.arange(N_SPECIAL, N_SPECIAL + len(codes))
+        super().__init__(_code_points(alphabet), np.arange(N_SPECIAL, N_SPECIAL + len(alphabet)))
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0) -> CharTokenizer:
@@ -93,17 +143,31 @@ class CharTokenizer(Tokenizer):
     def vocab_size(self) -> int:
         return N_SPECIAL + len(self.alphabet)
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._table[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)] for text in texts]
-
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.alphabet[index - N_SPECIAL] for index in ids if index >= N_SPECIAL)
 
-    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        return sum(len(text[place].encode()) for place in np.flatnonzero(ids == UNK))
-
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "alphabet": self.alphabet}
+
+
+class AsciiTokenizer(_TableTokenizer):
+    """The ASCII code of a character is its id; nothing is fitted, so ids are the same in every project.
+
+    Characters beyond ASCII become unk, and so do the control characters 0 to 3, whose ids are the special tokens'.
+    """
+
+    kind = "ascii"
+    vocab_size = 128
+
+    def __init__(self) -> None:
+        codes = np.arange(N_SPECIAL, self.vocab_size)
+        super().__init__(codes, codes)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(index) for index in ids if index >= N_SPECIAL)
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind}
 
 
 class BpeTokenizer(Tokenizer):
@@ -158,6 +222,101 @@ class BpeTokenizer(Tokenizer):
         return {"kind": self.kind, "spec": json.loads(self._spec)}
 
 
+class HfTokenizer(Tokenizer):
+    """A tokeniser from elsewhere, run by Hugging Face's `tokenizers`; its special ids are its own, and may be absent.
+
+    Args:
+        spec: the engine's own JSON.
+        pad_id, unk_id, bos_id, eos_id: the ids with these meanings; None where there is none.
+
+    Raises:
+        ValueError: the engine cannot read the spec, or a special id is outside the vocabulary.
+    """
+
+    kind = "hf"
+
+    def __init__(
+        self,
+        spec: str,
+        *,
+        pad_id: int | None = None,
+        unk_id: int | None = None,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+    ) -> None:
+        from tokenizers import Tokenizer as Engine
+
+        self._spec = spec
+        try:
+            self._engine = Engine.from_str(spec)
+        except Exception as error:  # the engine raises nothing narrower
+            raise ValueError(f"not a tokeniser that `tokenizers` can read: {error}") from error
+        # text that spells a special token is ordinary text; every text is encoded whole and alone
+        self._engine.encode_special_tokens = True
+        self._engine.no_truncation()
+        self._engine.no_padding()
+        self._vocab_size = max(self.vocabulary().values(), default=-1) + 1
+        self._named = {"pad_id": pad_id, "unk_id": unk_id, "bos_id": bos_id, "eos_id": eos_id}
+        for name, value in self._named.items():
+            if value is not None and not 0 <= value < self._vocab_size:
+                raise ValueError(f"{name} is {value}; expected an id of the vocabulary, 0 to {self._vocab_size - 1}")
+        added = self._engine.get_added_tokens_decoder()
+        special = {index for index, token in added.items() if token.special}
+        self._special = frozenset(special | {index for index in self._named.values() if index is not None})
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token as the engine spells it."""
+        return dict(self._engine.get_vocab(with_added_tokens=True))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._named["pad_id"]
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._named["unk_id"]
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._named["bos_id"]
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._named["eos_id"]
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return tuple(sorted(self._special))
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        kept = [int(index) for index in ids if index not in self._special]
+        return str(self._engine.decode(kept, skip_special_tokens=False))
+
+    def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        # many decoders drop the space before the first word of a text, which is not the first word here
+        start, whole = self.decode(before), self.decode([*before, *ids])
+        return whole[len(start) :] if whole.startswith(start) else self.decode(ids)
+
+    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
+        """Bytes of the stretches that became unk; what a normaliser changes (case, accents) counts as kept."""
+        if self.unk_id is None or not np.any(ids == self.unk_id):
+            return 0
+        encoding = self._engine.encode(text, add_special_tokens=False)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return sum(len(text[first:last].encode()) for index, (first, last) in places if index == self.unk_id)
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "spec": json.loads(self._spec), **self._named}
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read what `Tokenizer.save` wrote.
 
@@ -168,6 +327,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     kind = record.get("kind")
     if kind == CharTokenizer.kind:
         return CharTokenizer(record["alphabet"])
+    if kind == AsciiTokenizer.kind:
+        return AsciiTokenizer()
     if kind == BpeTokenizer.kind:
         return BpeTokenizer(json.dumps(record["spec"], ensure_ascii=False))
-    raise ValueError(f"{path}: tokenizer kind is {kind!r}, expected char or bpe")
+    if kind == HfTokenizer.kind:
+        named = {name: record[name] for name in ("pad_id", "unk_id", "bos_id", "eos_id")}
+        return HfTokenizer(json.dumps(record["spec"], ensure_ascii=False), **named)
+    raise ValueError(f"{path}: tokenizer kind is {kind!r}, expected char, ascii, bpe or hf")

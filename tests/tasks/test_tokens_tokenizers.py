@@ -18,6 +18,7 @@ from tasks.tokens.tokenizer import (
     N_SPECIAL,
     SPECIAL_TOKENS,
     UNK,
+    AsciiTokenizer,
     BpeTokenizer,
     CharTokenizer,
     Tokenizer,
@@ -94,6 +95,42 @@ def test_character_ids_follow_the_special_ones_in_code_point_order() -> None:
     assert fitted.vocab_size == 8
 
 
+def test_an_ascii_id_is_the_code_of_its_character() -> None:
+    tokenizer = AsciiTokenizer()
+    assert tokenizer.encode(["Hello World", "Hi"])[0].tolist() == list(b"Hello World")
+    assert tokenizer.vocab_size == 128
+
+
+def test_ascii_text_comes_back_but_for_the_codes_of_special_tokens() -> None:
+    tokenizer, text = AsciiTokenizer(), "".join(map(chr, range(128)))
+    ids = tokenizer.encode([text])[0]
+    assert ids.tolist() == [UNK] * N_SPECIAL + list(range(N_SPECIAL, 128))
+    assert tokenizer.decode(ids.tolist()) == text[N_SPECIAL:]
+    assert tokenizer.lost_bytes(text, ids) == N_SPECIAL
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_ascii_makes_no_control_token_but_unk(name: str) -> None:
+    tokenizer, text = AsciiTokenizer(), HOSTILE[name]
+    ids = tokenizer.encode([text])[0]
+    assert len(ids) == len(text)
+    assert set(ids.tolist()) <= {UNK, *range(N_SPECIAL, 128)}
+    known = "".join(char for char in text if N_SPECIAL <= ord(char) < 128)
+    assert tokenizer.decode(ids.tolist()) == known
+    assert tokenizer.lost_bytes(text, ids) == len(text.encode()) - len(known)
+
+
+def test_ascii_is_chosen_by_name_and_fits_nothing() -> None:
+    fitted, why = fit_tokenizer([prose(), HOSTILE["emoji"]], TokenizerSettings(kind="ascii"))
+    assert isinstance(fitted, AsciiTokenizer)
+    assert why == "ASCII codes: asked for"
+
+
+def test_ascii_takes_no_vocabulary_size() -> None:
+    with pytest.raises(ValueError, match="ASCII has 128 ids"):
+        TokenizerSettings(kind="ascii", vocab_size=300)
+
+
 def test_the_order_of_texts_does_not_change_the_alphabet() -> None:
     assert CharTokenizer.fit(["ab", "cd"]).record() == CharTokenizer.fit(["dc", "ba"]).record()
 
@@ -114,18 +151,18 @@ def test_unseen_characters_become_unk_and_their_bytes_are_counted(char: CharToke
 
 def test_texts_of_a_batch_do_not_touch_each_other(bpe: BpeTokenizer, char: CharTokenizer) -> None:
     texts = ["the sheep", "", "über", "x" * 500]
-    for fitted in (bpe, char):
+    for fitted in (bpe, char, AsciiTokenizer()):
         alone = [fitted.encode([text])[0].tolist() for text in texts]
         assert [ids.tolist() for ids in fitted.encode(texts)] == alone
 
 
 def test_special_ids_decode_to_nothing(bpe: BpeTokenizer, char: CharTokenizer) -> None:
-    for fitted in (bpe, char):
+    for fitted in (bpe, char, AsciiTokenizer()):
         ids = fitted.encode(["the"])[0].tolist()
         assert fitted.decode([0, 1, 2, *ids, 3]) == "the"
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe"])
+@pytest.mark.parametrize("kind", ["char", "ascii", "bpe"])
 def test_a_saved_tokenizer_is_read_back_equal(kind: str, tmp_path: Path) -> None:
     fitted, _ = fit_tokenizer([prose(), HOSTILE["emoji"], "\u2028\x00\r"], TokenizerSettings(kind=kind))
     fitted.save(tmp_path / "one.json")

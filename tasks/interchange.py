@@ -1,0 +1,257 @@
+"""Models in and out: a bundle as a Hugging Face folder, and a Hugging Face folder as a bundle.
+
+What goes out is read by `transformers` and `tokenizers` without any code of ours; what comes in is a bundle like one
+that was trained here. The network's part is `model.hf`; this module adds the tokeniser, which gives the same ids on
+both sides. Every folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.digest import sha256_file
+from storage.errors import UserError
+from storage.schemas import TOKEN_COUNTS
+from storage.tables import write_table
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
+from tasks.tokens.chunk import COUNTS_FILE
+from tasks.tokens.tokenizer import (
+    N_SPECIAL,
+    SPECIAL_TOKENS,
+    TOKENIZER_FILE,
+    AsciiTokenizer,
+    BpeTokenizer,
+    CharTokenizer,
+    HfTokenizer,
+    Tokenizer,
+)
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+_BUNDLE_FILES = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)
+_MEANINGS = ("pad", "unk", "bos", "eos")
+
+
+class ExchangeError(UserError):
+    """A model that cannot be exported, or a folder that cannot be imported."""
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What was written.
+
+    Attributes:
+        folder: where it lies.
+        layout: Hugging Face's name of the architecture, `gpt2` or `llama`.
+        n_parameters: weights of the network.
+        vocab_size: ids of the network.
+        tokenizer: kind of the tokeniser.
+    """
+
+    folder: str
+    layout: str
+    n_parameters: int
+    vocab_size: int
+    tokenizer: str
+
+
+def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | None = None) -> Exchanged:
+    """Write a bundle as a folder for `AutoModelForCausalLM` and `AutoTokenizer` of `transformers`.
+
+    `tokenizer.json` adds no special tokens to a text, as `Tokenizer.encode` does not; what the network was trained on
+    begins with `bos_token`, so a prompt has to begin with it. Text that spells a special token is encoded as text
+    there, too. generation_config.json forbids the ids that `Bundle.complete` never draws.
+
+    Args:
+        bundle_folder: the model.
+        target: where to; it must not exist, or be empty.
+        max_shard_bytes: largest file of weights; None writes one file.
+
+    Raises:
+        ExchangeError: the folder holds no model, the model has no place in Hugging Face's layouts, or `target` is
+            taken.
+    """
+    from model.hf import fresh_folder, write_hf
+    from model.hf_config import LayoutError, config_to_hf, layout_of
+
+    missing = [name for name in _BUNDLE_FILES if not (bundle_folder / name).is_file()]
+    if missing:
+        raise ExchangeError(f"{bundle_folder} is no model folder: it lacks {', '.join(missing)}")
+    bundle = Bundle(bundle_folder)
+    tokenizer = bundle.tokenizer
+    ids = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id, "pad_id": tokenizer.pad_id}
+    generation = {"suppress_tokens": list(bundle.ids_without_text()) or None, "min_new_tokens": 1}
+    try:
+        config_to_hf(bundle.model_config)  # refuse before anything is written
+        with fresh_folder(target) as work:
+            write_hf(bundle.model, work, ids=ids, generation=generation, max_shard_bytes=max_shard_bytes)
+            write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len)
+    except LayoutError as error:
+        raise ExchangeError(str(error)) from error
+    shape = bundle.model_config
+    return Exchanged(str(target), layout_of(shape), _n_parameters(bundle.model), shape.vocab_size, tokenizer.kind)
+
+
+def import_folder(hf_folder: Path, target: Path) -> Exchanged:
+    """Make a bundle of a Hugging Face folder of a GPT-2 or LLaMA model.
+
+    The tokeniser becomes one of kind `hf` with the special ids that config.json and tokenizer_config.json name. How
+    often its ids occurred in training is unknown, so all counts are zero, and the unigram baseline of an evaluation is
+    the uniform one.
+
+    Args:
+        hf_folder: config.json, safetensors and tokenizer.json.
+        target: where to; it must not exist, or be empty.
+
+    Raises:
+        ExchangeError: something in the folder is missing, not supported, or contradicts the rest; or `target` is taken.
+    """
+    from model.checkpoint import save_weights
+    from model.hf import fresh_folder, from_hf, read_json
+    from model.hf_config import LayoutError
+
+    if not hf_folder.is_dir():
+        raise ExchangeError(f"no folder {hf_folder}: give a folder with a model of Hugging Face")
+    try:
+        tokenizer = read_hf_tokenizer(hf_folder)
+        layout = str(read_json(hf_folder, CONFIG_FILE).get("model_type"))
+        model = from_hf(hf_folder)
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise ExchangeError(
+                f"the tokeniser in {hf_folder} has ids up to {tokenizer.vocab_size - 1}, but the network's vocab_size "
+                f"is {model.config.vocab_size}; resize the network's embedding before saving it"
+            )
+        with fresh_folder(target) as work:
+            save_weights(work / WEIGHTS_FILE, model)
+            tokenizer.save(work / TOKENIZER_FILE)
+            config = {"model": model.config.to_dict(), "tokenizer": sha256_file(work / TOKENIZER_FILE)}
+            (work / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
+            rows = ({"token": token, "count": 0} for token in range(model.config.vocab_size))
+            write_table(work / COUNTS_FILE, TOKEN_COUNTS, rows)
+    except LayoutError as error:
+        raise ExchangeError(str(error)) from error
+    return Exchanged(str(target), layout, _n_parameters(model), model.config.vocab_size, tokenizer.kind)
+
+
+def _n_parameters(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write_hf_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+
+    Special tokens are words of the vocabulary that no text can spell; tokenizer_config.json names them. They are not
+    listed as added tokens, or a bare `tokenizers.Tokenizer` would find them in texts.
+
+    Args:
+        tokenizer: of any kind.
+        folder: where to.
+        context: longest sequence of the network, in tokens.
+    """
+    spec = hf_spec(tokenizer)
+    _write_json(folder / TOKENIZER_FILE, spec)
+    spelling = {index: token for token, index in HfTokenizer(json.dumps(spec)).vocabulary().items()}
+    ids = {meaning: getattr(tokenizer, f"{meaning}_id") for meaning in _MEANINGS}
+    special = {f"{meaning}_token": spelling[index] for meaning, index in ids.items() if index is not None}
+    _write_json(folder / SPECIAL_TOKENS_FILE, special)
+    _write_json(
+        folder / TOKENIZER_CONFIG_FILE,
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": context,
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,  # text that spells a special token is text
+            **special,
+        },
+    )
+
+
+def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The content of tokenizer.json that gives the same ids and texts as the tokeniser."""
+    if isinstance(tokenizer, CharTokenizer):
+        return _character_spec({char: index for index, char in enumerate(tokenizer.alphabet, N_SPECIAL)})
+    if isinstance(tokenizer, AsciiTokenizer):
+        return _character_spec({chr(index): index for index in range(N_SPECIAL, tokenizer.vocab_size)})
+    if isinstance(tokenizer, BpeTokenizer | HfTokenizer):
+        spec: dict[str, Any] = tokenizer.record()["spec"]
+        if isinstance(tokenizer, HfTokenizer):
+            return {**spec, "truncation": None, "padding": None, "post_processor": None}
+        return {**spec, "added_tokens": [], "post_processor": None}
+    raise ExchangeError(f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, ascii, bpe or hf")
+
+
+def _character_spec(characters: dict[str, int]) -> dict[str, Any]:
+    """A vocabulary of single characters: every text is cut between all code points, and put together as it is."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    special = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    engine = Tokenizer(models.WordLevel({**special, **characters}, unk_token=SPECIAL_TOKENS[1]))
+    engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    engine.decoder = decoders.Fuse()
+    spec: dict[str, Any] = json.loads(engine.to_str())
+    return spec
+
+
+def read_hf_tokenizer(folder: Path) -> HfTokenizer:
+    """The tokeniser of a Hugging Face folder.
+
+    Which id begins and ends a text, fills and stands for the unknown is looked up in config.json (where ids that no
+    token has are passed over), then in tokenizer_config.json, then in special_tokens_map.json; it may be nowhere. Where
+    several ids end a text, the first counts.
+
+    Raises:
+        ExchangeError: there is no tokenizer.json, or `tokenizers` cannot read it.
+    """
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise ExchangeError(
+            f"{folder} has no {TOKENIZER_FILE}; write one with "
+            f"transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    with _told(path):
+        spec = path.read_text(encoding="utf-8")
+        vocabulary = HfTokenizer(spec).vocabulary()
+    config, *others = (
+        _optional_json(folder / name) for name in (CONFIG_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
+    )
+    known = set(vocabulary.values())
+    named: dict[str, int | None] = {}
+    for meaning in _MEANINGS:
+        index = config.get(f"{meaning}_token_id")
+        index = index[0] if isinstance(index, list) and index else index
+        if index not in known:
+            index = None  # published files name -1, or GPT-2's 50256 beside a smaller vocabulary
+        for source in others:
+            token = source.get(f"{meaning}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if index is None and isinstance(token, str):
+                index = vocabulary.get(token)
+        named[f"{meaning}_id"] = index
+    with _told(path):
+        return HfTokenizer(spec, **named)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tells which file a fault of a tokeniser is in."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ExchangeError(f"{path}: {error}") from error
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with _told(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

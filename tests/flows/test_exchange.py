@@ -1,0 +1,86 @@
+"""`sheepfold export` and `sheepfold import`, from the keyboard to a generated text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from runs import environment
+from typer.testing import CliRunner, Result
+
+from flows.cli import generate
+from flows.cli_exchange import export, import_
+from model import ModelConfig, Transformer, save_weights
+from storage.schemas import TOKEN_COUNTS
+from storage.tables import write_table
+from tasks.tokens.tokenizer import AsciiTokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder with random weights."""
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    tokenizer = AsciiTokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Transformer(ModelConfig(128, max_seq_len=16, n_layer=1, n_head=2, d_model=16, init_std=0.3))
+    save_weights(bundle / "model.safetensors", model)
+    (bundle / "config.json").write_text(json.dumps({"model": model.config.to_dict()}))
+    tokenizer.save(bundle / "tokenizer.json")
+    rows = ({"token": token, "count": 1} for token in range(128))
+    write_table(bundle / "token_counts.parquet", TOKEN_COUNTS, rows)
+    return bundle
+
+
+def sheepfold(home: Path, *arguments: str) -> Result:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command("export")(export)
+    app.command("import")(import_)
+    app.command("generate")(generate)
+    return CliRunner().invoke(app, list(arguments), env=environment(home))
+
+
+def done(home: Path, *arguments: str) -> Any:
+    result = sheepfold(home, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_model_goes_out_comes_in_and_continues_with_the_same_text(folder: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    out = done(home, "export", str(folder), str(tmp_path / "hf"))
+    assert (out["layout"], out["vocab_size"], out["tokenizer"]) == ("gpt2", 128, "ascii")
+    back = done(home, "import", str(tmp_path / "hf"), str(tmp_path / "again"))
+    assert back["n_parameters"] == out["n_parameters"]
+    asked = ["generate", "The fold", "--temperature", "0", "--max-new-tokens", "12", "--model"]
+    first, second = (done(home, *asked, str(place))["rows"][0] for place in (folder, tmp_path / "again"))
+    assert first["text"] == second["text"] != ""
+
+
+def test_a_person_is_told_where_the_model_lies(folder: Path, tmp_path: Path) -> None:
+    result = sheepfold(tmp_path / "home", "export", str(folder), str(tmp_path / "hf"))
+    assert result.stdout.strip() == str(tmp_path / "hf")
+    assert "gpt2:" in result.stderr and "128 token ids" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["export", "nobody", "{tmp}/hf"], "no model 'nobody'"),
+        (["export", "{tmp}/bundle", "{tmp}/bundle"], "not an empty folder"),
+        (["import", "{tmp}/nowhere", "{tmp}/again"], "no folder"),
+        (["import", "{tmp}/bundle", "{tmp}/again"], "tokenizer.json"),
+    ],
+)
+def test_a_mistake_in_an_exchange_is_told_in_a_sentence(
+    arguments: list[str], sentence: str, folder: Path, tmp_path: Path
+) -> None:
+    result = sheepfold(tmp_path / "home", *(part.format(tmp=tmp_path) for part in arguments))
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output

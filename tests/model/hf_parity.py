@@ -1,0 +1,192 @@
+"""Random GPT-2 and LLaMA shapes, and how far two networks of the same weights lie apart.
+
+The relative difference of two tensors is max |a - b| / max |b|, b being that of `transformers`. Gradients are compared
+tensor by tensor under Hugging Face's names; the largest of all tensors counts.
+
+Weights have a standard deviation of 1 / sqrt(d_model), so that every product keeps its input's scale. With larger ones,
+or with fewer than eight columns, float32 alone, on either side, strays further than the limit from the exact result.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model import ModelConfig, Transformer
+from model.hf import hf_views
+
+LIMIT = 1e-5
+SEED = 2024
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest relative differences."""
+
+    logits: float
+    gradients: float
+    worst: str
+
+
+def random_shape(layout: str, number: int) -> dict[str, Any]:
+    """Fields of ModelConfig, drawn from a generator seeded with the layout and the number."""
+    draw = random.Random(f"{SEED}-{layout}-{number}")
+    heads = draw.choice([1, 2, 3, 4])
+    width = draw.choice([8, 10, 12, 16])
+    shape: dict[str, Any] = {
+        "vocab_size": draw.randint(17, 120),
+        "max_seq_len": draw.choice([8, 13, 24]),
+        "n_layer": draw.randint(1, 3),
+        "n_head": heads,
+        "d_model": heads * width,
+        "d_ff": draw.choice([None, 24, 40, 7]),
+        "norm_eps": draw.choice([1e-5, 1e-6, 1e-3, 0.1]),
+        "tie_weights": draw.random() < 0.5,
+        "vocab_multiple": draw.choice([1, 1, 64]),
+    }
+    if layout == "gpt2":
+        return {**shape, "act": draw.choice(["gelu", "gelu_tanh", "relu", "relu2"])}
+    shape |= {
+        "pos": "rope",
+        "pos_base": draw.choice([100.0, 10000.0, 500000.0]),
+        "rope_layout": draw.choice(["half", "interleaved"]),
+        "rope_scaling": ["none", "linear", "ntk", "yarn", "llama3"][number % 5],
+        "norm": "rmsnorm",
+        "act": "swiglu",
+        "n_kv_head": draw.choice([part for part in range(1, heads + 1) if heads % part == 0]),
+        "head_dim": draw.choice([None, 4, 6, 12]),
+        "attn_bias": draw.random() < 0.5,
+        "ffn_bias": draw.random() < 0.5,
+    }
+    if shape["rope_scaling"] != "none":
+        shape["rope_factor"] = draw.choice([2.0, 4.5])
+    if shape["rope_scaling"] in ("yarn", "llama3"):
+        shape["rope_original_len"] = draw.choice([8, 64, 300])
+        shape["rope_ramp"] = draw.choice([None, (1.0, 3.0)])
+    return shape
+
+
+def random_network(shape: dict[str, Any], seed: int = 0) -> Transformer:
+    """A network of this shape; gains and biases are random as well, so that none can be taken for another."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Transformer(ModelConfig(**{"init_std": shape["d_model"] ** -0.5, **shape})).eval()
+        perturb(model)
+    return model
+
+
+def perturb(model: nn.Module) -> None:
+    """Moves every vector (gain or bias) away from its initial value."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+
+
+def compare(ours: Transformer, theirs: Any, seed: int = 1) -> Difference:
+    """Logits and gradients of the mean cross-entropy of random labels, over the whole context."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, ours.config.max_seq_len)
+    ids, labels = (torch.randint(ours.config.vocab_size, shape, generator=generator) for _ in range(2))
+    our_logits = ours(ids)[..., : ours.config.vocab_size]
+    their_logits = theirs(input_ids=ids).logits
+    for network, logits in ((ours, our_logits), (theirs, their_logits)):
+        network.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    gradients = {name: _gradient(parameter) for name, parameter in ours.named_parameters()}
+    mapped = hf_views(gradients, ours.config)
+    named = dict(theirs.named_parameters())
+    assert mapped.keys() == named.keys()
+    apart = {name: relative(mapped[name], _gradient(parameter)) for name, parameter in named.items()}
+    worst = max(apart, key=lambda name: apart[name])
+    return Difference(relative(our_logits.detach(), their_logits.detach()), apart[worst], worst)
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """max |a - b| / max |b|."""
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def load_theirs(folder: Path, attention: str) -> Any:
+    """The model of `transformers` in a folder."""
+    from transformers import AutoModelForCausalLM
+
+    found, told = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation=attention, output_loading_info=True, dtype=torch.float32
+    )
+    # nothing may be left at its initial value, and nothing unread
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    return found.eval()
+
+
+def random_theirs(layout: str, number: int) -> Any:
+    """A random model of `transformers`, made from its own configuration class."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    draw = random.Random(f"{SEED}-theirs-{layout}-{number}")
+    heads = draw.choice([1, 2, 4])
+    width = heads * draw.choice([8, 12, 16])
+    common: dict[str, Any] = {
+        "vocab_size": draw.randint(17, 120),
+        "tie_word_embeddings": draw.random() < 0.5,
+        "initializer_range": width**-0.5,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    torch.manual_seed(number)
+    model: Any
+    if layout == "gpt2":
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                **common,
+                n_positions=draw.choice([8, 13, 24]),
+                n_embd=width,
+                n_layer=draw.randint(1, 3),
+                n_head=heads,
+                n_inner=draw.choice([None, 24, 7]),
+                activation_function=draw.choice(["gelu_new", "gelu", "relu", "gelu_pytorch_tanh"]),
+                layer_norm_epsilon=draw.choice([1e-5, 1e-3, 0.1]),
+                reorder_and_upcast_attn=draw.random() < 0.3,
+            )
+        )
+    else:
+        length = draw.choice([8, 13, 24])
+        scaling: dict[str, Any] = [
+            {"rope_type": "default"},
+            {"rope_type": "linear", "factor": 3.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": draw.choice([16, 200])},
+            {
+                **{"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": draw.choice([16, 200])},
+                **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            },
+        ][number % 4]
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                **common,
+                hidden_size=width,
+                intermediate_size=draw.choice([24, 40, 7]),
+                num_hidden_layers=draw.randint(1, 3),
+                num_attention_heads=heads,
+                num_key_value_heads=draw.choice([part for part in range(1, heads + 1) if heads % part == 0]),
+                head_dim=draw.choice([None, 4, 12]),
+                max_position_embeddings=length,
+                rms_norm_eps=draw.choice([1e-6, 1e-3, 0.1]),
+                attention_bias=draw.random() < 0.5,
+                mlp_bias=draw.random() < 0.5,
+                rope_parameters={"rope_theta": draw.choice([100.0, 10000.0, 500000.0]), **scaling},
+            )
+        )
+    perturb(model)
+    return model.eval()
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.clone()

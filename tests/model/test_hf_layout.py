@@ -1,0 +1,368 @@
+"""Hugging Face folders: what comes back to the byte, what is tolerated, and what is refused in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_parity import LIMIT, compare, load_theirs, random_network, random_shape, random_theirs, relative
+from safetensors.torch import load_file, save_file
+
+from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer, from_hf, preset, to_hf
+from model.hf_config import LayoutError, config_from_hf, config_to_hf, layout_of
+
+GPT2 = {"vocab_size": 31, "max_seq_len": 16, "n_layer": 2, "n_head": 2, "d_model": 16}
+LLAMA = {
+    **{**GPT2, "pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False},
+    **{"n_kv_head": 1, "tie_weights": False, "init_residual_scaling": False},
+}
+SHAPES = {"gpt2": GPT2, "llama": LLAMA}
+IDS = torch.randint(31, (2, 16), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(params=SHAPES)
+def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Transformer, Path]:
+    """A small network and its folder."""
+    model = random_network(SHAPES[request.param])
+    to_hf(model, tmp_path / "exported")
+    return model, tmp_path / "exported"
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("layout", SHAPES)
+def test_out_and_in_again_gives_the_same_bits(layout: str, number: int, tmp_path: Path) -> None:
+    shape = {**random_shape(layout, number), "vocab_multiple": 1}
+    if layout == "llama":
+        shape["rope_layout"] = "half"
+    model = random_network(shape)
+    to_hf(model, tmp_path / "exported")
+    again = from_hf(tmp_path / "exported").state_dict()
+    assert again.keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again[name]), name
+
+
+def test_the_shape_comes_back(exported: tuple[Transformer, Path]) -> None:
+    model, folder = exported
+    assert from_hf(folder).config == model.config
+
+
+@pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
+def test_a_scaled_rotation_comes_back(scaling: str) -> None:
+    fields: dict[str, Any] = {"rope_scaling": scaling, "rope_factor": 4.0}
+    if scaling != "linear":
+        fields |= {"rope_original_len": 64, "rope_ramp": (2.0, 9.0)}
+    config = ModelConfig(**{**LLAMA, "pos_base": 5000.0, **fields})
+    assert config_from_hf(config_to_hf(config)) == config
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama-7b", "llama"])
+def test_presets_of_published_models_come_back(name: str) -> None:
+    config = preset(name)
+    assert config_from_hf(config_to_hf(config)) == config
+
+
+def test_an_interleaved_network_comes_back_as_the_same_function(tmp_path: Path) -> None:
+    model = random_network({**LLAMA, "rope_layout": "interleaved", "attn_bias": True})
+    to_hf(model, tmp_path / "exported")
+    with torch.no_grad():
+        assert relative(from_hf(tmp_path / "exported")(IDS), model(IDS)) < 1e-6
+
+
+def test_rows_of_padding_are_cut(tmp_path: Path) -> None:
+    model = random_network({**LLAMA, "vocab_multiple": 64})
+    to_hf(model, tmp_path / "exported")
+    again = from_hf(tmp_path / "exported")
+    assert again.token_embedding.weight.shape == again.head_weight.shape == (31, 16)
+    with torch.no_grad():
+        assert torch.equal(again(IDS), model(IDS)[..., :31])
+
+
+def test_shards_are_read_here_and_there(exported: tuple[Transformer, Path], tmp_path: Path) -> None:
+    model, _ = exported
+    to_hf(model, tmp_path / "sharded", max_shard_bytes=3000)
+    files = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    for name in files:
+        tensors = load_file(tmp_path / "sharded" / name)
+        assert len(tensors) == 1 or sum(4 * tensor.numel() for tensor in tensors.values()) <= 3000
+    again = from_hf(tmp_path / "sharded").state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
+    found = compare(model, load_theirs(tmp_path / "sharded", "sdpa"))
+    assert max(found.logits, found.gradients) <= LIMIT
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_shards_of_transformers_are_read(layout: str, tmp_path: Path) -> None:
+    theirs = random_theirs(layout, 3)
+    theirs.save_pretrained(tmp_path, max_shard_size=2000)
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    found = compare(from_hf(tmp_path), theirs)
+    assert max(found.logits, found.gradients) <= LIMIT
+
+
+def test_a_stored_copy_of_a_tied_head_changes_nothing(tmp_path: Path) -> None:
+    model = random_network(GPT2)
+    to_hf(model, tmp_path / "exported")
+    assert "lm_head.weight" not in load_file(tmp_path / "exported" / "model.safetensors")
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+
+    change_weights(tmp_path / "exported", add)
+    with torch.no_grad():
+        assert torch.equal(from_hf(tmp_path / "exported")(IDS), model(IDS))
+
+
+def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
+    to_hf(random_network(GPT2), tmp_path / "exported")
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+
+    change_weights(tmp_path / "exported", add)
+    with pytest.raises(LayoutError, match=r"lm_head\.weight differs from the token embedding"):
+        from_hf(tmp_path / "exported")
+
+
+def test_names_without_prefix_and_old_buffers_are_read(tmp_path: Path) -> None:
+    model = random_network(GPT2)
+    to_hf(model, tmp_path / "exported")
+
+    def strip(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
+        tensors["h.1.attn.masked_bias"] = torch.tensor(-1e4)
+
+    change_weights(tmp_path / "exported", strip)
+    with torch.no_grad():
+        assert torch.equal(from_hf(tmp_path / "exported")(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_becomes_single(exported: tuple[Transformer, Path], dtype: torch.dtype, tmp_path: Path) -> None:
+    model, folder = exported
+
+    def halve(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            tensors[name] = tensors[name].to(dtype)
+
+    change_weights(folder, halve)
+    again = from_hf(folder)
+    assert again.token_embedding.weight.dtype == torch.float32
+    expected = model.token_embedding.weight.to(dtype).float()
+    assert torch.equal(again.token_embedding.weight, expected)
+
+
+def test_faults_of_tensors_are_all_named(exported: tuple[Transformer, Path]) -> None:
+    _, folder = exported
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        first, second, *_ = sorted(tensors)
+        del tensors[first]
+        tensors[second] = torch.zeros(3, 5)
+        tensors["adapter.weight"] = torch.zeros(1)
+
+    names = sorted(load_file(folder / "model.safetensors"))
+    change_weights(folder, spoil)
+    with pytest.raises(LayoutError) as told:
+        from_hf(folder)
+    assert f"{names[0]} is missing" in str(told.value)
+    assert f"{names[1]} has the shape (3, 5)" in str(told.value)
+    assert "adapter.weight is unknown" in str(told.value)
+
+
+def test_whole_numbers_for_weights_are_refused(exported: tuple[Transformer, Path]) -> None:
+    _, folder = exported
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        name = min(tensors)
+        tensors[name] = tensors[name].to(torch.int8)
+
+    change_weights(folder, quantise)
+    with pytest.raises(LayoutError, match=r"torch\.int8, expected floats"):
+        from_hf(folder)
+
+
+GPT2_REFUSED: list[dict[str, Any]] = [
+    {"model_type": "opt"},
+    {"scale_attn_by_inverse_layer_idx": True},
+    {"scale_attn_weights": False},
+    {"add_cross_attention": True},
+    {"activation_function": "silu"},
+    {"quantization_config": {"bits": 4}},
+    {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
+    {"pruned_heads": {"0": [1]}},
+    {"n_head": 3},
+]
+LLAMA_REFUSED: list[dict[str, Any]] = [
+    {"hidden_act": "gelu"},
+    {"partial_rotary_factor": 0.5},
+    {"sliding_window": 4},
+    {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+    {"rope_scaling": {"rope_type": "linear"}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5}},
+    {"rope_scaling": {"full_attention": {"rope_type": "default"}}},
+    {"num_attention_heads": 3},
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "change"),
+    [("gpt2", change) for change in GPT2_REFUSED] + [("llama", change) for change in LLAMA_REFUSED],
+    ids=str,
+)
+def test_what_cannot_be_computed_here_is_refused_by_name(layout: str, change: dict[str, Any], tmp_path: Path) -> None:
+    to_hf(random_network(SHAPES[layout]), tmp_path / "exported")
+    change_config(tmp_path / "exported", **change)
+    name, value = next(iter(change.items()))
+    if isinstance(value, dict) and name.startswith("rope"):
+        inner = value.get("rope_type", value.get("type"))
+        name = next((key for key in ("truncate", "attention_factor") if key in value), inner or "rope_parameters")
+    with pytest.raises(LayoutError, match={"n_head": "n_head=3"}.get(name, name)):
+        from_hf(tmp_path / "exported")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_scaling": {"rope_type": "default"}},
+        {"rope_scaling": {"type": "linear", "factor": 1.0}},
+        {"rope_parameters": None, "rope_scaling": None},
+        {"partial_rotary_factor": 1.0, "pretraining_tp": 4, "unheard_of": True},
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_is_accepted(change: dict[str, Any], tmp_path: Path) -> None:
+    model = random_network(LLAMA)
+    to_hf(model, tmp_path / "exported")
+    change_config(tmp_path / "exported", **change)
+    assert from_hf(tmp_path / "exported").config == model.config
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"pos": "sinusoidal"}, "pos='sinusoidal'"),
+        ({"norm": "rmsnorm"}, "norm='rmsnorm'"),
+        ({"norm_order": "post"}, "norm_order='post'"),
+        ({"norm_bias": False}, "norm_bias=False"),
+        ({"final_norm": False}, "final_norm=False"),
+        ({"qk_norm": True}, "qk_norm=True"),
+        ({"act": "swiglu"}, "act='swiglu'"),
+        ({"attn_bias": False}, "attn_bias=False"),
+        ({"ffn_bias": False}, "ffn_bias=False"),
+        ({"head_bias": True}, "head_bias=True"),
+        ({"n_kv_head": 1}, "n_kv_head=1"),
+        ({"head_dim": 4}, "head_dim=4"),
+        ({"window": 5}, "window=5"),
+        ({**LLAMA, "norm": "layernorm"}, "norm='layernorm'"),
+        ({**LLAMA, "act": "gelu"}, "act='gelu'"),
+        ({**LLAMA, "qk_norm": True}, "qk_norm=True"),
+        ({**LLAMA, "rope_dim": 4}, "rope_dim=4"),
+        ({**LLAMA, "d_model": 17, "head_dim": 4}, "d_model=17"),
+    ],
+    ids=str,
+)
+def test_what_no_layout_can_say_is_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    model = Transformer(ModelConfig(**{**GPT2, **change}))
+    with pytest.raises(LayoutError, match=named):
+        to_hf(model, tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+@dataclasses.dataclass(frozen=True)
+class WiderConfig(ModelConfig):
+    """A shape with a switch that the layouts have never heard of."""
+
+    softcap: float = 0.0
+
+
+def test_a_switch_that_is_new_is_not_dropped_in_silence() -> None:
+    assert layout_of(WiderConfig(**GPT2)) == "gpt2"
+    with pytest.raises(LayoutError, match=r"softcap=30\.0"):
+        layout_of(WiderConfig(**GPT2, softcap=30.0))
+
+
+def test_a_pickle_is_never_read(exported: tuple[Transformer, Path]) -> None:
+    _, folder = exported
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(LayoutError, match=r"pytorch_model\.bin, a pickle.*save_pretrained"):
+        from_hf(folder)
+
+
+def test_an_index_leads_nowhere_else(exported: tuple[Transformer, Path]) -> None:
+    _, folder = exported
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
+    with pytest.raises(LayoutError, match=r"names \.\./model\.safetensors"):
+        from_hf(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_broken_config_is_told(exported: tuple[Transformer, Path], content: str) -> None:
+    _, folder = exported
+    (folder / "config.json").write_text(content)
+    with pytest.raises(LayoutError, match=r"config\.json"):
+        from_hf(folder)
+
+
+def test_a_taken_folder_is_left_alone(exported: tuple[Transformer, Path]) -> None:
+    model, folder = exported
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(LayoutError, match="not an empty folder"):
+        to_hf(model, folder)
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_a_failed_write_leaves_nothing(
+    exported: tuple[Transformer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("model.hf.save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        to_hf(exported[0], tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+def test_a_network_trained_here_gives_the_same_logits_there(
+    build_source: Callable[..., SpanSource], train_config: TrainConfig, tmp_path: Path
+) -> None:
+    config = ModelConfig(**{**LLAMA, "rope_layout": "interleaved", "vocab_multiple": 64})
+    trained = Trainer(config, train_config, build_source()).fit().model
+    to_hf(trained, tmp_path / "exported")
+    found = compare(trained, load_theirs(tmp_path / "exported", "sdpa"))
+    assert max(found.logits, found.gradients) <= LIMIT
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_a_network_of_transformers_is_trained_further_here(
+    layout: str, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    random_theirs(layout, 2).save_pretrained(tmp_path)
+    model = from_hf(tmp_path)
+    source = build_source(seq_len=model.config.max_seq_len, vocab_size=model.config.vocab_size)
+    plan = TrainConfig(max_steps=60, batch_size=8, lr=1e-2)
+    result = Trainer(model.config, plan, source, initial_weights=model.state_dict()).fit()
+    losses = [row["train/loss"] for row in result.history]
+    assert losses[-1] < 0.8 * losses[0]
