@@ -120,8 +120,7 @@ class Bundle:
             ValueError: a prompt is empty, and the tokeniser has neither.
         """
         tokenizer = self.tokenizer
-        start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
-        encoded = [[] if start is None else [start] for _ in prompts]
+        encoded = [[] if tokenizer.start_id is None else [tokenizer.start_id] for _ in prompts]
         for place, ids in zip(encoded, tokenizer.encode(list(prompts)), strict=True):
             place += ids.tolist()
         if not all(encoded):

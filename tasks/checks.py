@@ -12,7 +12,7 @@ from storage.tables import read_rows
 from storage.verify import Check
 from tasks.curate.kept import kept_documents
 from tasks.tokens.shards import SHARD_FILE
-from tasks.tokens.tokenizer import BOS, EOS, TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 State = dict[str, list[ArtifactRef]]
 
@@ -52,7 +52,7 @@ def check_tokens(store: Store, state: State) -> Check:
             ids = np.array(row["ids"], dtype=np.int64)
             if not np.array_equal(shard[row["offset"] : row["offset"] + row["length"]], ids):
                 check.problems.append(f"document {row['doc_id']}: the shard differs from the table")
-            if ids[0] != BOS or ids[-1] != EOS or ids.max() >= tokenizer.vocab_size:
+            if ids[0] != tokenizer.start_id or ids[-1] != tokenizer.eos_id or ids.max() >= tokenizer.vocab_size:
                 check.problems.append(f"document {row['doc_id']}: not bos, ids of the vocabulary, eos")
             elif not row["lost_bytes"] and tokenizer.decode(ids.tolist()) != texts[row["doc_id"]]:
                 check.problems.append(f"document {row['doc_id']}: the ids do not give its text back")

@@ -13,7 +13,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import TOKENS
 from storage.tables import read_rows, union_digest, write_table
 from tasks.stage import Work, stage
-from tasks.tokens.tokenizer import BOS, EOS, TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 SHARD_FILE = "tokens.npy"
 BATCH_DOCUMENTS = 64
@@ -33,8 +33,9 @@ def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def encode_document(tokenizer: Tokenizer, text: str, ids: np.ndarray) -> tuple[np.ndarray, int]:
-    """A document's sequence (bos, ids, eos) and the bytes that became unk."""
-    return np.concatenate([[BOS], ids, [EOS]]), tokenizer.lost_bytes(text, ids)
+    """A document's sequence (bos, ids, eos, as far as the tokeniser has them) and the bytes that became unk."""
+    start, end = ([] if special is None else [special] for special in (tokenizer.start_id, tokenizer.eos_id))
+    return np.concatenate([start, ids, end]).astype(np.int64), tokenizer.lost_bytes(text, ids)
 
 
 @stage("tokenise", version=1, unit="document")

@@ -72,6 +72,11 @@ class Tokenizer(ABC):
         return EOS
 
     @property
+    def start_id(self) -> int | None:
+        """What a text begins with: bos, or else eos, which stands between texts; None where there is neither."""
+        return self.eos_id if self.bos_id is None else self.bos_id
+
+    @property
     def special_ids(self) -> tuple[int, ...]:
         """All ids that stand for no text, in ascending order."""
         return tuple(range(N_SPECIAL))

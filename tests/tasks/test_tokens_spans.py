@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from model import SpanSource
 from model.data import IGNORE
 from tasks.tokens.chunk import ChunkSettings, chunk_spans
 from tasks.tokens.shards import encode_document, smallest_dtype
-from tasks.tokens.tokenizer import BOS, EOS, PAD, UNK, CharTokenizer
+from tasks.tokens.tokenizer import BOS, EOS, PAD, UNK, BpeTokenizer, CharTokenizer, HfTokenizer
 
 SHAPES = [(m, s) for m in (1, 2, 5, 8) for s in range(1, m + 1)]
 
@@ -119,3 +120,21 @@ def test_a_document_without_text_is_bos_and_eos() -> None:
     tokenizer = CharTokenizer("ab")
     sequence, lost = encode_document(tokenizer, "", tokenizer.encode([""])[0])
     assert (sequence.tolist(), lost) == ([BOS, EOS], 0)
+
+
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [
+        ({"bos_id": 2, "eos_id": 3}, ([2], [3])),
+        ({"eos_id": 3}, ([3], [3])),  # GPT-2 has one token for both
+        ({}, ([], [])),
+    ],
+)
+def test_a_document_in_foreign_ids_has_the_special_tokens_its_tokeniser_has(
+    special: dict[str, int], expected: tuple[list[int], list[int]]
+) -> None:
+    spec = json.dumps(BpeTokenizer.fit(["some text to learn from"], 300).record()["spec"])
+    tokenizer = HfTokenizer(spec, **special)
+    ids = tokenizer.encode(["some text"])[0]
+    sequence, lost = encode_document(tokenizer, "some text", ids)
+    assert (sequence.tolist(), lost) == ([*expected[0], *ids.tolist(), *expected[1]], 0)
