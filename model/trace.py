@@ -1,0 +1,419 @@
+"""Looking inside: every intermediate value of one sequence, the named operators, and how strongly each part reacts.
+
+The network is seen as a system whose state is the residual stream: h_0 = position(embedding(ids)), then
+h_l = block_l(h_l-1), and logits = out(norm(h_L)). Everything here reads the model's own modules while they run, so that
+what is shown is what happened; only attention's scores and weights are computed again, because the fast kernels never
+hold them. Nothing is changed: mode, gradients, random state and weights are afterwards what they were before.
+
+Shapes in comments: T tokens, D d_model, H query heads, K key-value heads, E head_dim, V vocabulary, L blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .attention import Attention, Reading, attention_weights
+from .transformer import Block, Transformer
+
+# Scores and weights of all heads are quadratic in it, and a person reads no more.
+MAX_TRACED_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One named part of the network as a function of the part before it."""
+
+    name: str
+    apply: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.apply(x)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One intermediate value.
+
+    Attributes:
+        name: such as "embedding" or "block_1.weights".
+        block: number of the block it belongs to, from 1; None outside of the blocks.
+        kind: the name without its block.
+        tensor: the value, without a batch axis.
+    """
+
+    name: str
+    block: int | None
+    kind: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Score:
+    """Probability of a sequence by the chain rule: log p(ids) = sum of log p(id_t | ids before t).
+
+    Attributes:
+        log_probs: (T - 1,) float64 log-probability of each id but the first, which nothing predicts.
+    """
+
+    log_probs: Tensor
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the sequence given its first id, in nats."""
+        return float(self.log_probs.sum())
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood per predicted id, in nats; NaN where nothing is predicted."""
+        return -self.total / len(self.log_probs) if len(self.log_probs) else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll)."""
+        return math.exp(self.nll)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened to one sequence.
+
+    Attributes:
+        ids: (T,) int64.
+        steps: all intermediate values, in the order in which they arise.
+        mask: (T, T) bool, True where a token (row) may look at another (column).
+        hidden: (L + 1, T, D) the states h_0 to h_L of the residual stream.
+        log_probs: (T, V) float64 log-probabilities of the next token at every position.
+        score: of the sequence itself.
+    """
+
+    ids: Tensor
+    steps: list[Step]
+    mask: Tensor
+    hidden: Tensor
+    log_probs: Tensor
+    score: Score
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The value of a step."""
+        for step in self.steps:
+            if step.name == name:
+                return step.tensor
+        raise KeyError(f"no step {name!r}; there are {', '.join(step.name for step in self.steps)}")
+
+    @property
+    def weights(self) -> Tensor:
+        """(L, H, T, T) attention weights of every block and head."""
+        return torch.stack([step.tensor for step in self.steps if step.kind == "weights"])
+
+    @property
+    def increments(self) -> Tensor:
+        """(L, T, D) what each block adds to the stream: block_l(x) - x, so that h_L = h_0 + their sum."""
+        return self.hidden[1:] - self.hidden[:-1]
+
+    def top(self, position: int, n: int) -> tuple[Tensor, Tensor]:
+        """The n likeliest next ids at a position, and their log-probabilities, best first."""
+        found = self.log_probs[position].topk(min(n, self.log_probs.shape[1]))
+        return found.indices, found.values
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How one part of the network reacts to a small change u of its input x.
+
+    Attributes:
+        component: such as "block_1.attention".
+        direction: "state" (u along x itself) or "random" (a fixed random u).
+        gain: |J u| / |u| with the Jacobian J at x: how much longer or shorter the change comes out.
+        deviation: |f(x + u) - f(x) - J u| relative to the larger of |J u| and |f(x + u) - f(x)|, for a u of a tenth of
+            x's length: 0 for a linear part.
+        nonlinear: what makes the part nonlinear; empty if nothing does.
+    """
+
+    component: str
+    direction: str
+    gain: float
+    deviation: float
+    nonlinear: tuple[str, ...]
+
+
+def operators(model: Transformer, n_tokens: int) -> list[Operator]:
+    """The network as a chain of named functions: embedding, position, block_1 .. block_L, norm, out.
+
+    Applied one after the other to ids (B, n_tokens) they give the model's own logits, bit for bit in evaluation mode;
+    "norm" is the identity where the network has no final norm.
+
+    Args:
+        model: the network.
+        n_tokens: length of the sequences, on which positions and the mask depend.
+
+    Raises:
+        ValueError: n_tokens is above max_seq_len.
+    """
+    device = model.token_embedding.weight.device
+    positions, reading = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
+
+    def position(x: Tensor) -> Tensor:
+        placed: Tensor = model.dropout(x if model.position_table is None else x + model.position_table[positions])
+        return placed
+
+    def block_of(layer: int, block: nn.Module) -> Operator:
+        return Operator(f"block_{layer + 1}", lambda x: block(x, layer, reading))
+
+    return [
+        Operator("embedding", model.token_embedding),
+        Operator("position", position),
+        *(block_of(layer, block) for layer, block in enumerate(model.blocks)),
+        Operator("norm", model.norm),
+        Operator("out", model.head),
+    ]
+
+
+def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
+    """Runs the network over one sequence and keeps every intermediate value.
+
+    Args:
+        model: the network, in any mode; it is asked in evaluation mode.
+        ids: (T,) token ids.
+
+    Raises:
+        ValueError: there are no ids or more than MAX_TRACED_TOKENS or max_seq_len, or one is outside the vocabulary.
+    """
+    tokens = _checked(model, ids)
+    with _undisturbed(model):
+        seen = _Recorder(model)
+        with seen:
+            logits = model(tokens[None])[0]
+        _, reading = model.plan(tokens[None])
+        mask = _mask(reading, len(tokens), tokens.device)
+        steps = [Step("ids", None, "ids", tokens), *_input_steps(model, tokens, reading)]
+        states = [steps[-1].tensor]
+        for number, block in enumerate(model.blocks, 1):
+            assert isinstance(block, Block)
+            values = _block_values(block, seen, reading, mask)
+            steps += [Step(f"block_{number}.{kind}", number, kind, value) for kind, value in values.items()]
+            states.append(values["output"])
+        log_probs = logits[:, : model.config.vocab_size].double().log_softmax(dim=-1)
+        if model.config.final_norm:
+            steps.append(Step("norm", None, "norm", seen.out[model.norm]))
+        steps.append(Step("logits", None, "logits", logits))
+        steps.append(Step("probabilities", None, "probabilities", log_probs.exp()))
+    chosen = log_probs[:-1].gather(1, tokens[1:, None])[:, 0]
+    return Trace(tokens, steps, mask, torch.stack(states), log_probs, Score(chosen))
+
+
+def local_gains(model: Transformer, ids: Sequence[int] | Tensor, seed: int = 0, step: float = 0.1) -> list[Gain]:
+    """Gain and linearity of every part at the point that this sequence leads to, by forward-mode differentiation.
+
+    Lengths are taken over all tokens together. Each part is pushed along its own input and along a random direction;
+    a norm, for example, hardly answers to the first, because it divides the length out again.
+
+    Args:
+        model: the network.
+        ids: (T,) token ids, as for trace.
+        seed: of the random directions.
+        step: length of the finite push behind `deviation`, relative to the input's.
+
+    Returns:
+        Two gains per part: position, per block its attention branch, feed-forward branch and itself, norm, out, and
+        last all parts from h_0 to the logits as one.
+    """
+    tokens = _checked(model, ids)
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    with _undisturbed(model), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        # the other kernels have no formula for forward-mode derivatives
+        for name, function, x, nonlinear in _components(model, tokens):
+            noise = torch.randn(x.shape, generator=generator).to(x)
+            for direction, along in (("state", x), ("random", noise)):
+                gain, deviation = _reaction(function, x, along * (step * x.norm() / along.norm().clamp_min(1e-30)))
+                found.append(Gain(name, direction, gain, deviation, nonlinear))
+    return found
+
+
+Component = tuple[str, Callable[[Tensor], Tensor], Tensor, tuple[str, ...]]
+
+
+def _components(model: Transformer, tokens: Tensor) -> Iterator[Component]:
+    """Each part with its input at this sequence and the names of what is nonlinear in it."""
+    _, reading = model.plan(tokens[None])
+    embedding, position, *blocks, norm, out = operators(model, len(tokens))
+    x = embedding(tokens[None])
+    yield "position", position, x, ()
+    first = x = position(x)
+    everything: list[str] = []
+    for layer, (operator, block) in enumerate(zip(blocks, model.blocks, strict=True)):
+        assert isinstance(block, Block)
+        attend, feed, between = _branches(block, layer, reading)
+        norms, softmax, act = (type(block.norm_attention).__name__,), ("softmax",), (_activation(model),)
+        before = () if block.post_norm else norms
+        qk_norm = ("RMSNorm of queries and keys",) if block.attention.norm_q is not None else ()
+        yield f"{operator.name}.attention", attend, x, (*before, *qk_norm, *softmax)
+        yield f"{operator.name}.ffn", feed, between(x), (*before, *act)
+        inside = (*norms, *qk_norm, *softmax, *act)
+        yield operator.name, operator, x, inside
+        everything += inside
+        x = operator(x)
+    if model.config.final_norm:
+        yield "norm", norm, x, (type(model.norm).__name__,)
+        everything.append(type(model.norm).__name__)
+
+    # ids that only fill the table up have the logit -inf, from which nothing can be subtracted
+    def logits(features: Tensor) -> Tensor:
+        return out(features)[..., : model.config.vocab_size]
+
+    yield "out", logits, norm(x), ()
+
+    def whole(state: Tensor) -> Tensor:
+        for operator in blocks:
+            state = operator(state)
+        return logits(norm(state))
+
+    yield "model", whole, first, tuple(dict.fromkeys(everything))
+
+
+State = Callable[[Tensor], Tensor]
+
+
+def _branches(block: Block, layer: int, reading: Reading) -> tuple[State, State, State]:
+    """A block's attention branch, its feed-forward branch, and what the second one reads, as functions of its input."""
+
+    def attend(x: Tensor) -> Tensor:
+        result: Tensor = block.attention(x if block.post_norm else block.norm_attention(x), layer, reading)
+        return result
+
+    def feed(x: Tensor) -> Tensor:
+        result: Tensor = block.mlp(x if block.post_norm else block.norm_mlp(x))
+        return result
+
+    def between(x: Tensor) -> Tensor:
+        summed = x + attend(x)
+        return block.norm_attention(summed) if block.post_norm else summed
+
+    return attend, feed, between
+
+
+def _activation(model: Transformer) -> str:
+    return "SiLU gate" if model.config.act == "swiglu" else model.config.act
+
+
+def _reaction(function: Callable[[Tensor], Tensor], x: Tensor, push: Tensor) -> tuple[float, float]:
+    """Gain along the push, and deviation from the linear answer to it."""
+    at, linear = torch.func.jvp(function, (x,), (push,))[:2]
+    change = function(x + push) - at
+    size = max(float(linear.norm()), float(change.norm()))
+    # what is smaller than the rounding of f(x) itself is no answer at all
+    rounding = 16 * torch.finfo(at.dtype).eps * float(at.norm())
+    gain = float(linear.norm()) / max(float(push.norm()), 1e-30)
+    return gain, 0.0 if size <= rounding else float((change - linear).norm()) / size
+
+
+def _checked(model: Transformer, ids: Sequence[int] | Tensor) -> Tensor:
+    """The ids on the model's device.
+
+    Raises:
+        ValueError: they cannot be traced.
+    """
+    tokens = torch.as_tensor(ids, dtype=torch.int64, device=model.token_embedding.weight.device)
+    if tokens.dim() != 1 or not len(tokens):
+        raise ValueError(f"found ids of the shape {tuple(tokens.shape)}; a trace needs one sequence of at least one id")
+    limit = min(MAX_TRACED_TOKENS, model.config.max_seq_len)
+    if len(tokens) > limit:
+        raise ValueError(
+            f"the sequence has {len(tokens)} tokens; a trace takes at most {limit} (the model's context, and "
+            f"{MAX_TRACED_TOKENS} in any case): cut it"
+        )
+    if int(tokens.min()) < 0 or int(tokens.max()) >= model.config.vocab_size:
+        raise ValueError(
+            f"the ids lie between {int(tokens.min())} and {int(tokens.max())}, but vocab_size is "
+            f"{model.config.vocab_size}; the ids were made with another tokeniser than the model's"
+        )
+    return tokens
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module has its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+class _Recorder:
+    """Keeps the first input and the output of every module while a sequence runs, without the batch axis."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [module for module in model.modules() if module is not model]
+        self.into: dict[nn.Module, Tensor] = {}
+        self.out: dict[nn.Module, Tensor] = {}
+
+    def __enter__(self) -> None:
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            self.into[module], self.out[module] = inputs[0][0], output[0]
+
+        self._handles = [module.register_forward_hook(keep) for module in self._modules]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _mask(reading: Reading, n_tokens: int, device: torch.device) -> Tensor:
+    """(T, T) who may look at whom; plain causal attention hands no mask over."""
+    if reading.mask is None:
+        return torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=device).tril()
+    return reading.mask.expand(1, 1, n_tokens, n_tokens)[0, 0]
+
+
+def _input_steps(model: Transformer, tokens: Tensor, reading: Reading) -> Iterator[Step]:
+    """From ids to h_0."""
+    embedding, position, *_ = operators(model, len(tokens))
+    vectors = embedding(tokens[None])
+    yield Step("embedding", None, "embedding", vectors[0])
+    if model.position_table is not None:
+        yield Step("position", None, "position", model.position_table[: len(tokens)].detach())
+    if reading.rotation is not None:
+        yield Step("rotation", None, "rotation", reading.rotation.reshape(len(tokens), -1))
+    yield Step("sum", None, "sum", position(vectors)[0])
+
+
+def _block_values(block: Block, seen: _Recorder, reading: Reading, mask: Tensor) -> dict[str, Tensor]:
+    """All values inside one block, in the order in which they arise."""
+    attention = block.attention
+    q, k, v = (part[0] for part in attention.project(seen.into[attention][None], reading.rotation))
+    inside = {
+        "q": q,  # (H, T, E)
+        "k": k,  # (K, T, E)
+        "v": v,  # (K, T, E)
+        "scores": _scores(attention, q, k),  # (H, T, T)
+        "weights": attention_weights(q, k, mask),  # (H, T, T)
+        "mixed": seen.into[attention.proj].unflatten(-1, (-1, attention.head_dim)).transpose(0, 1),  # (H, T, E)
+        "attention": seen.out[attention],  # (T, D)
+    }
+    feed = {"hidden": seen.into[block.mlp.down], "ffn": seen.out[block.mlp]}  # (T, d_ff), (T, D)
+    norms = {"norm_attention": seen.out[block.norm_attention], "norm_mlp": seen.out[block.norm_mlp]}
+    if block.post_norm:
+        sums = {"sum_attention": seen.into[block.norm_attention], "sum_ffn": seen.into[block.norm_mlp]}
+        order = ["sum_attention", "norm_attention", *feed, "sum_ffn"]
+    else:
+        sums = {"sum_attention": seen.into[block.norm_mlp]}
+        order = ["sum_attention", "norm_mlp", *feed]
+    found = {**norms, **inside, **sums, **feed}
+    names = [*([] if block.post_norm else ["norm_attention"]), *inside, *order]
+    return {**{name: found[name] for name in names}, "output": seen.out[block]}
+
+
+def _scores(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """q k^T / sqrt(E) before the mask, (H, T, T)."""
+    shared = k.repeat_interleave(attention.heads[0] // attention.heads[1], dim=0)
+    return q @ shared.transpose(-2, -1) / math.sqrt(attention.head_dim)

@@ -1,0 +1,170 @@
+"""The inspection page in a real browser: it opens alone, its choices change the picture, no prompt breaks it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli_inspect import fresh_subject
+from tasks.inspection.inspection import inspect_prompt
+from tasks.inspection.page import SECTIONS, to_html
+
+pytestmark = [pytest.mark.full, pytest.mark.browser]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp; '\"\n"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install it to look at the page (apt install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page with all that it complained of and asked for."""
+
+    def __init__(self, browser: Any, folder: Path, prompt: str, preset: str = "tiny", **context: Any) -> None:
+        path = folder / "page.html"
+        path.write_text(to_html(inspect_prompt(fresh_subject(preset, 0), prompt)), encoding="utf-8")
+        self.page = browser.new_context(**context).new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.own = path.as_uri()
+
+    def fill(self) -> list[str]:
+        """Ink of the attention map's cells."""
+        return self.page.eval_on_selector_all("#attention-map .cell", "cells => cells.map(c => c.style.fillOpacity)")
+
+
+def test_the_page_opens_without_complaint_or_request_and_has_all_sections(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path, "Hello World")
+    assert opened.complaints == []
+    assert [url for url in opened.requests if url != opened.own and not url.startswith("data:")] == []
+    for name in SECTIONS:
+        assert opened.page.locator(f"#{name}").is_visible()
+        assert opened.page.locator(f"#{name} h2").count() == 1
+
+
+def test_another_layer_or_head_changes_the_map_its_words_and_its_table(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path, "Hello World")
+    first, words = opened.fill(), opened.page.locator("#attention-status").inner_text()
+    numbers = opened.page.locator("#attention-table").text_content()
+    opened.page.select_option("#layer", index=1)
+    second = opened.fill()
+    assert second != first
+    assert opened.page.locator("#attention-status").inner_text() != words
+    assert opened.page.locator("#attention-table").text_content() != numbers
+    opened.page.get_by_role("button", name="Show layer 1, head 2").click()
+    assert opened.page.locator("#head").input_value() == "1"
+    assert opened.fill() not in (first, second)
+    opened.page.get_by_role("button", name="Show layer 1, head 1").click()
+    assert opened.fill() == first
+
+
+def test_value_classes_leave_at_most_six_shades(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path, "Hello World")
+    assert not opened.page.locator("#bin-legend").is_visible()
+    opened.page.check("#bins")
+    assert opened.page.locator("#bin-legend").is_visible()
+    assert 1 < len(set(opened.fill())) <= 6
+
+
+def test_another_token_changes_what_comes_next_and_its_state(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path, "Hello World")
+    before = [opened.page.locator(place).inner_html() for place in ("#probabilities", "#logits", "#dimensions")]
+    opened.page.locator("#next .chip").first.click()
+    after = [opened.page.locator(place).inner_html() for place in ("#probabilities", "#logits", "#dimensions")]
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    assert "what does come next" in opened.page.locator("#next-status").inner_text()
+
+
+def test_without_scripts_the_first_head_and_the_last_token_are_shown(browser: Any, tmp_path: Path) -> None:
+    scripted = Opened(browser, tmp_path, "Hello World")
+    plain = Opened(browser, tmp_path, "Hello World", java_script_enabled=False)
+    assert plain.page.locator("#probabilities .token").all_inner_texts() == (
+        scripted.page.locator("#probabilities .token").all_inner_texts()
+    )
+    assert [float(ink) for ink in scripted.fill()] == pytest.approx(
+        [
+            float(cell.get_attribute("style").partition(":")[2])
+            for cell in plain.page.locator("#attention-map .cell").all()
+        ],
+        abs=0.002,
+    )
+
+
+def test_a_hostile_prompt_is_only_text(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path, HOSTILE)
+    assert opened.complaints == []
+    assert opened.page.evaluate("window.hit") is None
+    assert opened.page.locator("main img").count() == 0
+    shown = opened.page.locator(".prompt").inner_text()
+    assert shown.startswith("<script>window.hit=1</script>\\x00<U+202E><img")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_nothing_is_wider_than_the_screen(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    opened = Opened(
+        browser,
+        tmp_path,
+        "a prompt of sixty tokens " * 2 + "and a bit",
+        viewport={"width": width, "height": 800},
+        color_scheme=scheme,
+    )
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    spilled = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent)"
+    assert opened.page.eval_on_selector_all("td, th", spilled) == []
+    ink, paper = (
+        opened.page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")
+    )
+    assert ink != paper
+
+
+def test_every_label_of_a_diagram_fits_its_box(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path, "Hello", "sheepop")
+    cut = opened.page.evaluate(
+        """() => [...document.querySelectorAll('#diagrams details')].map(d => d.open = true) &&
+        [...document.querySelectorAll('#diagrams svg')].flatMap(svg => {
+          const edge = svg.viewBox.baseVal;
+          return [...svg.querySelectorAll('text')].filter(text => {
+            const box = text.getBBox();
+            const rects = [...svg.querySelectorAll('rect')].map(rect => rect.getBBox()).filter(rect =>
+              rect.y <= box.y + box.height / 2 && box.y + box.height / 2 <= rect.y + rect.height &&
+              rect.x <= box.x + box.width / 2 && box.x + box.width / 2 <= rect.x + rect.width);
+            return box.x < 0 || box.x + box.width > edge.width ||
+              rects.some(rect => box.x < rect.x || box.x + box.width > rect.x + rect.width);
+          }).map(text => svg.id + ': ' + text.textContent);
+        })"""
+    )
+    assert cut == []
+
+
+@pytest.mark.parametrize("prompt", ["Hello World", "the quick brown fox jumps over the lazy dog again"])
+def test_labels_of_a_chart_do_not_cover_each_other(browser: Any, tmp_path: Path, prompt: str) -> None:
+    opened = Opened(browser, tmp_path, prompt)
+    covered = opened.page.evaluate(
+        """() => ['#plane-0', '#plane-1', '#norms', '#attention-map', '#mask', '#increments'].flatMap(name => {
+          const boxes = [...document.querySelectorAll(name + ' text.token')].map(text =>
+            [text.textContent, text.getBoundingClientRect()]);
+          return boxes.flatMap(([word, a], index) => boxes.slice(index + 1).filter(([, b]) =>
+            Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 &&
+            Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4).map(([other]) => name + word + ' / ' + other));
+        })"""
+    )
+    assert covered == []

@@ -1,0 +1,209 @@
+"""The inspection report: what it says is what the network did, and no prompt breaks it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import ModelConfig, Transformer
+from tasks.inspection.elements import control_elements
+from tasks.inspection.inspection import InspectError, Inspection, Subject, inspect_prompt, project, to_json
+from tasks.inspection.labels import visible
+from tasks.inspection.page import SECTIONS, page_data, to_html
+from tasks.inspection.sections import shown_rows
+from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer, CharTokenizer, Tokenizer
+
+SHAPE = {"vocab_size": 128, "max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 16, "init_std": 0.3}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><!-- \" ' & &amp;",
+    "nul \x00 and \x1b escape",
+    "\u202eright to left \u05e9\u05dc\u05d5\u05dd",
+    "\u0301 combining",
+    " \n\t",
+]
+
+
+def subject(tokenizer: Tokenizer | None = None, bos: bool = False, **settings: Any) -> Subject:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Transformer(ModelConfig(**{**SHAPE, **settings})).eval()
+    return Subject("a small network", model, tokenizer or AsciiTokenizer(), bos=bos)
+
+
+def look(prompt: str = "Hello World", **settings: Any) -> Inspection:
+    return inspect_prompt(subject(**settings), prompt)
+
+
+class Tags(HTMLParser):
+    """Checks that elements are closed in order, and collects ids and visible text."""
+
+    VOID = ("meta", "link", "input", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.scripts += tag == "script"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.open
+    return tags
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b", "a␣b"),
+        ("\n\t", "⏎⇥"),
+        ("\x00\x7f", "\\x00\\x7f"),
+        ("\u202e\u200b", "<U+202E><U+200B>"),
+        ("\u0301", "◌\u0301"),
+        ("é שלום", "é␣שלום"),
+    ],
+)
+def test_what_cannot_be_seen_becomes_a_sign(text: str, expected: str) -> None:
+    assert visible(text) == expected
+
+
+def test_the_phrase_of_the_documents_has_the_ids_of_the_documents() -> None:
+    found = to_json(look("Hello World"))
+    assert [token["id"] for token in found["tokens"]] == [72, 101, 108, 108, 111, 32, 87, 111, 114, 108, 100]
+    assert found["tokens"][5]["text"] == "␣"
+    names = [step["name"] for step in found["steps"]]
+    assert names[:4] == ["ids", "embedding", "position", "sum"]
+    assert names[-3:] == ["norm", "logits", "probabilities"]
+    shapes = {step["name"]: step["shape"] for step in found["steps"]}
+    assert shapes["sum"] == [11, 16]
+    assert shapes["block_1.weights"] == [2, 11, 11]
+    assert shapes["logits"] == [11, 128]
+
+
+def test_json_holds_the_rounded_values_of_the_trace() -> None:
+    found = look()
+    document = json.loads(json.dumps(to_json(found), allow_nan=False))
+    np.testing.assert_allclose(document["attention"], found.trace.weights.numpy(), atol=5.1e-5)
+    step = {step["name"]: step for step in document["steps"]}["block_2.ffn"]
+    np.testing.assert_allclose(step["first_columns"], found.trace["block_2.ffn"][:, :4].numpy(), atol=5.1e-5)
+    assert document["sequence"]["perplexity"] == pytest.approx(found.trace.score.perplexity, rel=1e-3)
+    best = document["next"][-1][0]
+    assert best["id"] == int(found.trace["logits"][-1].argmax())
+    assert document["model"]["parameters"] == sum(p.numel() for p in found.subject.model.parameters())
+
+
+def test_a_bundle_begins_as_in_training_with_bos() -> None:
+    found = look(tokenizer=CharTokenizer("Helo"), bos=True, vocab_size=8)
+    assert found.labels == ["<bos>", "H", "e", "l", "l", "o", "<unk>", "<unk>", "o", "<unk>", "l", "<unk>"]
+
+
+def test_pieces_of_a_character_are_shown_by_their_numbers() -> None:
+    tokenizer = BpeTokenizer.fit(["plain text"], 260)
+    labels = inspect_prompt(subject(tokenizer, vocab_size=300), "a€ b").labels
+    assert labels[0] == "a"
+    assert labels[-2:] == ["␣", "b"]
+    assert all(re.fullmatch(r"#\d+", label) for label in labels[1:-2])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"), [("", "empty"), ("x" * 65, "at most 64 are expected"), ("a\ud800", "lone surrogate")]
+)
+def test_what_cannot_be_looked_at_is_said(prompt: str, said: str) -> None:
+    with pytest.raises(InspectError, match=said):
+        look(prompt)
+
+
+def test_a_plane_keeps_the_distances_of_points_that_lie_in_it() -> None:
+    flat = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = torch.linalg.qr(torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).Q
+    plane = project(torch.nn.functional.pad(flat, (0, 7)) @ turned)
+    torch.testing.assert_close(torch.cdist(plane.points, plane.points), torch.cdist(flat, flat))
+    assert sum(plane.shares) == pytest.approx(1)
+
+
+def test_one_point_alone_lies_in_the_middle() -> None:
+    plane = project(torch.ones(3, 5))
+    assert torch.equal(plane.points, torch.zeros(3, 2, dtype=torch.float64))
+    assert plane.shares == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("prompt", [*HOSTILE, "a", "Hello World", "long prompt " * 5])
+def test_the_page_is_closed_in_order_and_names_nothing_twice(prompt: str) -> None:
+    page = to_html(look(prompt))
+    tags = parsed(page)
+    assert len(tags.ids) == len(set(tags.ids))
+    assert set(SECTIONS) <= set(tags.ids)
+    assert tags.scripts == 2
+    assert "\x00" not in page
+
+
+@pytest.mark.parametrize("prompt", HOSTILE[:2])
+def test_no_markup_of_a_prompt_reaches_the_page(prompt: str) -> None:
+    page = to_html(look(prompt))
+    assert prompt not in page
+    assert "alert(1)</script>" not in page
+
+
+def test_the_page_fetches_nothing() -> None:
+    page = to_html(look())
+    assert not re.search(r"""(src|href)="(?!data:|#)|@import|https?://""", page)
+
+
+def test_the_page_holds_the_weights_of_every_head() -> None:
+    found = look(n_head=4, n_kv_head=2, window=3)
+    data = page_data(found)
+    values = np.frombuffer(base64.b64decode(data["weights"]), dtype="<u2") / 65535
+    expected = found.trace.weights[:, :, found.trace.mask].flatten().numpy()
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+    assert data["cells"] == found.trace.mask.nonzero().tolist()
+
+
+def test_the_page_of_a_deep_network_and_a_long_prompt_stays_small() -> None:
+    page = to_html(look("sixty tokens " * 4 + "and more", n_layer=12, n_head=8, d_model=16))
+    assert len(page) < 3_000_000
+
+
+@pytest.mark.parametrize("n", [1, 12, 13, 60])
+def test_long_tables_show_their_beginning_and_end(n: int) -> None:
+    rows = shown_rows(n)
+    assert rows[0] == 0
+    assert rows[-1] == n - 1
+    assert (None in rows) == (n > 12)
+
+
+def test_the_ten_control_elements_name_modules_that_exist() -> None:
+    whole = subject(n_layer=3)
+    elements = control_elements(whole)
+    assert len(elements) == 10
+    modules = dict(whole.model.named_modules())
+    for element in elements[4:7]:
+        for name in element.module.split(", "):
+            assert name.replace("0–2", "1") in modules, name
+    assert hasattr(whole.model, elements[2].module)
+    assert hasattr(whole.model, elements[3].module)
+
+
+def test_a_prompt_of_one_token_says_why_it_has_no_probability() -> None:
+    found = look("a")
+    assert to_json(found)["sequence"]["nll"] is None
+    assert math.isnan(found.trace.score.nll)
+    assert "One token alone" in to_html(found)
