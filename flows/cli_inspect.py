@@ -77,7 +77,7 @@ def fresh_subject(name: str, seed: int) -> Subject:
         torch.manual_seed(seed)
         network = Transformer(config).eval()
     # the source documents begin with the first character, and there is no training to agree with
-    return Subject(f"{name} (fresh)", network, tokenizer, bos=False, seed=seed)
+    return Subject(f"{name} (fresh)", network, tokenizer, fresh=True, bos=False, seed=seed)
 
 
 def trained_subject(home: str, model: str) -> Subject:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from model import TrainConfig
 from model.optim import build_optimizer
 from model.transformer import Block
 from tasks.inspection.inspection import Subject
@@ -50,7 +51,7 @@ def control_elements(subject: Subject) -> list[Element]:
     heads += f", {config.n_kv_head} for keys and values" if config.n_kv_head != config.n_head else ""
     extras = [*(["QK-norm"] if config.qk_norm else []), *([f"window {config.window}"] if config.window else [])]
     norms = [each(block.norm_attention), each(block.norm_mlp), *(["norm"] if config.final_norm else [])]
-    trained = "" if subject.train else " (default; not trained)"
+    trained = "" if subject.train else " (default; not trained here)"
     return [
         Element(
             "Tokeniser",
@@ -84,7 +85,7 @@ def control_elements(subject: Subject) -> list[Element]:
             "Scheduler",
             "controls the learning rate",
             "model.schedule.learning_rate",
-            f"warm-up {train.warmup_steps} of {train.max_steps} steps, floor {train.min_lr_ratio:g} of it{trained}",
+            f"{_schedule(train)}{trained}",
         ),
         Element(
             "Sampling",
@@ -98,6 +99,15 @@ def control_elements(subject: Subject) -> list[Element]:
 def optimizer_name(subject: Subject) -> str:
     """The optimiser that these training settings build."""
     return type(build_optimizer(nn.Linear(1, 1), subject.training)).__name__
+
+
+def _schedule(train: TrainConfig) -> str:
+    parts = [train.schedule]
+    if train.warmup_steps:
+        parts.append(f"warm-up {train.warmup_steps} of {train.max_steps} steps")
+    if train.min_lr_ratio is not None:
+        parts.append(f"floor {train.min_lr_ratio:g} of the rate")
+    return ", ".join(parts)
 
 
 def _position(subject: Subject) -> tuple[str, str]:

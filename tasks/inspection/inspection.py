@@ -15,7 +15,7 @@ from model.trace import MAX_TRACED_TOKENS, Gain, Trace, local_gains, trace
 from storage.errors import UserError
 from tasks.bundle import Bundle
 from tasks.inspection.labels import token_labels
-from tasks.tokens.tokenizer import BOS, Tokenizer
+from tasks.tokens.tokenizer import Tokenizer
 
 
 class InspectError(UserError):
@@ -28,8 +28,9 @@ class Subject:
 
     Attributes:
         name: what to call it.
-        train: fields of `model.TrainConfig`; None for a network that was never trained.
-        bos: whether prompts begin with the beginning-of-text token, as they did in training.
+        train: fields of `model.TrainConfig`; None for a network that was not trained here.
+        fresh: whether it was never trained at all.
+        bos: whether prompts begin with the token that begins a text, as they did in training.
         seed: of the initial weights.
     """
 
@@ -37,12 +38,13 @@ class Subject:
     model: Transformer
     tokenizer: Tokenizer
     train: Mapping[str, Any] | None = None
+    fresh: bool = False
     bos: bool = True
     seed: int = 0
 
     @classmethod
     def of_bundle(cls, bundle: Bundle, name: str) -> Subject:
-        """A trained model."""
+        """A model that was trained here or elsewhere."""
         train = bundle.config.get("train")
         return cls(name, bundle.model, bundle.tokenizer, train, seed=int((train or {}).get("seed", 0)))
 
@@ -127,8 +129,9 @@ def _encode(subject: Subject, prompt: str) -> list[int]:
     if any("\ud800" <= char <= "\udfff" for char in prompt):
         raise InspectError("the prompt holds a lone surrogate (U+D800 to U+DFFF), which is no character; take it out")
     ids: list[int] = subject.tokenizer.encode([prompt])[0].tolist()
-    if subject.bos:
-        ids = [BOS, *ids]
+    start = subject.tokenizer.start_id
+    if subject.bos and start is not None:
+        ids = [start, *ids]
     limit = min(MAX_TRACED_TOKENS, subject.config.max_seq_len)
     if len(ids) > limit:
         why = "more cannot be shown" if limit == MAX_TRACED_TOKENS else "that is the model's context"
@@ -181,7 +184,7 @@ def to_json(inspection: Inspection, columns: int = 4, candidates: int = 10) -> d
         "model": {
             "name": subject.name,
             "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
-            "trained": subject.train is not None,
+            "trained": not subject.fresh,
             "config": dataclasses.asdict(subject.config),
         },
         "prompt": inspection.prompt,

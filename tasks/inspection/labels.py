@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-from tasks.tokens.tokenizer import N_SPECIAL, SPECIAL_TOKENS, Tokenizer
+from tasks.tokens.tokenizer import Tokenizer
 
 _SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
@@ -28,8 +28,9 @@ def _sign(char: str) -> str:
 
 def token_label(tokenizer: Tokenizer, index: int) -> str:
     """One id as text: a special token by its name, a piece of a character by its number."""
-    if index < N_SPECIAL:
-        return SPECIAL_TOKENS[index].replace("|", "")
+    if index in tokenizer.special_ids:
+        roles = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "unk": tokenizer.unk_id}
+        return next((f"<{role}>" for role, special in roles.items() if special == index), f"<special {index}>")
     text = tokenizer.decode([index])
     return visible(text) if text and "\ufffd" not in text else f"#{index}"
 

@@ -10,7 +10,7 @@ from model.trace import Gain
 from tasks.inspection import circuits, diagrams
 from tasks.inspection.charts import BINS
 from tasks.inspection.elements import control_elements
-from tasks.inspection.inspection import Inspection, rounded
+from tasks.inspection.inspection import Inspection, Subject, rounded
 from tasks.inspection.labels import visible
 from tasks.inspection.script import JAVASCRIPT
 from tasks.inspection.sections import (
@@ -112,7 +112,7 @@ def _header(inspection: Inspection) -> str:
         "Context": f"{config.max_seq_len} tokens",
         "Positions": config.pos,
         "Norm": f"{config.norm}, {config.norm_order}",
-        "Weights": f"trained, {subject.training.max_steps:,} steps" if subject.train else f"fresh, seed {subject.seed}",
+        "Weights": _origin(subject),
     }
     listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     likeliest = candidates_of(inspection)[-1]["candidates"][0]
@@ -120,7 +120,7 @@ def _header(inspection: Inspection) -> str:
         f"{inspection.n_tokens} tokens go in; the likeliest next one is “{likeliest['text']}” "
         f"with {likeliest['probability']:.1%}. This page shows all that happens between."
     )
-    if subject.train is None:
+    if subject.fresh:
         lead += " The weights are fresh and untrained, so what it predicts is chance."
     links = "".join(f'<a href="#{name}">{escape(text)}</a>' for name, text in SECTIONS.items())
     return (
@@ -128,6 +128,12 @@ def _header(inspection: Inspection) -> str:
         f'aria-label="Prompt">{escape(visible(inspection.prompt))}</div><p class="lead" style="margin-top:12px">'
         f'{escape(lead)}</p><dl class="facts">{listed}</dl><nav aria-label="Sections">{links}</nav></header>'
     )
+
+
+def _origin(subject: Subject) -> str:
+    if subject.fresh:
+        return f"fresh, seed {subject.seed}"
+    return f"trained, {subject.training.max_steps:,} steps" if subject.train else "trained elsewhere"
 
 
 def gains_section(inspection: Inspection) -> str:

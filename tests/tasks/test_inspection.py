@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 import re
@@ -16,10 +17,10 @@ import torch
 from model import ModelConfig, Transformer
 from tasks.inspection.elements import control_elements
 from tasks.inspection.inspection import InspectError, Inspection, Subject, inspect_prompt, project, to_json
-from tasks.inspection.labels import visible
+from tasks.inspection.labels import token_labels, visible
 from tasks.inspection.page import SECTIONS, page_data, to_html
 from tasks.inspection.sections import shown_rows
-from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer, CharTokenizer, Tokenizer
+from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 16, "init_std": 0.3}
 HOSTILE = [
@@ -207,3 +208,25 @@ def test_a_prompt_of_one_token_says_why_it_has_no_probability() -> None:
     assert to_json(found)["sequence"]["nll"] is None
     assert math.isnan(found.trace.score.nll)
     assert "One token alone" in to_html(found)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "noam"])
+def test_every_schedule_can_be_told(schedule: str) -> None:
+    told = subject()
+    train = {"max_steps": 7, "schedule": schedule}
+    elements = {item.name: item.detail for item in control_elements(dataclasses.replace(told, train=train))}
+    assert elements["Scheduler"].startswith(schedule)
+
+
+def test_foreign_special_tokens_are_labelled_by_their_meaning() -> None:
+    spec = json.dumps(BpeTokenizer.fit(["some text to learn from"], 300).record()["spec"])
+    tokenizer = HfTokenizer(spec, eos_id=3)
+    labels = token_labels(tokenizer, [3, 0, *tokenizer.encode(["so"])[0].tolist()])
+    assert labels[:2] == ["<eos>", "<special 0>"]
+    assert "".join(labels[2:]) == "so"
+
+
+def test_a_network_from_elsewhere_is_not_called_fresh() -> None:
+    told = subject()
+    assert "trained elsewhere" in to_html(inspect_prompt(told, "fold"))
+    assert "fresh, seed" in to_html(inspect_prompt(dataclasses.replace(told, fresh=True), "fold"))

@@ -89,9 +89,9 @@ def test_an_exported_tokenizer_gives_the_same_ids_and_texts(tokenizer: Tokenizer
     assert auto.decode([BOS, EOS], skip_special_tokens=True) == ""
 
 
-@pytest.mark.parametrize("layout", ["gpt2", "llama"])
+@pytest.mark.parametrize("layout", ["gpt2", "llama", "qwen3"])
 def test_out_and_in_again_continues_with_the_same_text(tokenizer: Tokenizer, layout: str, tmp_path: Path) -> None:
-    shape = {"vocab_multiple": 64, **(LLAMA if layout == "llama" else {})}
+    shape = {"vocab_multiple": 64, **(LLAMA if layout != "gpt2" else {}), "qk_norm": layout == "qwen3"}
     folder = bundle_at(tmp_path / "bundle", tokenizer, **shape)
     assert export_bundle(folder, tmp_path / "hf").layout == layout
     made = import_folder(tmp_path / "hf", tmp_path / "again")
