@@ -71,7 +71,7 @@ def serve_side(side: str, shape: str, folder: Path) -> None:
         network.zero_grad(set_to_none=True)
         loss = compute_loss()
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     serve(step)
 

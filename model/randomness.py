@@ -71,11 +71,10 @@ class RandomState:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._device = device
-        self._states: dict[str, Tensor] = {}
-        outside = self._read()
-        torch.manual_seed(seed)
-        self._states = self._read()
-        self._write(outside)
+        # from generators of its own: torch.manual_seed would reseed every device of the process
+        self._states = {"cpu": torch.Generator().manual_seed(seed).get_state()}
+        if device.type == "cuda":
+            self._states["cuda"] = torch.Generator(device).manual_seed(seed).get_state()
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ def filter_top_p(logits: Tensor, p: float) -> Tensor:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.double().softmax(dim=-1)
-    before = probability.cumsum(dim=-1) - probability  # what the likelier tokens hold already
+    before = _running_sum(probability) - probability  # what the likelier tokens hold already
     drop = before >= p
     drop[..., 0] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
@@ -75,7 +75,7 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     Returns:
         (B,) int64 tokens, never one of probability 0.
     """
-    cumulative = probabilities.double().cumsum(dim=-1)
+    cumulative = _running_sum(probabilities.double())
     total = cumulative[:, -1:]
     # Rounding must not carry the target up to the total, where no token would be left.
     target = torch.minimum(uniform[:, None].double() * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -85,3 +85,10 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
 def uniform_noise(seed: int, key: int, n: int) -> np.ndarray:
     """The first n numbers in [0, 1) of the counter-based stream that belongs to (seed, key)."""
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, key % 2**64])).random(n)
+
+
+def _running_sum(values: Tensor) -> Tensor:
+    """Cumulative sum over the last axis; a GPU's kernel gives no fixed bits, and raises where those are asked for."""
+    if values.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim=-1).to(values.device)
+    return values.cumsum(dim=-1)

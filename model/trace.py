@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import Attention, Reading, attention_weights
+from .metrics import perplexity
 from .transformer import Block, Transformer
 
 # Scores and weights of all heads are quadratic in it, and a person reads no more.
@@ -75,8 +76,8 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp(nll)."""
-        return math.exp(self.nll)
+        """exp(nll); infinite where that is too large for a number."""
+        return perplexity(-self.total, len(self.log_probs))
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ def measure_step_seconds(
 def _new_stepper(model_config: ModelConfig, train_config: TrainConfig, device: torch.device) -> Stepper:
     # Initial weights are drawn on the CPU, so that every device starts from the same ones.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))
+        torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
         model = Transformer(model_config)
     return Stepper(model.to(device), train_config, device)
 

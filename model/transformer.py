@@ -170,6 +170,8 @@ class Transformer(nn.Module):
         documents: Sequence[Sequence[int]] | None = None,
     ) -> Tensor:
         """The normalised hidden states (B, T, D) that the head reads; arguments as for forward."""
+        if lengths is not None:
+            _check_lengths(lengths, ids, cache)
         positions, reading = self.plan(ids, cache, documents)
         x = self.embed(ids, positions)
         for layer, block in enumerate(self.blocks):
@@ -250,6 +252,18 @@ class Transformer(nn.Module):
     def loss(self, ids: Tensor, labels: Tensor, *, documents: Sequence[Sequence[int]] | None = None) -> Tensor:
         """Mean of nll over the valid labels; NaN if there are none."""
         return self.nll(ids, labels, documents=documents) / (labels != IGNORE).sum()
+
+
+def _check_lengths(lengths: Tensor, ids: Tensor, cache: KVCache | None) -> None:
+    if cache is None:
+        raise ValueError(
+            "lengths say how much of each row a cache keeps, and there is no cache; causal attention needs none"
+        )
+    n_rows, n_tokens = ids.shape
+    if lengths.shape != (n_rows,) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= n_tokens:
+        raise ValueError(
+            f"lengths={lengths.tolist()}; expected {n_rows} numbers from 1 to {n_tokens}, one for each row"
+        )
 
 
 def _document_places(

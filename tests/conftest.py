@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("golden_claims", "golden_formulas")
+# plain `pytest` leaves the project's root out, and the folders tests/model, tests/flows and so on would be taken for it
+sys.path.append(str(Path(__file__).parents[1]))
+pytest.register_assert_rewrite("golden")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    default = Path(__file__).with_name("golden.json")
+    default = Path(__file__).parent / "golden" / "golden.json"
     parser.addoption("--golden", default=str(default), metavar="FILE", help="worked examples for tests/test_golden.py")
 
 

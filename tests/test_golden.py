@@ -2,8 +2,8 @@
 
 Each entry of the file is a figure printed in a document. Where the document is right the project must reproduce it,
 where it is wrong the project must give the corrected value and the printed one must be off. An entry goes through the
-formula that its `op` names (golden_formulas) or, where nothing is computed, through a check of its own (golden_claims);
-one that nobody knows fails. The summary at the end counts which way each entry went.
+formula that its `op` names or, where nothing is computed, through a check of its own; both are in the package golden.
+One that nobody knows fails. The summary at the end counts which way each entry went.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden_claims import CLAIMS, NOT_COMPUTABLE
-from golden_formulas import OPERATIONS, Entry, Found
+from golden import CLAIMS, NOT_COMPUTABLE, OPERATIONS, Entry, Found
 
 DIGITS = 1e-9
 INFINITIES = {"inf", "-inf"}

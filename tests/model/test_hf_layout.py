@@ -13,7 +13,18 @@ import torch
 from hf_parity import LIMIT, compare, load_theirs, random_network, random_shape, random_theirs, relative
 from safetensors.torch import load_file, save_file
 
-from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer, from_hf, preset, to_hf
+from model import (
+    PRESETS,
+    ModelConfig,
+    SpanSource,
+    TrainConfig,
+    Trainer,
+    Transformer,
+    count_parameters,
+    from_hf,
+    preset,
+    to_hf,
+)
 from model.hf_config import LayoutError, config_from_hf, config_to_hf, layout_of
 
 GPT2 = {"vocab_size": 31, "max_seq_len": 16, "n_layer": 2, "n_head": 2, "d_model": 16}
@@ -21,7 +32,9 @@ LLAMA = {
     **{**GPT2, "pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False},
     **{"n_kv_head": 1, "tie_weights": False, "init_residual_scaling": False},
 }
-SHAPES = {"gpt2": GPT2, "llama": LLAMA}
+QWEN3 = {**LLAMA, "qk_norm": True, "head_dim": 12}
+SHAPES = {"gpt2": GPT2, "llama": LLAMA, "qwen3": QWEN3}
+MODERN = [name for name in PRESETS if name.startswith("modern-")]
 IDS = torch.randint(31, (2, 16), generator=torch.Generator().manual_seed(5))
 
 
@@ -48,7 +61,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Non
 @pytest.mark.parametrize("layout", SHAPES)
 def test_out_and_in_again_gives_the_same_bits(layout: str, number: int, tmp_path: Path) -> None:
     shape = {**random_shape(layout, number), "vocab_multiple": 1}
-    if layout == "llama":
+    if layout != "gpt2":
         shape["rope_layout"] = "half"
     model = random_network(shape)
     to_hf(model, tmp_path / "exported")
@@ -63,12 +76,13 @@ def test_the_shape_comes_back(exported: tuple[Transformer, Path]) -> None:
     assert from_hf(folder).config == model.config
 
 
+@pytest.mark.parametrize("layout", ["llama", "qwen3"])
 @pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
-def test_a_scaled_rotation_comes_back(scaling: str) -> None:
+def test_a_scaled_rotation_comes_back(scaling: str, layout: str) -> None:
     fields: dict[str, Any] = {"rope_scaling": scaling, "rope_factor": 4.0}
     if scaling != "linear":
         fields |= {"rope_original_len": 64, "rope_ramp": (2.0, 9.0)}
-    config = ModelConfig(**{**LLAMA, "pos_base": 5000.0, **fields})
+    config = ModelConfig(**{**SHAPES[layout], "pos_base": 5000.0, **fields})
     assert config_from_hf(config_to_hf(config)) == config
 
 
@@ -78,11 +92,57 @@ def test_presets_of_published_models_come_back(name: str) -> None:
     assert config_from_hf(config_to_hf(config)) == config
 
 
-def test_an_interleaved_network_comes_back_as_the_same_function(tmp_path: Path) -> None:
-    model = random_network({**LLAMA, "rope_layout": "interleaved", "attn_bias": True})
+@pytest.mark.parametrize("name", MODERN)
+def test_every_modern_preset_has_a_place_in_transformers(name: str) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    written = config_to_hf(preset(name))
+    # without what is no part of the function
+    bare = preset(name, vocab_multiple=1, init_residual_scaling=False)
+    assert config_from_hf(written) == bare
+    with torch.device("meta"):
+        theirs = Qwen3ForCausalLM(Qwen3Config.from_dict(written))
+    assert theirs.num_parameters() == count_parameters(bare)["total"]
+
+
+def test_a_modern_network_gives_the_same_logits_in_transformers(tmp_path: Path) -> None:
+    model = random_network({**PRESETS["modern-1m"], "vocab_size": 300, "max_seq_len": 64})
+    to_hf(model, tmp_path / "exported")
+    for attention in ("sdpa", "eager"):
+        found = compare(model, load_theirs(tmp_path / "exported", attention))
+        assert max(found.logits, found.gradients) <= LIMIT, found
+
+
+def test_the_config_of_a_published_qwen3_is_read() -> None:
+    """Qwen3-0.6B, whose heads are together wider than the stream."""
+    written = {
+        **{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "transformers_version": "4.51.0"},
+        **{"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645},
+        **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02},
+        **{"intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28},
+        **{"num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06},
+        **{"rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "use_sliding_window": False},
+        **{"tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 151936},
+    }
+    config = config_from_hf(written)
+    assert (config.n_head, config.n_kv_head, config.head_dim, config.pos_base) == (16, 8, 128, 1e6)
+    assert count_parameters(config)["total"] == 596_049_920
+
+
+@pytest.mark.parametrize("layout", ["llama", "qwen3"])
+def test_what_a_config_leaves_out_has_the_defaults_of_transformers(layout: str) -> None:
+    from transformers import LlamaConfig, Qwen3Config
+
+    theirs = {"llama": LlamaConfig, "qwen3": Qwen3Config}[layout]()
+    assert config_from_hf({"model_type": layout}) == config_from_hf(theirs.to_dict())
+
+
+@pytest.mark.parametrize("layout", ["llama", "qwen3"])
+def test_an_interleaved_network_comes_back_as_the_same_function(layout: str, tmp_path: Path) -> None:
+    model = random_network({**SHAPES[layout], "rope_layout": "interleaved", "attn_bias": True})
     to_hf(model, tmp_path / "exported")
     with torch.no_grad():
-        assert relative(from_hf(tmp_path / "exported")(IDS), model(IDS)) < 1e-6
+        assert relative(from_hf(tmp_path / "exported")(IDS), model(IDS)) <= LIMIT
 
 
 def test_rows_of_padding_are_cut(tmp_path: Path) -> None:
@@ -222,13 +282,26 @@ LLAMA_REFUSED: list[dict[str, Any]] = [
     {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
     {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5}},
     {"rope_scaling": {"full_attention": {"rope_type": "default"}}},
+    {"per_layer_config": {"0": {"num_attention_heads": 4}}},
     {"num_attention_heads": 3},
+]
+QWEN3_REFUSED: list[dict[str, Any]] = [
+    {"hidden_act": "gelu"},
+    {"partial_rotary_factor": 0.5},
+    {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
+    {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+    {"layer_types": ["sliding_attention", "sliding_attention"]},
+    {"layer_types": ["chunked_attention", "full_attention"]},
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5}},
 ]
 
 
 @pytest.mark.parametrize(
     ("layout", "change"),
-    [("gpt2", change) for change in GPT2_REFUSED] + [("llama", change) for change in LLAMA_REFUSED],
+    [("gpt2", change) for change in GPT2_REFUSED]
+    + [("llama", change) for change in LLAMA_REFUSED]
+    + [("qwen3", change) for change in QWEN3_REFUSED],
     ids=str,
 )
 def test_what_cannot_be_computed_here_is_refused_by_name(layout: str, change: dict[str, Any], tmp_path: Path) -> None:
@@ -260,6 +333,39 @@ def test_what_changes_nothing_is_accepted(change: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"sliding_window": 4},
+        {"sliding_window": 4, "max_window_layers": 0, "layer_types": None},
+        {"use_sliding_window": True, "layer_types": None, "max_window_layers": 2, "sliding_window": 4},
+        {"use_sliding_window": True, "layer_types": None, "max_window_layers": 0, "sliding_window": None},
+        {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "sliding_window": 16},
+        {"mlp_bias": True},
+    ],
+    ids=str,
+)
+def test_windows_of_qwen3_that_hide_nothing_are_accepted(change: dict[str, Any], tmp_path: Path) -> None:
+    model = random_network(QWEN3)
+    to_hf(model, tmp_path / "exported")
+    change_config(tmp_path / "exported", **change)
+    again = from_hf(tmp_path / "exported")
+    assert again.config == model.config
+    found = compare(again, load_theirs(tmp_path / "exported", "sdpa"))
+    assert max(found.logits, found.gradients) <= LIMIT
+
+
+def test_biases_that_qwen3_lacks_are_not_dropped_in_silence(tmp_path: Path) -> None:
+    to_hf(random_network(QWEN3), tmp_path / "exported")
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.mlp.up_proj.bias"] = torch.zeros(64)
+
+    change_weights(tmp_path / "exported", add)
+    with pytest.raises(LayoutError, match=r"layers\.0\.mlp\.up_proj\.bias is unknown"):
+        from_hf(tmp_path / "exported")
+
+
+@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"pos": "sinusoidal"}, "pos='sinusoidal'"),
@@ -277,7 +383,13 @@ def test_what_changes_nothing_is_accepted(change: dict[str, Any], tmp_path: Path
         ({"window": 5}, "window=5"),
         ({**LLAMA, "norm": "layernorm"}, "norm='layernorm'"),
         ({**LLAMA, "act": "gelu"}, "act='gelu'"),
-        ({**LLAMA, "qk_norm": True}, "qk_norm=True"),
+        ({**QWEN3, "norm": "layernorm"}, "norm='layernorm'"),
+        ({**QWEN3, "norm_order": "post"}, "norm_order='post'"),
+        ({**QWEN3, "ffn_bias": True}, "ffn_bias=True"),
+        ({**QWEN3, "act": "relu2"}, "act='relu2'"),
+        ({**QWEN3, "head_bias": True}, "head_bias=True"),
+        ({**QWEN3, "window": 5}, "window=5"),
+        ({**QWEN3, "rope_dim": 4}, "Qwen3's layout, which pos='rope' with qk_norm=True asks for.*rope_dim=4"),
         ({**LLAMA, "rope_dim": 4}, "rope_dim=4"),
         ({**LLAMA, "d_model": 17, "head_dim": 4}, "d_model=17"),
     ],
@@ -345,10 +457,11 @@ def test_a_failed_write_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
 
 
+@pytest.mark.parametrize("layout", ["llama", "qwen3"])
 def test_a_network_trained_here_gives_the_same_logits_there(
-    build_source: Callable[..., SpanSource], train_config: TrainConfig, tmp_path: Path
+    layout: str, build_source: Callable[..., SpanSource], train_config: TrainConfig, tmp_path: Path
 ) -> None:
-    config = ModelConfig(**{**LLAMA, "rope_layout": "interleaved", "vocab_multiple": 64})
+    config = ModelConfig(**{**SHAPES[layout], "rope_layout": "interleaved", "vocab_multiple": 64})
     trained = Trainer(config, train_config, build_source()).fit().model
     to_hf(trained, tmp_path / "exported")
     found = compare(trained, load_theirs(tmp_path / "exported", "sdpa"))

@@ -11,10 +11,10 @@ from model import ModelConfig, from_hf, to_hf
 
 ATTENTION = ("sdpa", "eager")
 N_SHAPES = 12  # of each layout and direction
-QUICK = (0, 1, 3)  # llama: no scaling, linear, yarn
+QUICK = (0, 1, 3)  # llama and qwen3: no scaling, linear, yarn
 CASES = [
     pytest.param(layout, number, id=f"{layout}-{number}", marks=() if number in QUICK else pytest.mark.full)
-    for layout in ("gpt2", "llama")
+    for layout in ("gpt2", "llama", "qwen3")
     for number in range(N_SHAPES)
 ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from model.trace import MAX_TRACED_TOKENS, local_gains, operators, trace
+from model.trace import MAX_TRACED_TOKENS, Score, local_gains, operators, trace
 
 Build = Callable[..., Transformer]
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
@@ -227,3 +227,7 @@ def test_what_cannot_be_traced_is_said(build_model: Build, ids: list, said: str)
 def test_a_long_sequence_is_refused_before_it_fills_the_memory(build_model: Build) -> None:
     with pytest.raises(ValueError, match=f"at most {MAX_TRACED_TOKENS}"):
         trace(build_model(max_seq_len=1000), [1] * (MAX_TRACED_TOKENS + 1))
+
+
+def test_a_hopeless_sequence_has_infinite_perplexity() -> None:
+    assert Score(torch.tensor([-2000.0], dtype=torch.float64)).perplexity == math.inf

@@ -1,0 +1,82 @@
+"""What the modules of this package build tensors and networks with, and how they watch them.
+
+Everything is float64, so that nine digits can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from golden.registry import Entry
+from model import ModelConfig, Transformer
+
+
+def numbers(values: Any) -> Tensor:
+    """Nested lists as float64; "inf" and "-inf" are strings in the file."""
+
+    def plain(value: Any) -> Any:
+        return [plain(item) for item in value] if isinstance(value, list) else float(value)
+
+    return torch.tensor(plain(values), dtype=torch.float64)
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Networks built here have float64 weights from the start."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def small_config(**fields: Any) -> ModelConfig:
+    """A shape for a single layer of it."""
+    return ModelConfig(**{"vocab_size": 8, "max_seq_len": 8, "n_layer": 1, "n_head": 1, "pos": "none", **fields})
+
+
+Calls = dict[nn.Module, list[tuple[tuple[Any, ...], Any]]]
+
+
+@contextmanager
+def watched(*modules: nn.Module) -> Iterator[Calls]:
+    """(arguments, output) of each call of these modules, in order."""
+    calls: Calls = {module: [] for module in modules}
+    hooks = [
+        module.register_forward_hook(lambda module, given, out: calls[module].append((given, out)))
+        for module in modules
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def example(name: str) -> Entry:
+    """Another entry, whose stated weights are needed here."""
+    entries = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
+    return next(entry for entry in entries if entry["id"] == name)
+
+
+def built(config: ModelConfig, seed: int = 0) -> Transformer:
+    """A network in float64 and evaluation mode."""
+    with float64(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Transformer(config).eval()
+
+
+def noise(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=1e-9)
