@@ -19,7 +19,7 @@ HfFolder = Annotated[str, typer.Argument(help="Folder with config.json, safetens
 
 
 def export(model: ModelRef, folder: Target, home: HomeFolder = "", as_json: AsJson = False) -> None:
-    """Write a model as a Hugging Face folder (GPT-2 or LLaMA layout), tokeniser included."""
+    """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
     with plain_errors():
         from flows.actions import checkpoint_of
         from storage.home import Home
@@ -36,7 +36,7 @@ def export(model: ModelRef, folder: Target, home: HomeFolder = "", as_json: AsJs
 
 
 def import_(hf_folder: HfFolder, folder: Target, as_json: AsJson = False) -> None:
-    """Make a model folder of a Hugging Face folder (GPT-2 or LLaMA); then `generate --model FOLDER` continues text."""
+    """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
     with plain_errors():
         from tasks.interchange import import_folder
 

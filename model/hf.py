@@ -1,8 +1,8 @@
-"""Models of Hugging Face in and out: GPT-2's and LLaMA's folders (config.json and safetensors), both ways.
+"""Models of Hugging Face in and out: GPT-2's, LLaMA's and Qwen3's folders (config.json and safetensors), both ways.
 
-The two sides hold the same numbers under other names: GPT-2 stores its matrices transposed, LLaMA stores queries, keys
-and values apart. So the whole of it is one table of views (`hf_views`): each tensor of theirs is a view of one of ours.
-Reading copies into the views, writing copies out of them, and gradients translate by the same table.
+The two sides hold the same numbers under other names: GPT-2 stores its matrices transposed, LLaMA and Qwen3 store
+queries, keys and values apart. So the whole of it is one table of views (`hf_views`): each tensor of theirs is a view
+of one of ours. Reading copies into the views, writing copies out of them, and gradients translate by the same table.
 
 Nothing here needs `transformers`, and no pickle is ever read.
 """
@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .architecture import ModelConfig
-from .hf_config import GPT2, LayoutError, config_from_hf, config_to_hf, layout_of
+from .hf_config import GPT2, LLAMA, QWEN3, LayoutError, config_from_hf, config_to_hf, layout_of
 from .transformer import Transformer
 
 CONFIG_FILE = "config.json"
@@ -34,7 +34,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 # where a language model keeps its body; a body saved alone lacks it
-_PREFIX = {"gpt2": "transformer.", "llama": "model."}
+_PREFIX = {GPT2: "transformer.", LLAMA: "model.", QWEN3: "model."}
 # constants that older versions stored beside the weights
 _BUFFERS = re.compile(r"(h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq)")
 _HEAD = "lm_head.weight"
@@ -50,14 +50,15 @@ def hf_views(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Te
 
     Returns:
         One view of ours for each tensor of theirs (writing to it writes to ours), without rows of padding and without
-        a tied head. Only with rope_layout "interleaved" queries and keys are copies, because their rows change places.
+        a tied head. Only with rope_layout "interleaved" queries, keys and the gains of QK-norm are copies, because
+        their rows change places.
 
     Raises:
-        LayoutError: the shape has no place in either layout.
+        LayoutError: the shape has no place in any layout.
     """
     layout = layout_of(config)
     rows = slice(config.vocab_size)
-    body = _gpt2_views(tensors, config) if layout == GPT2 else _llama_views(tensors, config)
+    body = _gpt2_views(tensors, config) if layout == GPT2 else _rotary_views(tensors, config)
     views = {_PREFIX[layout] + name: view for name, view in body.items()}
     if not config.tie_weights:
         views[_HEAD] = tensors["untied_head.weight"][rows]
@@ -87,7 +88,12 @@ def _gpt2_views(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Te
     return views
 
 
-def _llama_views(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def _rotary_views(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """LLaMA's tensors; Qwen3's are the same and the gains of queries and keys."""
+
+    def in_halves(view: Tensor) -> Tensor:
+        return _halves_from_pairs(view, config.head_dim) if config.rope_layout == "interleaved" else view
+
     views = {
         "embed_tokens.weight": ours["token_embedding.weight"][: config.vocab_size],
         "norm.weight": ours["norm.weight"],
@@ -108,9 +114,11 @@ def _llama_views(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, T
                     views[f"layers.{layer}.{theirs}.{kind}"] = ours[name]
             if (name := f"blocks.{layer}.attention.qkv.{kind}") in ours:
                 for letter, view in zip("qkv", ours[name].split(rows), strict=True):
-                    moved = letter != "v" and config.rope_layout == "interleaved"
-                    view = _halves_from_pairs(view, config.head_dim) if moved else view
-                    views[f"layers.{layer}.self_attn.{letter}_proj.{kind}"] = view
+                    views[f"layers.{layer}.self_attn.{letter}_proj.{kind}"] = view if letter == "v" else in_halves(view)
+        if config.qk_norm:
+            for letter in "qk":
+                gain = ours[f"blocks.{layer}.attention.norm_{letter}.weight"]
+                views[f"layers.{layer}.self_attn.{letter}_norm.weight"] = in_halves(gain)
     return views
 
 
@@ -120,7 +128,7 @@ def _halves_from_pairs(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def from_hf(folder: Path | str, *, device: torch.device | str = "cpu") -> Transformer:
-    """The network in a Hugging Face folder of a GPT-2 or LLaMA model, in evaluation mode.
+    """The network in a Hugging Face folder of a GPT-2, LLaMA or Qwen3 model, in evaluation mode.
 
     Args:
         folder: holds config.json and model.safetensors, or shards of it with model.safetensors.index.json. The tied
@@ -211,7 +219,7 @@ def _fill(views: dict[str, Tensor], files: list[Path], config: ModelConfig, fold
         except (SafetensorError, OSError) as error:
             raise LayoutError(f"{path} cannot be read as safetensors: {error}") from error
     faults += [f"{name} is missing" for name in sorted(missing)]
-    embedding = next(iter(views.values()))  # the token table comes first in both layouts
+    embedding = next(iter(views.values()))  # the token table comes first in all layouts
     if tied is not None and not faults and not torch.equal(tied.to(embedding.dtype), embedding):
         faults.append(f"{_HEAD} differs from the token embedding although tie_word_embeddings is true")
     if faults:
@@ -247,7 +255,8 @@ def to_hf(
         max_shard_bytes: largest file of weights (a single larger tensor has one of its own); None writes one file.
 
     Raises:
-        LayoutError: the folder is not empty, or the network's shape has no place in GPT-2's or LLaMA's layout.
+        LayoutError: the folder is not empty, or the network's shape has no place in GPT-2's, LLaMA's or Qwen3's
+            layout.
     """
     ids = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     config_to_hf(model.config)  # refuse before anything is written

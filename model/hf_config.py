@@ -1,29 +1,29 @@
-"""The shape of the network as Hugging Face writes it down: `config.json` of GPT-2 and LLaMA models, and back.
+"""The shape of the network as Hugging Face writes it down: `config.json` of GPT-2, LLaMA and Qwen3 models, and back.
 
 A field that changes the function and has no counterpart on the other side is refused by name, in both directions: a
-model that computes something else than it did before would be worse than none. Fields that the two classes of
+model that computes something else than it did before would be worse than none. Fields that the classes of
 `transformers` do not read are passed over, as they are there; what a file leaves out has those classes' defaults.
+
+Qwen3's layout is LLaMA's with QK-norm: a gain for each head's queries and keys before they are rotated, with the norms'
+rms_norm_eps. Its feed-forward layers have no biases, its heads any width, and its sliding windows are not supported.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from typing import Any
 
-from .architecture import DEFAULT_POS_BASE, ModelConfig
+from .architecture import ModelConfig
+from .hf_rotary import Fields, LayoutError, rope_from_hf, rope_misfits, rope_to_hf
 
-Fields = Mapping[str, Any]
+__all__ = ["GPT2", "LLAMA", "QWEN3", "LayoutError", "config_from_hf", "config_to_hf", "layout_of"]
 
+GPT2, LLAMA, QWEN3 = "gpt2", "llama", "qwen3"
+_LAYOUT_NAMES = {GPT2: "GPT-2", LLAMA: "LLaMA", QWEN3: "Qwen3"}
+_ARCHITECTURES = {GPT2: "GPT2LMHeadModel", LLAMA: "LlamaForCausalLM", QWEN3: "Qwen3ForCausalLM"}
+_EXAMPLES = {GPT2: "gpt2", LLAMA: "llama", QWEN3: "modern-1m"}  # presets
 
-class LayoutError(ValueError):
-    """A model that cannot be written, or a folder that cannot be read, in Hugging Face's layout."""
-
-
-GPT2, LLAMA = "gpt2", "llama"
-_LAYOUT_NAMES = {GPT2: "GPT-2", LLAMA: "LLaMA"}
-_ARCHITECTURES = {GPT2: "GPT2LMHeadModel", LLAMA: "LlamaForCausalLM"}
+_FULL_ATTENTION, _SLIDING_ATTENTION = "full_attention", "sliding_attention"
 
 _GPT2_ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -41,8 +41,24 @@ _GPT2_SYNONYMS = {
     "n_layer": "num_hidden_layers",
 }
 
+# what the two rotary classes take for a field that is left out, where they differ
+_ROTARY_DEFAULTS: dict[str, dict[str, Any]] = {
+    LLAMA: {"vocab_size": 32000, "max_position_embeddings": 2048, "intermediate_size": 11008},
+    QWEN3: {
+        **{"vocab_size": 151936, "max_position_embeddings": 32768, "intermediate_size": 22016},
+        **{"num_key_value_heads": 32, "head_dim": 128},
+    },
+}
+
 # What each layout can say of a switch. All other fields of ModelConfig are numbers with a place of their own, are no
 # part of the function (dropout, initial weights), or are looked at one by one.
+_ROTARY_NEEDS: dict[str, tuple[Any, ...]] = {
+    "norm": ("rmsnorm",),
+    "norm_order": ("pre",),
+    "final_norm": (True,),
+    "act": ("swiglu",),
+    "head_bias": (False,),
+}
 _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
     GPT2: {
         "norm": ("layernorm",),
@@ -55,14 +71,8 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "ffn_bias": (True,),
         "head_bias": (False,),
     },
-    LLAMA: {
-        "norm": ("rmsnorm",),
-        "norm_order": ("pre",),
-        "final_norm": (True,),
-        "qk_norm": (False,),
-        "act": ("swiglu",),
-        "head_bias": (False,),
-    },
+    LLAMA: {**_ROTARY_NEEDS, "qk_norm": (False,)},
+    QWEN3: {**_ROTARY_NEEDS, "qk_norm": (True,), "ffn_bias": (False,)},
 }
 _OTHER_FIELDS = (
     {"vocab_size", "max_seq_len", "n_layer", "n_head", "d_model", "d_ff", "n_kv_head", "head_dim", "pos", "pos_base"}
@@ -73,16 +83,16 @@ _OTHER_FIELDS = (
 
 
 def layout_of(config: ModelConfig) -> str:
-    """Which layout a network of this shape has: "gpt2" or "llama".
+    """Which layout a network of this shape has: "gpt2", "llama" or, where rotary positions meet QK-norm, "qwen3".
 
     Raises:
-        LayoutError: neither; the message names the switches that have no place.
+        LayoutError: none of them; the message names the switches that have no place.
     """
-    layout = {"learned": GPT2, "rope": LLAMA}.get(config.pos)
+    layout = {"learned": GPT2, "rope": QWEN3 if config.qk_norm else LLAMA}.get(config.pos)
     if layout is None:
         raise LayoutError(
-            f"pos={config.pos!r} has no place in Hugging Face's layouts: GPT-2's needs pos='learned', LLaMA's "
-            f"pos='rope'; train with one of those to export"
+            f"pos={config.pos!r} has no place in Hugging Face's layouts: GPT-2's needs pos='learned', LLaMA's and "
+            f"Qwen3's pos='rope'; train with one of those to export"
         )
     needs = _NEEDS[layout]
     misfits = [
@@ -91,8 +101,10 @@ def layout_of(config: ModelConfig) -> str:
         if getattr(config, name) not in allowed
     ]
     if config.window is not None and config.window < config.max_seq_len:
-        misfits.append(f"window={config.window} (every token sees all before it)")
-    misfits += _gpt2_misfits(config) if layout == GPT2 else _llama_misfits(config)
+        misfits.append(f"window={config.window} (layers are written with full attention)")
+    misfits += _gpt2_misfits(config) if layout == GPT2 else rope_misfits(config)
+    if layout == LLAMA and config.d_model % config.n_head:
+        misfits.append(f"d_model={config.d_model} (it needs a multiple of n_head={config.n_head})")
     # a switch that this module has never heard of must not be dropped in silence
     misfits += [
         f"{field.name}={getattr(config, field.name)!r}"
@@ -102,9 +114,10 @@ def layout_of(config: ModelConfig) -> str:
         and getattr(config, field.name) not in (field.default, None)
     ]
     if misfits:
+        asked = f"pos={config.pos!r}" + (" with qk_norm=True" if layout == QWEN3 else "")
         raise LayoutError(
-            f"{_LAYOUT_NAMES[layout]}'s layout, which pos={config.pos!r} asks for, has no place for "
-            f"{', '.join(misfits)}; train with a shape that it can say, such as preset {layout!r}, to export"
+            f"{_LAYOUT_NAMES[layout]}'s layout, which {asked} asks for, has no place for {', '.join(misfits)}; train "
+            f"with a shape that it can say, such as preset {_EXAMPLES[layout]!r}, to export"
         )
     return layout
 
@@ -118,39 +131,24 @@ def _gpt2_misfits(config: ModelConfig) -> list[str]:
     return found
 
 
-def _llama_misfits(config: ModelConfig) -> list[str]:
-    found = []
-    if config.rope_dim != config.head_dim:
-        found.append(f"rope_dim={config.rope_dim} (it needs head_dim={config.head_dim})")
-    if config.d_model % config.n_head:
-        found.append(f"d_model={config.d_model} (it needs a multiple of n_head={config.n_head})")
-    return found + _degenerate_yarn(config)
-
-
-def _degenerate_yarn(config: ModelConfig) -> list[str]:
-    # there the two sides' ramps, whose ends have changed places, differ
-    if config.rope_scaling == "yarn" and config.rope_original_len < 2 * math.pi * config.rope_ramp[0]:
-        return [f"rope_original_len={config.rope_original_len} (no pair turns rope_ramp[0] times in so few tokens)"]
-    return []
-
-
 def config_to_hf(
     config: ModelConfig, *, bos_id: int | None = None, eos_id: int | None = None, pad_id: int | None = None
 ) -> dict[str, Any]:
     """The content of `config.json` for a network of this shape.
 
-    Dropout goes where the layout has a field for it; `drop_ffn`, and in LLaMA's layout `drop_embed` and `drop_resid`,
-    have none and are left out: they are no part of what a finished network computes. "ntk" scaling is written as the
-    larger base that it is.
+    Dropout goes where the layout has a field for it; `drop_ffn`, and in LLaMA's and Qwen3's layout `drop_embed` and
+    `drop_resid`, have none and are left out: they are no part of what a finished network computes. "ntk" scaling is
+    written as the larger base that it is.
 
     Args:
         config: the shape.
         bos_id, eos_id, pad_id: special ids; null where None, because the classes' defaults name ids of GPT-2 and LLaMA.
 
     Raises:
-        LayoutError: the shape has no place in either layout.
+        LayoutError: the shape has no place in any layout.
     """
     layout = layout_of(config)
+    fields = {GPT2: _gpt2_fields, LLAMA: _llama_fields, QWEN3: _qwen3_fields}[layout]
     return {
         "architectures": [_ARCHITECTURES[layout]],
         "model_type": layout,
@@ -163,7 +161,7 @@ def config_to_hf(
         "bos_token_id": bos_id,
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,
-        **(_gpt2_fields(config) if layout == GPT2 else _llama_fields(config)),
+        **fields(config),
     }
 
 
@@ -183,7 +181,17 @@ def _gpt2_fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_fields(config: ModelConfig) -> dict[str, Any]:
-    theta, scaling = _rope_to_hf(config)
+    return {**_rotary_fields(config), "mlp_bias": config.ffn_bias}
+
+
+def _qwen3_fields(config: ModelConfig) -> dict[str, Any]:
+    # `layer_types` says it since transformers 4.53; what is older reads the other three
+    windows = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.n_layer}
+    return {**_rotary_fields(config), **windows, "layer_types": [_FULL_ATTENTION] * config.n_layer}
+
+
+def _rotary_fields(config: ModelConfig) -> dict[str, Any]:
+    theta, scaling = rope_to_hf(config)
     return {
         "max_position_embeddings": config.max_seq_len,
         "hidden_size": config.d_model,
@@ -195,7 +203,6 @@ def _llama_fields(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "attention_bias": config.attn_bias,
-        "mlp_bias": config.ffn_bias,
         "attention_dropout": config.drop_attn,
         # transformers 5 reads rope_parameters; what is older reads the other two
         "rope_parameters": {"rope_theta": theta, **(scaling or {"rope_type": "default"})},
@@ -204,25 +211,8 @@ def _llama_fields(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _rope_to_hf(config: ModelConfig) -> tuple[float, dict[str, Any] | None]:
-    """The base of the wavelengths, and the scaling as Hugging Face writes it."""
-    base, factor, dim = float(config.pos_base), float(config.rope_factor), config.rope_dim
-    if config.rope_scaling == "none":
-        return base, None
-    if config.rope_scaling == "ntk":
-        return base * factor ** (dim / (dim - 2)), None
-    scaling: dict[str, Any] = {"rope_type": config.rope_scaling, "factor": factor}
-    if config.rope_scaling == "linear":
-        return base, scaling
-    low, high = map(float, config.rope_ramp)
-    scaling["original_max_position_embeddings"] = config.rope_original_len
-    if config.rope_scaling == "yarn":
-        return base, {**scaling, "beta_slow": low, "beta_fast": high}
-    return base, {**scaling, "low_freq_factor": low, "high_freq_factor": high}
-
-
 def config_from_hf(config_json: Fields) -> ModelConfig:
-    """The shape that a `config.json` of a GPT-2 or LLaMA model describes.
+    """The shape that a `config.json` of a GPT-2, LLaMA or Qwen3 model describes.
 
     Args:
         config_json: the file's content, of transformers 5 or of what came before.
@@ -232,12 +222,13 @@ def config_from_hf(config_json: Fields) -> ModelConfig:
     """
     layout = config_json.get("model_type")
     if layout not in _LAYOUT_NAMES:
-        raise LayoutError(f"config.json: model_type is {layout!r}; expected 'gpt2' or 'llama'")
+        raise LayoutError(f"config.json: model_type is {layout!r}; expected 'gpt2', 'llama' or 'qwen3'")
     for name, harmless, why in _REFUSED:
         if config_json.get(name) not in harmless:
             raise LayoutError(f"config.json: {name}={config_json[name]!r} is not supported: {why}")
+    read = {GPT2: _from_gpt2, LLAMA: _from_llama, QWEN3: _from_qwen3}[layout]
     try:
-        return ModelConfig(**(_from_gpt2(config_json) if layout == GPT2 else _from_llama(config_json)))
+        return ModelConfig(**read(config_json))
     except LayoutError:
         raise
     except (ValueError, TypeError) as error:
@@ -250,6 +241,7 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("quantization_config", _NOTHING, "save the model with float weights"),
     ("auto_map", _NOTHING, "it names code of its own, which is never run; save the model with a class of transformers"),
     ("pruned_heads", _NOTHING, "all layers have the same heads here"),
+    ("per_layer_config", _NOTHING, "all layers have the same shape here"),
     ("add_cross_attention", (None, False), "there is no encoder to attend to"),
     ("is_encoder_decoder", (None, False), "there is no encoder"),
     ("scale_attn_weights", (None, True), "attention scores are always divided by sqrt(head_dim)"),
@@ -291,101 +283,65 @@ def _from_gpt2(config: Fields) -> dict[str, Any]:
 
 
 def _from_llama(config: Fields) -> dict[str, Any]:
-    act = config.get("hidden_act", "silu")
-    if act not in ("silu", "swish"):
-        raise LayoutError(f"config.json: hidden_act={act!r} is not supported in LLaMA's layout; expected 'silu'")
-    length, window = config.get("max_position_embeddings", 2048), config.get("sliding_window")
-    if window is not None and window < length:
+    fields = _from_rotary(config, LLAMA)
+    window, width, heads = config.get("sliding_window"), fields["d_model"], fields["n_head"]
+    if window is not None and window < fields["max_seq_len"]:
         raise LayoutError(
             f"config.json: sliding_window={window!r} is not supported in LLaMA's layout, whose tokens see all before "
             f"them; remove it if the model was trained without"
         )
-    width, heads = config.get("hidden_size", 4096), config.get("num_attention_heads", 32)
     if width % heads:
         raise LayoutError(f"config.json: hidden_size={width} is no multiple of num_attention_heads={heads}")
+    return {**fields, "ffn_bias": config.get("mlp_bias", False)}
+
+
+def _from_qwen3(config: Fields) -> dict[str, Any]:
+    fields = _from_rotary(config, QWEN3)
+    _check_windows(config, fields["n_layer"], fields["max_seq_len"])
+    return {**fields, "qk_norm": True, "ffn_bias": False}
+
+
+def _check_windows(config: Fields, n_layer: int, length: int) -> None:
+    """Refuses Qwen3's sliding windows, unless they are switched off or hide nothing."""
+    used = config.get("use_sliding_window", False)
+    window, first = config.get("sliding_window", 4096) if used else None, config.get("max_window_layers", 28)
+    kinds, told = config.get("layer_types"), f"sliding_window={window!r} (use_sliding_window={used!r})"
+    if kinds is None:
+        kinds = [_SLIDING_ATTENTION] if window is not None and first < n_layer else []
+    wide = window is not None and window >= length
+    harmless = {_FULL_ATTENTION, _SLIDING_ATTENTION} if wide else {_FULL_ATTENTION}
+    if foreign := sorted(set(kinds) - harmless):
+        raise LayoutError(
+            f"config.json: layer_types {', '.join(foreign)} with {told} is not supported: every token sees all before "
+            f"it in all layers here"
+        )
+
+
+def _from_rotary(config: Fields, layout: str) -> dict[str, Any]:
+    def read(name: str, default: Any = None) -> Any:
+        return config.get(name, _ROTARY_DEFAULTS[layout].get(name, default))
+
+    act = read("hidden_act", "silu")
+    if act not in ("silu", "swish"):
+        raise LayoutError(
+            f"config.json: hidden_act={act!r} is not supported in {_LAYOUT_NAMES[layout]}'s layout; expected 'silu'"
+        )
+    length = read("max_position_embeddings")
     return {
-        "vocab_size": config.get("vocab_size", 32000),
+        "vocab_size": read("vocab_size"),
         "max_seq_len": length,
-        "n_layer": config.get("num_hidden_layers", 32),
-        "n_head": heads,
-        "n_kv_head": config.get("num_key_value_heads"),
-        "d_model": width,
-        "head_dim": config.get("head_dim"),
-        "d_ff": config.get("intermediate_size", 11008),
+        "n_layer": read("num_hidden_layers", 32),
+        "n_head": read("num_attention_heads", 32),
+        "n_kv_head": read("num_key_value_heads"),
+        "d_model": read("hidden_size", 4096),
+        "head_dim": read("head_dim"),
+        "d_ff": read("intermediate_size"),
         "act": "swiglu",
         "norm": "rmsnorm",
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "attn_bias": config.get("attention_bias", False),
-        "ffn_bias": config.get("mlp_bias", False),
-        "drop_attn": float(config.get("attention_dropout") or 0.0),
+        "norm_eps": read("rms_norm_eps", 1e-6),
+        "attn_bias": read("attention_bias", False),
+        "drop_attn": float(read("attention_dropout") or 0.0),
         "init_residual_scaling": False,
-        **_rope_from_hf(config, length),
+        **rope_from_hf(config, length),
         **_common(config, tied=False),
     }
-
-
-def _rope_from_hf(config: Fields, length: int) -> dict[str, Any]:
-    """Rotary fields from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
-    # in this order in transformers 5 as well
-    rope: Fields = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise LayoutError("config.json: rope_parameters differ between layers; all layers are rotated alike here")
-    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if share not in (None, 1):
-        raise LayoutError(
-            f"config.json: partial_rotary_factor={share!r} is not supported: LLaMA's class of transformers rotates "
-            f"whole heads"
-        )
-    theta = rope.get("rope_theta") or config.get("rope_theta") or DEFAULT_POS_BASE
-    fields: dict[str, Any] = {"pos": "rope", "pos_base": float(theta), "rope_layout": "half"}
-    kind = rope.get("rope_type", rope.get("type")) or "default"
-    if kind == "default":
-        return fields
-    if kind not in ("linear", "yarn", "llama3"):
-        why = "its base grows with the text that is read" if kind == "dynamic" else "it is unknown here"
-        raise LayoutError(
-            f"config.json: rope_type={kind!r} is not supported, because {why}; expected default, linear, yarn or llama3"
-        )
-    original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or length
-    factor = rope.get("factor")
-    if factor is None and kind == "yarn":
-        factor = length / original
-    if factor is None:
-        raise LayoutError(f"config.json: rope_type={kind!r} needs a factor in rope_parameters")
-    if kind == "yarn":
-        _check_yarn(rope, factor)
-    if factor == 1:
-        return fields
-    fields |= {"rope_scaling": kind, "rope_factor": float(factor)}
-    if kind == "linear":
-        return fields
-    low, high = ("beta_slow", "beta_fast") if kind == "yarn" else ("low_freq_factor", "high_freq_factor")
-    defaults = (1.0, 32.0) if kind == "yarn" else (1.0, 4.0)
-    fields["rope_original_len"] = original
-    fields["rope_ramp"] = (float(rope.get(low) or defaults[0]), float(rope.get(high) or defaults[1]))
-    if kind == "yarn" and original < 2 * math.pi * fields["rope_ramp"][0]:
-        raise LayoutError(
-            f"config.json: original_max_position_embeddings={original} is too few tokens for yarn: no pair turns "
-            f"beta_slow times in them"
-        )
-    return fields
-
-
-def _check_yarn(rope: Fields, factor: float) -> None:
-    """Refuses what YaRN can be told beyond its paper."""
-    if rope.get("truncate") is False:
-        raise LayoutError("config.json: truncate=False of yarn is not supported: its ramp joins whole pairs here")
-    expected = _yarn_sharpening(factor)
-    given = rope.get("attention_factor")
-    mscale, over = rope.get("mscale"), rope.get("mscale_all_dim")
-    if given is None and mscale and over:
-        given = _yarn_sharpening(factor, mscale) / _yarn_sharpening(factor, over)
-    if given is not None and not math.isclose(given, expected, rel_tol=1e-7):
-        raise LayoutError(
-            f"config.json: yarn's attention_factor (or mscale / mscale_all_dim) is {given!r}, which is not supported; "
-            f"expected {expected!r}, which is 0.1 ln(factor) + 1"
-        )
-
-
-def _yarn_sharpening(factor: float, scale: float = 1.0) -> float:
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -47,7 +47,7 @@ class Exchanged:
 
     Attributes:
         folder: where it lies.
-        layout: Hugging Face's name of the architecture, `gpt2` or `llama`.
+        layout: Hugging Face's name of the architecture, `gpt2`, `llama` or `qwen3`.
         n_parameters: weights of the network.
         vocab_size: ids of the network.
         tokenizer: kind of the tokeniser.
@@ -98,7 +98,7 @@ def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | N
 
 
 def import_folder(hf_folder: Path, target: Path) -> Exchanged:
-    """Make a bundle of a Hugging Face folder of a GPT-2 or LLaMA model.
+    """Make a bundle of a Hugging Face folder of a GPT-2, LLaMA or Qwen3 model.
 
     The tokeniser becomes one of kind `hf` with the special ids that config.json and tokenizer_config.json name. How
     often its ids occurred in training is unknown, so all counts are zero, and the unigram baseline of an evaluation is

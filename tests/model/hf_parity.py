@@ -6,7 +6,8 @@ tensor by tensor under Hugging Face's names; the largest of all tensors counts.
 Weights have a standard deviation of 1 / sqrt(d_model), so that every product keeps its input's scale. With larger ones,
 or with fewer than eight columns, float32 alone, on either side, strays further than the limit from the exact result.
 Even so, about one network of Qwen3's layout in four hundred has a gradient that is a small remainder of terms that
-cancel, and lies up to twice above the limit, both sides being about as far from the float64 result. The seeds draw none such.
+cancel, and lies up to twice above the limit, both sides being about as far from the float64 result. The seeds draw
+none such.
 """
 
 from __future__ import annotations

@@ -133,8 +133,9 @@ def test_the_config_of_a_published_qwen3_is_read() -> None:
 def test_what_a_config_leaves_out_has_the_defaults_of_transformers(layout: str) -> None:
     from transformers import LlamaConfig, Qwen3Config
 
-    theirs = {"llama": LlamaConfig, "qwen3": Qwen3Config}[layout]()
-    assert config_from_hf({"model_type": layout}) == config_from_hf(theirs.to_dict())
+    heads = {"num_attention_heads": 64}  # not the default number of key-value heads
+    theirs = {"llama": LlamaConfig, "qwen3": Qwen3Config}[layout](**heads)
+    assert config_from_hf({"model_type": layout, **heads}) == config_from_hf(theirs.to_dict())
 
 
 @pytest.mark.parametrize("layout", ["llama", "qwen3"])
