@@ -10,7 +10,8 @@ import typer
 from flows.cli_common import AsJson, HomeFolder, Model, plain_errors, print_json, say
 
 if TYPE_CHECKING:
-    from tasks.inspection.inspection import Inspection, Subject
+    from tasks.inspection.inspection import Inspection
+    from tasks.inspection.subject import Subject
 
 _CHAMPION = "champion"
 _SHOWN = 5  # next tokens in the terminal
@@ -61,7 +62,7 @@ def fresh_subject(name: str, seed: int) -> Subject:
 
     from model import PRESETS, Transformer, count_parameters, preset
     from storage.errors import UserError
-    from tasks.inspection.inspection import Subject
+    from tasks.inspection.subject import Subject
     from tasks.tokens.tokenizer import AsciiTokenizer
 
     if name not in PRESETS:
@@ -89,7 +90,7 @@ def trained_subject(home: str, model: str) -> Subject:
     from flows.actions import checkpoint_of
     from storage.home import Home
     from tasks.bundle import Bundle
-    from tasks.inspection.inspection import Subject
+    from tasks.inspection.subject import Subject
     from tasks.resources import Resources
     from tasks.session import Session
 

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
+    from .gains import local_gains
     from .generation import Completion, generate
     from .hf import from_hf, to_hf
     from .metrics import NllSum, evaluate_source
     from .presets import PRESETS, preset
     from .randomness import seed_everything
     from .step import NonFiniteLoss
-    from .trace import Trace, local_gains, operators
+    from .trace import Trace, operators
     from .trainer import Trainer, TrainResult, measure_step_seconds
     from .transformer import Transformer
 
@@ -34,13 +35,14 @@ _HOMES = {
     "architecture": ["ModelConfig"],
     "config": ["GenerationConfig", "TrainConfig"],
     "data": ["SpanSource"],
+    "gains": ["local_gains"],
     "generation": ["Completion", "generate"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum", "evaluate_source"],
     "presets": ["PRESETS", "preset"],
     "randomness": ["seed_everything"],
     "step": ["NonFiniteLoss"],
-    "trace": ["Trace", "local_gains", "operators"],
+    "trace": ["Trace", "operators"],
     "trainer": ["TrainResult", "Trainer", "measure_step_seconds"],
     "transformer": ["Transformer"],
 }

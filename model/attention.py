@@ -44,6 +44,20 @@ def attention_mask(
     return seen
 
 
+def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T / sqrt(E): how well each query fits each key, before any mask.
+
+    Args:
+        q: (..., H, T, E).
+        k: (..., K, S, E); K divides H.
+
+    Returns:
+        (..., H, T, S).
+    """
+    shared = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+    return q @ shared.transpose(-2, -1) / math.sqrt(q.shape[-1])
+
+
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(E)), forbidden scores at -inf before the softmax; rows add to one.
 
@@ -54,8 +68,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
         k: (..., K, S, E); K divides H.
         mask: broadcastable to (..., H, T, S), True where a query may look; None means causal.
     """
-    k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    scores = scaled_scores(q, k)
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)

@@ -8,7 +8,7 @@ from model.attention import Attention
 from tasks.inspection.diagrams import count
 from tasks.inspection.elements import named, optimizer_name
 from tasks.inspection.flowchart import Box, box, box_height
-from tasks.inspection.inspection import Subject
+from tasks.inspection.subject import Subject
 from tasks.inspection.svg import Picture, arrow, label, line
 
 _GAP = 22.0

@@ -8,7 +8,7 @@ from model.attention import Attention
 from model.transformer import Block, FeedForward
 from tasks.inspection.elements import named
 from tasks.inspection.flowchart import Box, Part, Sum, Tap, chain
-from tasks.inspection.inspection import Subject
+from tasks.inspection.subject import Subject
 from tasks.inspection.svg import Picture
 
 _SHOWN_BLOCKS = 4  # of a deep network's chain

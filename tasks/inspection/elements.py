@@ -10,7 +10,7 @@ from torch import nn
 from model import TrainConfig
 from model.optim import build_optimizer
 from model.transformer import Block
-from tasks.inspection.inspection import Subject
+from tasks.inspection.subject import Subject
 
 
 @dataclass(frozen=True)

@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model import ModelConfig, TrainConfig, Transformer
-from model.trace import MAX_TRACED_TOKENS, Gain, Trace, local_gains, trace
+from model.gains import Gain, local_gains
+from model.trace import MAX_TRACED_TOKENS, Trace, trace
 from storage.errors import UserError
-from tasks.bundle import Bundle
+from tasks.inspection.elements import control_elements
 from tasks.inspection.labels import token_labels
-from tasks.tokens.tokenizer import Tokenizer
+from tasks.inspection.steps import sentence
+from tasks.inspection.subject import Subject
 
 
 class InspectError(UserError):
     """A prompt that cannot be looked at."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A network with all that belongs to it.
-
-    Attributes:
-        name: what to call it.
-        train: fields of `model.TrainConfig`; None for a network that was not trained here.
-        fresh: whether it was never trained at all.
-        bos: whether prompts begin with the token that begins a text, as they did in training.
-        seed: of the initial weights.
-    """
-
-    name: str
-    model: Transformer
-    tokenizer: Tokenizer
-    train: Mapping[str, Any] | None = None
-    fresh: bool = False
-    bos: bool = True
-    seed: int = 0
-
-    @classmethod
-    def of_bundle(cls, bundle: Bundle, name: str) -> Subject:
-        """A model that was trained here or elsewhere."""
-        train = bundle.config.get("train")
-        return cls(name, bundle.model, bundle.tokenizer, train, seed=int((train or {}).get("seed", 0)))
-
-    @property
-    def config(self) -> ModelConfig:
-        """Shape of the network."""
-        return self.model.config
-
-    @property
-    def training(self) -> TrainConfig:
-        """How it was trained, or how it would be by default."""
-        return TrainConfig.from_dict(dict(self.train)) if self.train else TrainConfig(max_steps=1000)
 
 
 @dataclass(frozen=True)
@@ -176,9 +139,6 @@ def to_json(inspection: Inspection, columns: int = 4, candidates: int = 10) -> d
         columns: how many columns of each value are given.
         candidates: how many next tokens are given at each position.
     """
-    from tasks.inspection.elements import control_elements
-    from tasks.inspection.steps import sentence
-
     found, subject = inspection.trace, inspection.subject
     return {
         "model": {

@@ -6,11 +6,11 @@ import base64
 import json
 from typing import Any
 
-from model.trace import Gain
+from model.gains import Gain
 from tasks.inspection import circuits, diagrams
 from tasks.inspection.charts import BINS
 from tasks.inspection.elements import control_elements
-from tasks.inspection.inspection import Inspection, Subject, rounded
+from tasks.inspection.inspection import Inspection, rounded
 from tasks.inspection.labels import visible
 from tasks.inspection.script import JAVASCRIPT
 from tasks.inspection.sections import (
@@ -26,6 +26,7 @@ from tasks.inspection.sections import (
     vectors_section,
 )
 from tasks.inspection.style import CSS
+from tasks.inspection.subject import Subject
 from tasks.inspection.svg import Picture, element, escape
 from tasks.inspection.tables import Cell, more, scrolled, table
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from model.trace import MAX_TRACED_TOKENS, Score, local_gains, operators, trace
+from model.gains import local_gains
+from model.trace import MAX_TRACED_TOKENS, Score, operators, trace
 
 Build = Callable[..., Transformer]
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
