@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
 from storage.store import Store
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.generation import COMPLETIONS_FILE, BundleSettings, adopt_bundle
-from tasks.promotion import Promotion, promote
+from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.session import Session, artifact
 from tasks.tokens.chunk import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
@@ -31,8 +32,7 @@ def resolve_version(registry: Registry, model: str) -> ModelVersion:
     Raises:
         UnknownModel: if there is none.
     """
-    name = model.removeprefix("models:/").removeprefix(f"{MODEL_NAME}@").removeprefix(f"{MODEL_NAME}/")
-    found = registry.by_number(name) if name.isdigit() else registry.by_alias(name) or registry.by_run(name)
+    found = _find_version(registry, model)
     if found is None:
         raise UnknownModel(
             f"no model {model!r}: give an alias (champion, challenger), a version number, models:/{MODEL_NAME}@ALIAS, "
@@ -41,20 +41,35 @@ def resolve_version(registry: Registry, model: str) -> ModelVersion:
     return found
 
 
+def _find_version(registry: Registry, model: str) -> ModelVersion | None:
+    name = _registered_name(model)
+    if name.isascii() and name.isdigit():
+        return registry.by_number(name)
+    return (registry.by_alias(name) or registry.by_run(name)) if name else None
+
+
+def _registered_name(model: str) -> str:
+    """The alias, number or run id in a model's name; empty where it can only be a path."""
+    name = model.removeprefix("models:/").removeprefix(f"{MODEL_NAME}@").removeprefix(f"{MODEL_NAME}/")
+    return name if re.fullmatch(r"[\w-]+", name) else ""
+
+
 def checkpoint_of(session: Session, model: str) -> ArtifactRef:
     """The checkpoint artefact of a model named in any of the allowed ways.
 
-    A model that lies outside the store (a folder, or a version of a registry that outlived its store) is taken in.
+    A registered name wins over a folder of the same name, which `./NAME` leads to. A model that lies outside the store
+    (a folder, or a version of a registry that outlived its store) is taken in.
 
     Raises:
         UnknownModel: if the name leads nowhere.
     """
     folder = Path(model)
-    if folder.is_dir():
-        return _adopt(session, folder)
+    if folder.is_dir() and not _registered_name(model):
+        return _adopt(session, folder)  # no registry is needed, nor made
     registry = Registry(session.resources.tracking)
-    version = resolve_version(registry, model)
-    return version_checkpoint(session, registry, version)
+    if folder.is_dir() and _find_version(registry, model) is None:
+        return _adopt(session, folder)
+    return version_checkpoint(session, registry, resolve_version(registry, model))
 
 
 def version_checkpoint(session: Session, registry: Registry, version: ModelVersion) -> ArtifactRef:
@@ -101,19 +116,46 @@ def promote_model(
 
     Returns:
         What was done, and the id of the MLflow run.
-    """
-    from flows.pipeline import evaluate_model
 
+    Raises:
+        UserError: if the model was trained on documents of the evaluation set.
+    """
+    if trained_on(session.store, checkpoint, evalset):
+        raise UserError(
+            f"the model {checkpoint.stage}/{checkpoint.key[:12]} was trained on documents of the evaluation set "
+            f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
+        )
     run_id = ensure_training_run(session, checkpoint)
     log_evaluation(session, run_id, checkpoint, metrics)
     registry = Registry(session.resources.tracking)
+    while True:
+        rival = _measured_champion(session, registry, checkpoint, evalset, metrics)
+        try:
+            done = promote(session.store, registry, run_id, checkpoint, evalset, metrics, rival)
+        except ChampionChanged:
+            continue  # another promotion was faster; its champion is measured in turn
+        return done, run_id
+
+
+def _measured_champion(
+    session: Session, registry: Registry, checkpoint: ArtifactRef, evalset: ArtifactRef, metrics: dict[str, float]
+) -> Rival | None:
+    """The present champion with its figures on the evaluation set, `metrics` if it is this very checkpoint."""
+    from flows.pipeline import evaluate_model
+
     champion = registry.by_alias(CHAMPION)
-    champion_metrics = None
-    if champion is not None:
-        rival = version_checkpoint(session, registry, champion)
-        champion_metrics = metrics if rival == checkpoint else evaluate_model(session, rival, evalset)[1]
-    done = promote(session.store, registry, run_id, checkpoint, evalset, metrics, champion_metrics)
-    return done, run_id
+    if champion is None:
+        return None
+    found = version_checkpoint(session, registry, champion)
+    if found == checkpoint:
+        return Rival(champion.version, metrics)
+    if trained_on(session.store, found, evalset):
+        session.note(
+            f"model version {champion.version} was champion, but it was trained on documents of this evaluation set; "
+            "its figures on it would say nothing, so it was not compared"
+        )
+        return Rival(champion.version, None)
+    return Rival(champion.version, evaluate_model(session, found, evalset)[1])
 
 
 def model_entry(done: Promotion) -> dict[str, Any]:

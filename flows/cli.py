@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli_common import AsJson, Assign, HomeFolder, Model, plain_errors, print_json, say
+from flows.cli_common import AsJson, Assign, HomeFolder, Model, checked_corpus, plain_errors, print_json, say
 from flows.cli_count import count
 from flows.cli_exchange import export, import_
 from flows.cli_inspect import inspect
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 Sources = Annotated[list[str], typer.Argument(help="Folders or files with documents.", show_default=False)]
-Corpus = Annotated[str, typer.Option(help="Name of the corpus.")]
+Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
 Preset = Annotated[str, typer.Option(help="Shape of the network, such as tiny, small or modern-15m; see `count`.")]
 Config = Annotated[str, typer.Option(help="Configuration file, TOML or JSON.")]
 Minutes = Annotated[float, typer.Option(help="Training time in minutes (default 5).", min=0)]
@@ -383,7 +383,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 @app.command()
 def why(
-    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path or completion id.")],
+    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID).")],
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,

@@ -32,6 +32,14 @@ def fail(error: BaseException) -> NoReturn:
     raise typer.Exit(1)
 
 
+def checked_corpus(name: str) -> str:
+    """The name of a corpus, refused before anything runs if it cannot be one."""
+    with plain_errors():
+        from storage.catalog import check_corpus_name
+
+        return check_corpus_name(name)
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""

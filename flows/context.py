@@ -15,6 +15,7 @@ from pydantic import Field
 
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
+from storage.catalog import check_corpus_name
 from storage.home import Home
 from tasks.resources import Resources
 from tasks.session import PrefectSession
@@ -73,12 +74,18 @@ def flow_settings(config: str, overrides: str, **options: object) -> Settings:
 @contextmanager
 def flow_session(
     home: str,
+    corpus: str,
     refresh: str = "",
     retry_failed: bool = False,
     workers: int = 0,
     deterministic: bool = False,
 ) -> Iterator[PrefectSession]:
-    """The session of the running flow; ends its processes when the flow ends."""
+    """The session of the running flow; ends its processes when the flow ends.
+
+    Raises:
+        UserError: if the corpus cannot be called that, or a stage to refresh does not exist.
+    """
+    check_corpus_name(corpus)
     place = Home.from_environment(home or None).create()
     names = stage_names(refresh)
     with Resources(place, workers, deterministic) as resources:

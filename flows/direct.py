@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from flows import pipeline
-from flows.actions import champion_entry, checkpoint_of, completions_path, resolve_version
+from flows.actions import UnknownModel, champion_entry, checkpoint_of, completions_path, resolve_version
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors
-from storage.manifest import ArtifactRef
+from storage.manifest import ArtifactRef, Manifest
 from storage.registry import MODEL_NAME, Registry
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
 from storage.verify import Check, check_store
-from tasks.generation import COMPLETIONS_FILE, Prompt, read_prompts
+from tasks.generation import COMPLETIONS_FILE, Prompt, encodable, read_prompts
 from tasks.resources import Resources
 from tasks.session import Session, artifact
 from tasks.settings import load_settings
@@ -36,7 +36,7 @@ def generate_direct(
     """Continue one prompt or a file of them; returns the rows and the path of their table."""
     if bool(prompt) == bool(prompts):
         raise UserError("give either a PROMPT or --prompts FILE")
-    asked = [Prompt("0", prompt)] if prompt else read_prompts(Path(prompts).expanduser())
+    asked = [Prompt("0", encodable("PROMPT", prompt))] if prompt else read_prompts(Path(prompts).expanduser())
     settings = load_settings(None, [], options)
     place = Home.from_environment(home or None).create()
     with Resources(place, deterministic=deterministic) as resources:
@@ -56,7 +56,7 @@ def status_of(home: str) -> dict[str, Any]:
     place = Home.from_environment(home or None)
     store = open_store(place.store)
     champion = None
-    if (place.path / "mlflow.db").exists() or not place.tracking_uri.startswith("sqlite:"):
+    if _has_registry(place):
         champion = champion_entry(Registry(Tracking(place)))
     return {
         "home": str(place.path),
@@ -93,33 +93,23 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
 
     Raises:
         StoreError: if nothing goes by that name.
+        UserError: if several completions do.
     """
     place = Home.from_environment(home or None)
     store = open_store(place.store)
-    for found in (_by_key(store, thing), _by_completion(store, thing)):
-        if found is not None:
-            return {"thing": thing, **found}
-    state = read_state(store, corpus)
-    if state:
-        document = _by_document(Catalog(store, corpus), thing)
-        if document is not None:
-            return {"thing": thing, **document}
-    from flows.actions import UnknownModel
-    from storage.tracking import Tracking
-
-    try:
-        version = resolve_version(Registry(Tracking(place)), thing)
-    except UnknownModel as error:
+    found = (
+        _by_address(store, thing)
+        or _by_key(store, thing)
+        or _by_document(store, corpus, thing)
+        or _by_model(place, store, thing)
+        or _newest_completion(store, thing)
+    )
+    if found is None:
         raise StoreError(
-            f"nothing goes by {thing!r}: it is no artefact key, completion id, document id, path or model of this home"
-        ) from error
-    return {
-        "thing": thing,
-        "model": {"name": MODEL_NAME, "version": version.version, "aliases": list(version.aliases)},
-        "mlflow_run_id": version.run_id,
-        "tags": version.tags,
-        **_lineage(store, version.checkpoint),
-    }
+            f"nothing goes by {thing!r}: it is no artefact key, completion (KEY/ID), document id, path or model of "
+            "this home"
+        )
+    return {"thing": thing, **found}
 
 
 def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
@@ -154,15 +144,68 @@ def _by_key(store: Store, thing: str) -> dict[str, Any] | None:
     return None
 
 
-def _by_completion(store: Store, thing: str) -> dict[str, Any] | None:
-    for manifest in store.manifests("generate"):
-        for row in read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, ["id", "prompt", "text", "model"]):
-            if row["id"] == thing:
-                return {"completion": row, **_lineage(store, manifest.ref)}
-    return None
+def _completions(store: Store, name: str) -> list[tuple[Manifest, dict[str, Any]]]:
+    """The completions of this id with their generations, the newest first."""
+    found = []
+    for manifest in sorted(store.manifests("generate"), key=lambda made: (made.created, made.key), reverse=True):
+        rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, ["id", "prompt", "text", "model"])
+        found += [(manifest, row) for row in rows if row["id"] == name]
+    return found
 
 
-def _by_document(catalog: Catalog, thing: str) -> dict[str, Any] | None:
+def _by_address(store: Store, thing: str) -> dict[str, Any] | None:
+    """The completion named by its generation's key, or the beginning of it, and its id."""
+    key, _, name = thing.removeprefix("generate/").partition("/")
+    if not key or not name:
+        return None
+    found = [(manifest, row) for manifest, row in _completions(store, name) if manifest.key.startswith(key)]
+    if len(found) > 1:
+        listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
+        raise UserError(f"{thing!r} is the beginning of {len(found)} completions: give more of one of {listed}")
+    return _completion(store, *found[0]) if found else None
+
+
+def _newest_completion(store: Store, name: str) -> dict[str, Any] | None:
+    """The completion of this id that was made last."""
+    found = _completions(store, name)
+    if not found:
+        return None
+    newest = _completion(store, *found[0])
+    if len(found) > 1:
+        newest = {"note": f"the newest of {len(found)} completions {name!r}; name the others by KEY/{name}", **newest}
+    return newest
+
+
+def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[str, Any]:
+    return {"completion": row, "address": f"{manifest.key}/{row['id']}", **_lineage(store, manifest.ref)}
+
+
+def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
+    """The registered version that goes by this name; a home without a registry has none, and gets none."""
+    if not _has_registry(place):
+        return None
+    from storage.tracking import Tracking
+
+    try:
+        version = resolve_version(Registry(Tracking(place)), thing)
+    except UnknownModel:
+        return None
+    return {
+        "model": {"name": MODEL_NAME, "version": version.version, "aliases": list(version.aliases)},
+        "mlflow_run_id": version.run_id,
+        "tags": version.tags,
+        **_lineage(store, version.checkpoint),
+    }
+
+
+def _has_registry(place: Home) -> bool:
+    return (place.path / "mlflow.db").exists() or not place.tracking_uri.startswith("sqlite:")
+
+
+def _by_document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+    if not read_state(store, corpus):
+        return None
+    catalog = Catalog(store, corpus)
     quoted = thing.replace("'", "''")
     files = catalog.query(f"select * from files where path = '{quoted}' or doc_id = '{quoted}' order by path")
     if not files:

@@ -13,10 +13,11 @@ def evaluate(
     model: Model = "champion", corpus: Corpus = "default", refresh: Refresh = "", home: HomeFolder = ""
 ) -> dict[str, object]:
     """Measure a model beside its baselines."""
-    with flow_session(home, refresh) as session:
+    with flow_session(home, corpus, refresh) as session:
         evalset = pipeline.frozen_evalset(session, corpus)
         checkpoint = checkpoint_of(session, model)
-        _, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
+        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
+        pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         return finish(session, corpus, result_of(session, metrics=metrics))
 
 

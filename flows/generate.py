@@ -46,7 +46,7 @@ def generate(
         f"generate.seed={seed}",
     ]
     settings = flow_settings("", "\n".join(lines))
-    with flow_session(home, refresh) as session:
+    with flow_session(home, corpus, refresh) as session:
         asked = read_prompts(Path(prompts).expanduser().resolve())
         checkpoint = checkpoint_of(session, model)
         made = artifact(pipeline.generate_text(session, settings, checkpoint, asked))

@@ -25,7 +25,7 @@ from tasks.curate.selection import curate
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
 from tasks.ingest.hashing import HashMemo, hash_files
-from tasks.ingest.ocr import engine_version
+from tasks.ingest.ocr import ocr_ready
 from tasks.ingest.segments import (
     Member,
     SegmentSettings,
@@ -40,7 +40,7 @@ from tasks.ingest.walk import walk
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings, TrainSettings
-from tasks.tokens.chunk import ChunkSettings, dataset
+from tasks.tokens.chunk import ChunkSettings, dataset, label_counts
 from tasks.tokens.fit import tokenizer
 from tasks.tokens.shards import TokeniseSettings, tokenise
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
@@ -111,14 +111,14 @@ def _choose_members(
             suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
     index = segment_index(session.store, settings.extract)
     retry = session.retry_failed
-    ocr_ready = engine_version() is not None
+    can_read_images = ocr_ready(settings.extract.ocr_languages)
     chosen: dict[str, Member] = {}
     located: dict[Member, Any] = {}
     for sha256, suffix in suffixes.items():
         known = index.get((sha256, suffix))
         if known is None:
             chosen[sha256] = Member(sha256, suffix)
-        elif wants_retry(known, retry, ocr_ready):
+        elif wants_retry(known, retry, can_read_images):
             chosen[sha256] = Member(sha256, suffix, known.member.attempt + 1)
         else:
             chosen[sha256] = known.member
@@ -132,8 +132,7 @@ def ingest(session: Session, sources: Sequence[Path], settings: Settings) -> Ing
     files = list_files(walked, hashes)
     chosen, located = _choose_members(session, settings, files)
     if extract.name in session.refresh:
-        chosen = {sha256: Member(sha256, member.suffix) for sha256, member in chosen.items()}
-        located = {}
+        located = {}  # with their attempts: an earlier one would not be the one that counts
     missing = [member for member in chosen.values() if member not in located]
     sizes = {item.sha256: item.size for item in files if item.sha256 is not None}
     cuts = cut_segments(missing, sizes)
@@ -236,7 +235,7 @@ def _resolve_steps(
     counts = manifest_of(session.store, cut).counts
     most = steps_of_epochs(settings.max_epochs, probe, counts["train_sequences"])
     if settings.max_tokens:
-        return min(most, steps_of_tokens(settings.max_tokens, probe, network["max_seq_len"]))
+        return min(most, steps_of_tokens(settings.max_tokens, probe, label_counts(session.store.folder(cut))))
     device = describe_device(detect_device())
     ref = session.run(budget, BudgetSettings(settings.minutes, network, probe, device))
     if isinstance(ref, Pending):
@@ -341,14 +340,26 @@ def latest_training(session: Session, corpus: str) -> ArtifactRef:
 
 
 def publish(session: Session, corpus: str) -> None:
-    """Let the corpus's ref follow what this run produced; the catalogue's views follow the ref."""
+    """Let the corpus's ref follow what this run produced; the catalogue's views follow the ref.
+
+    Ingestion makes a corpus: a text or an evaluation under the name of one that never was does not.
+    """
     if session.dry:
         return
     name = corpus_ref(corpus)
-    state = session.store.read_ref(name) or {}
-    for stage, refs in session.produced.items():
-        state[stage] = [asdict(ref) for ref in refs]
-    session.store.write_ref(name, state)
+    with session.store.lock(name):  # what another run publishes between our reading and writing would be lost
+        state = session.store.read_ref(name) or {}
+        for stage, refs in session.produced.items():
+            state[stage] = [asdict(ref) for ref in refs]
+        if snapshot.name in state:
+            session.store.write_ref(name, state)
+
+
+def publish_evaluation(session: Session, corpus: str, checkpoint: Maybe, evaluation: Maybe) -> None:
+    """Let the corpus's ref follow an evaluation of its latest training; figures of other models are none of its."""
+    if read_state(session.store, corpus).get(train.name) == [checkpoint]:
+        remember(session, evaluate=evaluation)
+        publish(session, corpus)
 
 
 def plan(session: Session, sources: Sequence[Path], corpus: str, settings: Settings) -> None:

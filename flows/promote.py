@@ -11,10 +11,11 @@ from flows.context import Corpus, HomeFolder, described, finish, flow_session, t
 @described
 def promote(corpus: Corpus = "default", home: HomeFolder = "") -> dict[str, object]:
     """Register the corpus's latest training and move `champion` if it is better."""
-    with flow_session(home) as session:
+    with flow_session(home, corpus) as session:
         evalset = pipeline.frozen_evalset(session, corpus)
         checkpoint = pipeline.latest_training(session, corpus)
-        _, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
+        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
+        pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evalset, metrics))
         result = result_of(session, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id)
         return finish(session, corpus, result)

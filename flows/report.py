@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storage.catalog import Catalog
+from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import open_store
 from tasks.session import StageReport
@@ -69,8 +69,11 @@ def metrics_table(metrics: dict[str, float]) -> str:
 
 
 def corpus_table(home: Home, corpus: str) -> str:
-    """Markdown table of what became of the files."""
-    rows = Catalog(open_store(home.store), corpus).query(
+    """Markdown table of what became of the files; empty for a corpus that was never ingested."""
+    store = open_store(home.store)
+    if not read_state(store, corpus):
+        return ""
+    rows = Catalog(store, corpus).query(
         "select status, case when status = 'ok' then '' else reason_code end as why, count(*) as files "
         "from files group by all order by files desc, status, why"
     )

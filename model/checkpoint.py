@@ -41,6 +41,8 @@ class Checkpoint:
         random: states of the random generators, uint8.
         scaler: state of the fp16 loss scaler; empty for other precisions.
         identity: what the run was made of; it may only continue with the same.
+        validation: digest of the sequences that the history's last validation losses were measured on; they shape
+            no weights, so a run may continue with others.
         history: metric rows so far.
         torch_version, n_threads: what the numbers were computed with.
     """
@@ -52,6 +54,7 @@ class Checkpoint:
     random: dict[str, Tensor]
     scaler: dict[str, Any] = field(default_factory=dict)
     identity: dict[str, str] = field(default_factory=dict)
+    validation: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
     torch_version: str = field(default_factory=lambda: str(torch.__version__))
     n_threads: int = field(default_factory=torch.get_num_threads)

@@ -59,12 +59,14 @@ def evaluate_source(
     was_training = model.training
     model.eval()
     total = NllSum()
-    for first in range(0, len(source), batch_size):
-        indices = np.arange(first, min(first + batch_size, len(source)))
-        inputs, labels = trim(*source.batch(indices))
-        nll = model.nll(torch.from_numpy(inputs).to(device), torch.from_numpy(labels).to(device))
-        total += NllSum(nll.item(), int((labels != IGNORE).sum()))
-    model.train(was_training)
+    try:
+        for first in range(0, len(source), batch_size):
+            indices = np.arange(first, min(first + batch_size, len(source)))
+            inputs, labels = trim(*source.batch(indices))
+            nll = model.nll(torch.from_numpy(inputs).to(device), torch.from_numpy(labels).to(device))
+            total += NllSum(nll.item(), int((labels != IGNORE).sum()))
+    finally:
+        model.train(was_training)
     return total
 
 

@@ -86,7 +86,8 @@ class Stepper:
             indices: numbers of the sequences, for messages.
 
         Raises:
-            NonFiniteLoss: loss or gradient is NaN or infinite; the weights are as before.
+            NonFiniteLoss: the loss is NaN or infinite, or the gradient is (in fp16: although the loss scale has fallen
+                below 1); the weights are as before.
             ValueError: a token id lies outside the vocabulary.
         """
         tokens = sum(int((labels != IGNORE).sum()) for _, labels in batches)
@@ -128,7 +129,13 @@ class Stepper:
             raise NonFiniteLoss(f"the gradient's norm is {norm}", step, indices)
         self.scaler.step(self.optimizer)  # leaves the weights alone if an fp16 gradient overflowed
         self.scaler.update()
-        return norm if math.isfinite(norm) else 0.0
+        if math.isfinite(norm):
+            return norm
+        # Each skipped step halves the scale. Below 1 it makes gradients smaller than they are: what overflows then
+        # is not the scaling's doing, and no smaller scale will mend it.
+        if self.scaler.get_scale() < 1:
+            raise NonFiniteLoss(f"at every loss scale down to 1, the gradient's norm is {norm}", step, indices)
+        return 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self.config.precision)

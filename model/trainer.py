@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ class TrainResult:
     Attributes:
         model: the trained network, in evaluation mode.
         history: one row per optimiser step with step, tokens (labels trained on so far), train/loss, lr,
-            grad_norm, and val/loss where an evaluation took place. No clock values: equal runs have equal
-            histories.
+            grad_norm, and val/loss where an evaluation took place. A row with val/source_changed (1) is the first
+            after a resume with other validation sequences: losses before and from there on do not compare. No clock
+            values: equal runs have equal histories.
         steps: optimiser steps done over all starts of the run.
         resumed_from: step of the checkpoint that this start went on from; 0 if it began anew.
     """
@@ -69,8 +71,8 @@ class Trainer:
         checkpoint_seconds: shortest pause between two checkpoints, longer where saving would take more than
             SAVING_SHARE of the time; the last step is always saved. 0 saves every step.
         identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
-            the same identity; the configurations, the number of sequences and the initial weights belong to it by
-            themselves.
+            the same identity; the configurations, the number of training sequences and the initial weights belong to
+            it by themselves. The validation sequences do not: they shape no weights.
         initial_weights: the state of a network of this shape to start from (model.state_dict()); None draws the
             weights from the seed.
         on_metrics: called with (step, metrics) after each step. The metrics are the history's row with
@@ -104,7 +106,7 @@ class Trainer:
         self.device = torch.device(device)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.checkpoint_seconds = checkpoint_seconds
-        self.identity = _full_identity(identity or {}, model_config, train_config, train_source, val_source)
+        self.identity = _full_identity(identity or {}, model_config, train_config, train_source)
         self.initial_weights = initial_weights
         if initial_weights is not None:
             self.identity["initial_weights"] = _digest(initial_weights)
@@ -123,12 +125,14 @@ class Trainer:
         if self.initial_weights is not None:
             _load_initial(stepper.model, self.initial_weights)
         history: list[Row] = []
-        resumed_from = self._resume(stepper, history)
+        resumed_from, other_validation = self._resume(stepper, history)
         last_save, pause = time.monotonic(), self.checkpoint_seconds
         for step in range(resumed_from + 1, self.train_config.max_steps + 1):
             started = time.perf_counter()
             row = self._step(stepper, step, history)
             seconds = time.perf_counter() - started
+            if other_validation and step == resumed_from + 1:
+                row["val/source_changed"] = 1.0
             if self._is_evaluated(step) and self.val_source is not None:
                 row["val/loss"] = self._evaluate(stepper.model)
             history.append(row)
@@ -185,15 +189,26 @@ class Trainer:
             random=stepper.random.tensors(),
             scaler=stepper.scaler.state_dict(),
             identity=self.identity,
+            validation=self._validation,
             history=history,
         )
         save_checkpoint(self.checkpoint_dir, state)
 
-    def _resume(self, stepper: Stepper, history: list[Row]) -> int:
-        """Fills stepper and history from the newest good checkpoint; returns its step, 0 if there is none."""
+    @cached_property
+    def _validation(self) -> str:
+        """Digest of the validation sequences; empty without any."""
+        return "" if self.val_source is None else _source_digest(self.val_source, self.train_config.batch_size)
+
+    def _resume(self, stepper: Stepper, history: list[Row]) -> tuple[int, bool]:
+        """Fills stepper and history from the newest good checkpoint.
+
+        Returns:
+            Its step, 0 if there is none; and whether validation losses to come are measured on other sequences than
+            those of the history.
+        """
         place = latest_checkpoint(self.checkpoint_dir) if self.checkpoint_dir else None
         if place is None:
-            return 0
+            return 0, False
         saved = load_checkpoint(place)
         difference = differing_entry(saved.identity, self.identity)
         if difference:
@@ -208,7 +223,19 @@ class Trainer:
         if saved.scaler:
             stepper.scaler.load_state_dict(saved.scaler)
         history.extend(saved.history)
-        return saved.step
+        changed = (
+            saved.step < self.train_config.max_steps
+            and self.val_source is not None
+            and any("val/loss" in row for row in history)
+            and saved.validation != self._validation
+        )
+        if changed:
+            warnings.warn(
+                f"from step {saved.step + 1} on, validation losses are measured on other validation sequences than "
+                f"before; the history marks that step with val/source_changed",
+                stacklevel=3,
+            )
+        return saved.step, changed
 
 
 def measure_step_seconds(
@@ -254,6 +281,16 @@ def _load_initial(model: Transformer, weights: Mapping[str, Tensor]) -> None:
         ) from error
 
 
+def _source_digest(source: SequenceSource, batch_size: int) -> str:
+    """sha256 over all inputs and labels, in order."""
+    digest = hashlib.sha256()
+    for first in range(0, len(source), batch_size):
+        for ids in source.batch(np.arange(first, min(first + batch_size, len(source)))):
+            digest.update(f"{ids.shape}\n".encode())
+            digest.update(np.ascontiguousarray(ids).tobytes())
+    return digest.hexdigest()
+
+
 def _digest(weights: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes, types and bits."""
     digest = hashlib.sha256()
@@ -268,12 +305,10 @@ def _full_identity(
     model_config: ModelConfig,
     train_config: TrainConfig,
     train_source: SequenceSource,
-    val_source: SequenceSource | None,
 ) -> dict[str, str]:
     own = {f"model.{name}": repr(value) for name, value in model_config.to_dict().items()}
     own |= {f"train.{name}": repr(value) for name, value in train_config.to_dict().items()}
     own["train_sequences"] = str(len(train_source))
-    own["val_sequences"] = str(0 if val_source is None else len(val_source))
     return {**own, **identity}
 
 

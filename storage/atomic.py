@@ -70,3 +70,13 @@ def publish(source: Path, target: Path, discard: Path) -> None:
         raise
     fsync_path(target.parent)
     fsync_path(source.parent)
+
+
+def finish_publish(source: Path, target: Path, discard: Path) -> None:
+    """Do what a `publish` of these folders left undone when it was killed after its first rename.
+
+    Then nothing bears the final name, and both other folders are there and complete.
+    """
+    if discard.exists() and source.exists() and not target.exists():
+        source.rename(target)
+        fsync_path(target.parent)

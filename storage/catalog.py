@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CORPUS_REF = "corpus"
+_CORPUS_NAME = re.compile(r"\w([\w .-]{0,48}\w)?")
 _GLOB = re.compile(r"([*?[])")  # what DuckDB would take for a pattern in the name of a folder
 
 
@@ -28,8 +29,28 @@ class QueryError(UserError):
     """A query that DuckDB refuses."""
 
 
+def check_corpus_name(corpus: str) -> str:
+    """Return the name of a corpus if files can bear it.
+
+    Raises:
+        UserError: if they cannot.
+    """
+    if not _CORPUS_NAME.fullmatch(corpus):
+        shown = corpus if len(corpus) <= 60 else f"{corpus[:60]}..."
+        raise UserError(
+            f"{shown!r} is no name for a corpus: give 1 to 50 letters, digits, spaces, dots, hyphens and underscores, "
+            "the first and the last of them a letter, a digit or an underscore"
+        )
+    return corpus
+
+
 def corpus_ref(corpus: str) -> str:
-    """Name of the ref that holds a corpus's last completed run."""
+    """Name of the ref that holds a corpus's last completed run.
+
+    Raises:
+        UserError: if a corpus cannot be called that.
+    """
+    check_corpus_name(corpus)
     return f"{CORPUS_REF}/{corpus}"
 
 

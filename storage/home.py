@@ -7,8 +7,14 @@ and Prefect write addresses into databases that outlive the current folder.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from storage.errors import UserError
+
+# the beginning of a query, an escaped byte, and a byte that is not UTF-8
+_NOT_IN_ADDRESSES = re.compile(r"[?]|%[0-9A-Fa-f]{2}|[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -30,9 +36,13 @@ class Home:
         """The home named by `path`, else by `SHEEPFOLD_HOME`, else `.sheepfold` here.
 
         `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it.
+
+        Raises:
+            UserError: if its path cannot stand in the address of a database.
         """
         chosen = path or os.environ.get("SHEEPFOLD_HOME") or ".sheepfold"
         root = Path(chosen).expanduser().resolve()
+        _check_address(root)
         store = os.environ.get("SHEEPFOLD_STORE") or str(root / "store")
         if "://" not in store:
             store = str(Path(store).expanduser().resolve())
@@ -60,6 +70,29 @@ class Home:
         return self.path / "reports"
 
     def create(self) -> Home:
-        """Make the folders; harmless when they exist."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Make the folder; harmless when it exists.
+
+        Raises:
+            UserError: if it cannot be made or written.
+        """
+        advice = "name a folder of yours by --home or SHEEPFOLD_HOME"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"the home {self.path} cannot be made ({error.strerror}): {advice}") from error
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise UserError(f"the home {self.path} cannot be written: {advice}")
         return self
+
+
+def _check_address(root: Path) -> None:
+    """Refuse a home that SQLAlchemy, which MLflow and Prefect open their databases with, would look for elsewhere.
+
+    Its releases differ in what a "%" stands for, and MLflow makes the folder that the address spells.
+    """
+    found = _NOT_IN_ADDRESSES.search(str(root))
+    if found:
+        raise UserError(
+            f"the home {str(root)!r} holds {found[0]!r}, which means something else in the address of a database: "
+            "choose another folder by --home or SHEEPFOLD_HOME"
+        )

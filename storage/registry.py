@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,8 +95,13 @@ class Registry:
 
     def by_run(self, run_id: str) -> ModelVersion | None:
         """The newest version of a run, or None."""
+        if not re.fullmatch("[0-9a-f]{32}", run_id):
+            return None  # no run of MLflow's is called so, and its search would take a quotation mark for syntax
         found = self.client.search_model_versions(f"name = '{MODEL_NAME}' and run_id = '{run_id}'")
-        return self._read(max(found, key=lambda entry: int(entry.version))) if found else None
+        if not found:
+            return None
+        # a search does not say under which aliases a version stands
+        return self.by_number(max((str(entry.version) for entry in found), key=int))
 
     def register(
         self,

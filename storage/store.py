@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import publish, write_file
+from storage.atomic import finish_publish, publish, write_file
 from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.locks import owner_lock
@@ -132,13 +132,10 @@ class LocalStore(Store):
                 yield manifest
 
     def keys(self, stage: str) -> list[str]:
-        folder = self.root / stage
-        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        return _folders(self.root / stage)
 
     def stages(self) -> list[str]:
-        if not self.root.is_dir():
-            return []
-        return sorted(entry.name for entry in self.root.iterdir() if not entry.name.startswith("."))
+        return _folders(self.root)
 
     def folder(self, ref: ArtifactRef) -> Path:
         folder = self.root / ref.stage / ref.key
@@ -153,6 +150,7 @@ class LocalStore(Store):
     def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
         with owner_lock(self.root / ".locks" / f"{stage}-{key}.lock", on_wait):
             root = self.root / ".work" / stage / key
+            finish_publish(root / "out", self.root / stage / key, root / "replaced")
             workspace = Workspace(out=root / "out", scratch=root / self._scratch_name(stage, key))
             for leftover in list(root.iterdir()) if root.is_dir() else []:
                 if leftover != workspace.scratch:
@@ -197,7 +195,7 @@ class LocalStore(Store):
     def read_ref(self, name: str) -> dict[str, Any] | None:
         try:
             value = json.loads(self._ref_path(name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError as error:
             raise StoreError(f"{self._ref_path(name)} is not JSON ({error}): remove it and run again") from error
@@ -217,6 +215,13 @@ class LocalStore(Store):
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         return owner_lock(self.root / ".locks" / f"{name}.lock")
+
+
+def _folders(parent: Path) -> list[str]:
+    """Names of the folders in a folder, without hidden ones and without files, which are none of ours."""
+    if not parent.is_dir():
+        return []
+    return sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def open_store(address: str) -> Store:

@@ -8,9 +8,10 @@ costs seconds and most commands do not need it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from storage.home import Home
@@ -18,9 +19,12 @@ from storage.home import Home
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+logger = logging.getLogger("sheepfold")
+
 EXPERIMENT = "sheepfold"
 KEY_TAG = "sheepfold.train_key"
 BATCH_POINTS = 1_000
+FAULT_SHARE = 0.03  # of a training's time, at most, is spent on an MLflow that does not answer
 
 Point = tuple[str, int, float]  # metric, step, value
 
@@ -38,8 +42,6 @@ def quiet_mlflow() -> None:
 def client(home: Home) -> MlflowClient:
     """A client of the home's tracking server and registry."""
     quiet_mlflow()
-    import logging
-
     import mlflow
     from mlflow import MlflowClient
 
@@ -160,6 +162,8 @@ class Tracking:
 class PointBuffer:
     """Collects points and writes them every few seconds, each once, even after a resume.
 
+    MLflow is a projection: while it does not answer, points wait and the training goes on.
+
     Args:
         tracking: where to.
         run_id: the training's run.
@@ -173,6 +177,8 @@ class PointBuffer:
         self._points: list[Point] = []
         self._written = tracking.last_steps(run_id)
         self._flushed = time.monotonic()
+        self._failed = False
+        self._not_before = self._flushed
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in the metrics of one step; those MLflow holds from before a kill are left out."""
@@ -183,7 +189,36 @@ class PointBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
-        points, self._points = self._points, []
-        self._tracking.log_points(self._run_id, points)
+        """Write what waits, as far as MLflow takes it."""
+        began = time.monotonic()
+        if began < self._not_before:
+            return
+        # what failed may have been written in part
+        write = self._tracking.log_missing if self._failed else self._tracking.log_points
+        if self._attempt(lambda: write(self._run_id, self._points)):
+            self._points = []
+        else:
+            self._not_before = time.monotonic() + (time.monotonic() - began) / FAULT_SHARE
         self._flushed = time.monotonic()
+
+    def fail(self) -> None:
+        """Write what waits and mark the run as failed, as far as MLflow takes it."""
+        self.flush()
+        self._attempt(lambda: self._tracking.finish(self._run_id, "FAILED"))
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Whether MLflow did it; the first time that it does not is told."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            action()
+        except MlflowException as error:
+            if not self._failed:
+                logger.warning(
+                    "MLflow does not take the training's curve (%s); the training goes on, and the curve is completed "
+                    "later",
+                    error,
+                )
+            self._failed = True
+            return False
+        return True

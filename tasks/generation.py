@@ -110,10 +110,24 @@ def _prompt(record: dict[str, Any], index: int, place: str) -> Prompt:
     text = record.get("prompt", record.get("text"))
     if not isinstance(text, str):
         raise PromptsError(f"{place}: no text in a field `prompt`; fields are {sorted(record)}")
-    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        raise PromptsError(f"{place}: the prompt holds a lone surrogate (\\ud800 to \\udfff), which is no character")
     given = record.get("id")
-    return Prompt(str(index if given is None else given), text)
+    return Prompt(str(index if given is None else given), encodable(place, text))
+
+
+def encodable(place: str, text: str) -> str:
+    """The text, which UTF-8 can hold; bytes of a command line that are not UTF-8 arrive as lone surrogates.
+
+    Args:
+        place: names the prompt for people.
+
+    Raises:
+        PromptsError: if it cannot.
+    """
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        raise PromptsError(
+            f"{place}: the prompt holds a lone surrogate (\\ud800 to \\udfff), which is no character; give UTF-8 text"
+        )
+    return text
 
 
 def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
@@ -164,6 +178,10 @@ def generate(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
     work.seed(settings.seed)
     bundle = Bundle(work.folder(checkpoint), work.resources.device)
     asked = read_rows(work.folder(prompts) / "prompts.parquet")
+    try:
+        bundle.encode_prompts([row["prompt"] for row in asked])
+    except ValueError as error:  # a bundle is served without our errors, so it raises none of them
+        raise UserError(str(error)) from error
     written = json.dumps(asdict(settings), sort_keys=True)
     found = bundle.complete(
         [row["prompt"] for row in asked],

@@ -1,6 +1,7 @@
 """Promotion: registers a model version and moves names. It makes nothing, and run again it changes nothing.
 
-A challenger becomes champion if its bits per byte are lower than the champion's on the same evaluation set.
+A challenger becomes champion if its bits per byte are lower than the champion's on the same evaluation set. A champion
+that was trained on documents of that set has no figures that compare; the challenger, which was not, takes its place.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import CHALLENGER, CHAMPION, MODEL_NAME, PREVIOUS, ModelVersion, Registry
 from storage.store import Store
+from tasks.curate.evalset import trains_on_evalset
 
 DECIDES = "val/bits_per_byte"
 SERVED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
@@ -38,6 +40,31 @@ class Promotion:
     alias: str
     moved: bool
     reason: str
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The champion that was measured.
+
+    Attributes:
+        version: its number in the registry.
+        metrics: its figures on the challenger's evaluation set; None if it was trained on documents of that set.
+    """
+
+    version: str
+    metrics: Mapping[str, float] | None
+
+
+class ChampionChanged(RuntimeError):
+    """Another version is champion than the one that was measured; nothing was written."""
+
+
+def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> bool:
+    """Whether a model was trained on documents of an evaluation set; False for one that was trained elsewhere."""
+    if checkpoint.stage != "train":
+        return False
+    (curated,) = ancestor(store, checkpoint, "dataset").input_refs("curated")
+    return trains_on_evalset(store, curated, evalset)
 
 
 def prepare_bundle(checkpoint_folder: Path, target: Path) -> Path:
@@ -61,20 +88,25 @@ def requirements() -> list[str]:
     return [f"mlflow=={installed('mlflow')}", *pinned]
 
 
-def decide(challenger: Mapping[str, float], champion: Mapping[str, float] | None, same_model: bool) -> tuple[bool, str]:
+def decide(challenger: Mapping[str, float], rival: Rival | None, same_model: bool) -> tuple[bool, str]:
     """Whether the challenger becomes (or stays) champion, and why.
 
     Args:
         challenger: its metrics.
-        champion: the champion's on the same evaluation set; None when there is no champion.
+        rival: the champion; None when there is none.
         same_model: the challenger is the champion.
     """
     own = challenger[DECIDES]
     if same_model:
         return True, f"it is the champion already ({own:.4f} bits per byte)"
-    if champion is None:
+    if rival is None:
         return True, f"there was no champion ({own:.4f} bits per byte)"
-    other = champion[DECIDES]
+    if rival.metrics is None:
+        return True, (
+            "the champion was trained on documents of this evaluation set, so the two cannot be compared "
+            f"({own:.4f} bits per byte)"
+        )
+    other = rival.metrics[DECIDES]
     if own < other:
         return True, f"{own:.4f} bits per byte are fewer than the champion's {other:.4f}"
     return False, f"{own:.4f} bits per byte are not fewer than the champion's {other:.4f}"
@@ -123,14 +155,22 @@ def promote(
     checkpoint: ArtifactRef,
     evalset: ArtifactRef,
     metrics: Mapping[str, float],
-    champion_metrics: Mapping[str, float] | None,
+    rival: Rival | None,
 ) -> Promotion:
     """Register a model and let it stand where it belongs.
 
     Args:
-        champion_metrics: the present champion's figures on the same evaluation set; None when there is none.
+        rival: the champion as it was measured; None when there was none.
+
+    Raises:
+        ChampionChanged: another version became champion in the meantime: measure that one.
     """
     with store.lock("promote"):
+        champion = registry.by_alias(CHAMPION)
+        measured = None if rival is None else rival.version
+        if champion is not None and champion.version != measured:
+            found = "none" if measured is None else f"version {measured}"
+            raise ChampionChanged(f"version {champion.version} is champion, but {found} was measured")
         version = registry.by_digest(checkpoint.digest)
         if version is None:
             with tempfile.TemporaryDirectory(prefix="sheepfold-") as folder:
@@ -144,9 +184,8 @@ def promote(
                     model_card(store, checkpoint, evalset, metrics),
                     _tags(evalset, metrics),
                 )
-        champion = registry.by_alias(CHAMPION)
         same = champion is not None and champion.version == version.version
-        wins, reason = decide(metrics, champion_metrics, same)
+        wins, reason = decide(metrics, rival if champion is not None else None, same)
         before = set(version.aliases)
         if wins:
             if champion is not None and not same:

@@ -1,7 +1,8 @@
 """All settings of a run, in sections; each stage reads its own section and nothing else.
 
 Values come from, in rising precedence: the defaults here, a configuration file, `--set section.name=value`, and the
-command's own options. Unknown names are refused, because a mistyped setting that is ignored is a wrong result.
+command's own options. Unknown names are refused, because a mistyped setting that is ignored is a wrong result. So are
+two budgets of a training in one source; a budget takes the place of another one from a lower source.
 """
 
 from __future__ import annotations
@@ -18,9 +19,18 @@ from typing import Any
 from storage.errors import UserError
 from tasks.ingest.records import ExtractOptions
 
+# a training has one budget; asking for one in a source takes the place of what lower sources asked for
+BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")
+MAX_SEED = 2**63 - 1  # what torch's generators and the tables' columns take
+
 
 class SettingsError(UserError):
     """A setting that is unknown or has an impossible value."""
+
+
+def _check_seed(name: str, seed: int) -> None:
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"{name} is {seed}, expected 0 to {MAX_SEED}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class TokenizerSettings:
     Attributes:
         kind: `char`, `ascii` (ids are ASCII codes; all else is lost), `bpe`, or `auto`, which picks `char` or `bpe` by
             the size of the training text.
-        vocab_size: ids in all, for `bpe`; 0 picks by the size of the training text.
+        vocab_size: ids in all, for `bpe` and `char`; 0 picks by the size of the training text, or takes all characters.
         fit_bytes: at most so much training text is read to fit the vocabulary.
     """
 
@@ -64,10 +74,17 @@ class TokenizerSettings:
             raise ValueError(f"tokenizer.kind is {self.kind!r}, expected auto, char, ascii or bpe")
         if self.vocab_size and self.kind == "ascii":
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}, but ASCII has 128 ids; leave it out")
+        if self.vocab_size and self.vocab_size < 5 and self.kind == "char":
+            raise ValueError(
+                f"tokenizer.vocab_size is {self.vocab_size}, expected 5 or more (4 ids are special), or 0 for all "
+                "characters"
+            )
         if self.vocab_size and self.vocab_size < 260 and self.kind != "char":
             raise ValueError(
                 f"tokenizer.vocab_size is {self.vocab_size}; byte-level BPE needs at least 260 (256 bytes, 4 special)"
             )
+        if self.fit_bytes < 1:
+            raise ValueError(f"tokenizer.fit_bytes is {self.fit_bytes}, expected 1 or more")
 
 
 @dataclass(frozen=True)
@@ -79,6 +96,10 @@ class DatasetSettings:
     """
 
     stride: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stride < 0:
+            raise ValueError(f"dataset.stride is {self.stride}, expected 0 (no overlap) or more")
 
 
 @dataclass(frozen=True)
@@ -96,13 +117,14 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How the network is trained.
+    """How the network is trained. It has one budget: steps before tokens before minutes, whichever is given.
 
     Attributes:
         minutes: training time; the number of steps is fixed once by a short probe on this machine.
         max_steps: number of optimiser steps; 0 leaves it to `max_tokens` or `minutes`.
         max_tokens: number of training tokens; 0 leaves it to `minutes`.
-        max_epochs: never more passes over the training text than this (with `minutes` and `max_tokens`).
+        max_epochs: never more passes over the training text than this (with `minutes` and `max_tokens`), but for the
+            one step that there always is.
         overrides: fields of `model.TrainConfig`.
     """
 
@@ -115,8 +137,9 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         for name in ("minutes", "max_steps", "max_tokens", "max_epochs"):
-            if getattr(self, name) < 0:
+            if getattr(self, name) < 0 or (name == "max_epochs" and not self.max_epochs):
                 raise ValueError(f"train.{name} is {getattr(self, name)}, expected a number above 0")
+        _check_seed("train.seed", self.seed)
         if not (self.minutes or self.max_steps or self.max_tokens):
             raise ValueError("training needs a budget: give minutes, max_steps or max_tokens above 0")
 
@@ -138,8 +161,7 @@ class GenerateSettings:
             raise ValueError(f"generate.temperature is {self.temperature}, expected 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"generate.top_p is {self.top_p}, expected a share above 0 and at most 1")
-        if self.seed < 0:
-            raise ValueError(f"generate.seed is {self.seed}, expected 0 or more")
+        _check_seed("generate.seed", self.seed)
         if self.top_k < 0:
             raise ValueError(f"generate.top_k is {self.top_k}, expected 0 (off) or more")
 
@@ -246,17 +268,32 @@ def load_settings(
         options: dotted names and values from the command's own options; None and "" mean not given.
 
     Raises:
-        SettingsError: for an unknown name or an impossible value, naming it.
+        SettingsError: for an unknown name, an impossible value or two budgets in one place, naming it.
     """
+    given = {name: value for name, value in (options or {}).items() if value not in (None, "")}
+    sources = {
+        str(config): _read_file(Path(config)) if config else {},
+        "--set": parse_assignments(assignments),
+        "the options": given,
+    }
     values: dict[str, Any] = {}
-    if config:
-        values.update(_read_file(Path(config)))
-    values.update(parse_assignments(assignments))
-    values.update({name: value for name, value in (options or {}).items() if value not in (None, "")})
+    for place, source in sources.items():
+        if _asks_for_budget(place, source):
+            values = {name: value for name, value in values.items() if name not in BUDGETS}
+        values.update(source)
     sections = {item.name: asdict(getattr(Settings(), item.name)) for item in fields(Settings)}
     for name, value in values.items():
         _place(sections, name, value)
     return _build(sections)
+
+
+def _asks_for_budget(place: str, source: Mapping[str, Any]) -> bool:
+    """Whether a source of settings asks for a budget; 0 asks for none."""
+    asked = [name for name in BUDGETS if source.get(name)]
+    if len(asked) > 1:
+        listed = " and ".join(f"{name} is {source[name]}" for name in asked)
+        raise SettingsError(f"{place}: {listed}, but a training has one budget; leave out all but one")
+    return bool(asked)
 
 
 def _build(sections: dict[str, dict[str, Any]]) -> Settings:
@@ -270,19 +307,26 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
             built[item.name] = TypeAdapter(kind).validate_python(sections[item.name])
         except ValidationError as error:
             first = error.errors()[0]
+            if first["type"] == "value_error":  # one of ours, which says all
+                raise SettingsError(str(first["ctx"]["error"])) from error
             place = ".".join([item.name, *(str(part) for part in first["loc"])])
             raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
-    _check_overrides(built["model"], built["train"])
+    _check_overrides(built["model"], built["train"], built["dataset"])
     return Settings(**built)
 
 
-def _check_overrides(model: ModelSettings, train: TrainSettings) -> None:
-    """Refuse an impossible network or training now, not after the documents have been read."""
+def _check_overrides(model: ModelSettings, train: TrainSettings, dataset: DatasetSettings) -> None:
+    """Refuse an impossible network, training or overlap now, not after the documents have been read."""
     from model.config import TrainConfig
     from model.presets import preset
 
     try:
-        preset(model.preset, vocab_size=512, **model.overrides)
+        network = preset(model.preset, vocab_size=512, **model.overrides)
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
         raise SettingsError(str(error)) from error
+    if dataset.stride > network.max_seq_len:
+        raise SettingsError(
+            f"dataset.stride is {dataset.stride}, expected at most the context of {network.max_seq_len} ids "
+            "(model.max_seq_len), or ids would be skipped"
+        )

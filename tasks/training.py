@@ -18,6 +18,7 @@ import numpy as np
 
 import storage.tracking as tracking_module
 from storage.digest import sha256_file, sha256_json
+from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import HISTORY
@@ -31,7 +32,7 @@ from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
 
 HISTORY_FILE = "history.parquet"
 SHARE_OF_BUDGET = 0.92  # of `minutes` goes to steps; the rest to evaluation and checkpoints
-MIN_STEPS = 20
+MIN_STEPS = 20  # that minutes become, however few they are
 CHECKPOINT_SECONDS = 2.0  # a kill costs about so much training, more where a network is large and slow to save
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
 
@@ -87,14 +88,32 @@ def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: in
     return TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed}).to_dict()
 
 
-def steps_of_tokens(max_tokens: int, train: dict[str, Any], seq_len: int) -> int:
-    """Steps that read at least so many ids."""
-    return max(1, math.ceil(max_tokens / (train["batch_size"] * train["grad_accum"] * seq_len)))
+def steps_of_tokens(max_tokens: int, train: dict[str, Any], labels: np.ndarray) -> int:
+    """Fewest steps that train on so many tokens, read in the order in which the trainer reads them.
+
+    Args:
+        train: a complete training configuration.
+        labels: (n,) tokens to predict of each training sequence.
+
+    Raises:
+        UserError: if there are none.
+    """
+    from model.data import order
+
+    in_all = int(labels.sum())
+    if not in_all:
+        raise UserError(
+            f"train.max_tokens is {max_tokens}, but the training documents hold no token to predict: add documents"
+        )
+    epochs, rest = divmod(max_tokens, in_all)
+    read = np.cumsum(labels[order(len(labels), train["seed"], epochs)])
+    sequences = epochs * len(labels) + (int(np.searchsorted(read, rest)) + 1 if rest else 0)
+    return math.ceil(sequences / (train["batch_size"] * train["grad_accum"]))
 
 
 def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
-    """Most steps that read the training split no more often than so."""
-    return max(MIN_STEPS, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
+    """Most steps that read the training split no more often than so; at least one."""
+    return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
 
 
 @stage("budget", version=1)
@@ -124,7 +143,7 @@ def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit:
 
 def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
     """The trainer's metrics under the names of the curve; its validation is on a sample, and is named so."""
-    return {("val_sample/loss" if name == "val/loss" else name): value for name, value in metrics.items()}
+    return {name.replace("val/", "val_sample/"): value for name, value in metrics.items()}
 
 
 def history_points(history: list[dict[str, Any]]) -> Iterator[tuple[str, int, float]]:
@@ -192,8 +211,7 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
     try:
         result = trainer.fit()
     except Exception:
-        points.flush()
-        tracking.finish(run_id, "FAILED")
+        points.fail()
         raise
     points.flush()
     save_weights(work.out / WEIGHTS_FILE, result.model)

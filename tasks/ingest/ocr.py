@@ -84,6 +84,15 @@ def engine_version() -> str | None:
     return match[1] if match else None
 
 
+def ocr_ready(languages: str) -> bool:
+    """Whether Tesseract is installed, with all of these languages (codes joined by "+")."""
+    try:
+        _check_languages(languages)
+    except (OcrUnavailable, pytesseract.TesseractNotFoundError):
+        return False
+    return True
+
+
 def _read(image: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
     """Runs Tesseract once."""
     # pytesseract writes the image in the format that this attribute names; PNG, its default, costs as much as

@@ -122,6 +122,11 @@ class ExtractOptions:
     max_file_bytes: int = 256 * 1024**2
     max_pages: int = 5000
 
+    def __post_init__(self) -> None:
+        for name in ("ocr_dpi", "ocr_max_pixels", "max_file_bytes", "max_pages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"extract.{name} is {getattr(self, name)}, expected 1 or more")
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
         return asdict(self)

@@ -112,9 +112,15 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
 
 
 def wants_retry(located: Located, retry_failed: bool, ocr_ready: bool) -> bool:
-    """Whether a failed extraction is to be tried again: on request, or when the engine it lacked is there now."""
+    """Whether a failed extraction is to be tried again.
+
+    On request; by itself when the engine or language it lacked is there now, and when what failed was the path at that
+    moment, which says nothing about the content.
+    """
     if located.reason_code == "no_ocr_engine":
         return ocr_ready
+    if located.reason_code in ("changed", "unreadable"):
+        return True
     return bool(located.reason_code) and retry_failed
 
 

@@ -12,7 +12,7 @@ from storage.manifest import RefSet
 from storage.schemas import FILES
 from storage.tables import read_rows, write_table
 from tasks.ingest.segments import Member
-from tasks.ingest.walk import WalkedFile
+from tasks.ingest.walk import WalkedFile, encode_path
 from tasks.stage import Work, stage
 
 
@@ -77,7 +77,7 @@ def list_files(walked: Iterable[WalkedFile], hashes: dict[Any, Any]) -> tuple[Li
                 source=entry.source,
                 size=entry.size,
                 sha256=digest if isinstance(digest, str) and not status else None,
-                suffix=entry.absolute.suffix.lower(),
+                suffix=encode_path(entry.absolute.suffix.lower()),
                 status=status,
                 reason=reason,
             )

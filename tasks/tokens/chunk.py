@@ -83,11 +83,18 @@ def load_shards(
     return [np.load(tokens[name] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for name in names], spans
 
 
-@stage("dataset", version=1)
+def label_counts(dataset_folder: Path) -> np.ndarray:
+    """(n,) labels of each training sequence: every id but its first is predicted."""
+    columns = read_columns(dataset_folder / DATASET_FILE, ["split", "length"])
+    lengths = [length for split, length in zip(columns["split"], columns["length"], strict=True) if split == "train"]
+    return np.array(lengths, dtype=np.int64) - 1
+
+
+@stage("dataset", version=2)
 def dataset(
     work: Work, settings: ChunkSettings, *, curated: ArtifactRef, tokens: RefSet, tokenizer: ArtifactRef
 ) -> str:
-    """Cut the kept documents into sequences; count the training split's tokens."""
+    """Cut the kept documents into sequences; count the training split's tokens that are predicted."""
     kept = kept_documents(work.store, curated)
     found: dict[str, tuple[str, int, int]] = {}
     vocab_size = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE).vocab_size
@@ -101,7 +108,7 @@ def dataset(
         if kept[row["doc_id"]].split == "train":
             ids = shards[ref.key][row["offset"] : row["offset"] + row["length"]]
             trained.append((row["doc_id"], row["digest"]))
-            counts += np.bincount(ids, minlength=vocab_size)
+            counts += np.bincount(ids[1:], minlength=vocab_size)  # nothing predicts a document's first id
     relative: list[tuple[str, str]] = []
 
     def rows() -> Iterator[dict[str, Any]]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from runs import Command, environment
 
+from storage.store import LocalStore
+
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
 
 
@@ -156,6 +158,29 @@ def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp
     assert [row["id"] for row in made["rows"]] == ["p1", "p2", "p3", "p4"]
 
 
+def test_generate_under_the_name_of_a_corpus_that_was_never_run_makes_no_such_corpus(
+    first: dict[str, Any], home: Path
+) -> None:
+    made = Command(home, ["generate", "word", "--max-new-tokens", "1", "--corpus", "never-run"]).finish()
+    assert isinstance(made, dict)
+    assert len(made["rows"]) == 1
+    done = failing(home, "sql", "select 1", "--corpus", "never-run")
+    assert "corpus 'never-run' has no completed run in this store (corpora with one: default)" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["evaluate", "promote"])
+def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
+    first: dict[str, Any], home: Path, command: str
+) -> None:
+    store = LocalStore(home / "store")
+    state = store.read_ref("corpus/default")
+    assert state is not None
+    store.write_ref("corpus/default", {stage: refs for stage, refs in state.items() if stage != "evaluate"})
+    assert sql(home, "select * from metrics") == []
+    Command(home, [command]).finish()
+    assert len(sql(home, "select * from metrics")) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -167,6 +192,9 @@ def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp
         (["why", "nothing-of-that-name"], "nothing goes by"),
         (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
         (["generate"], "give either a PROMPT or --prompts FILE"),
+        (["ingest", ".", "--corpus", "team/x"], "'team/x' is no name for a corpus"),
+        (["plan", ".", "--corpus", ".."], "'..' is no name for a corpus"),
+        (["sql", "select 1", "--corpus", ""], "'' is no name for a corpus"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(

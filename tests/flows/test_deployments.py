@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.context import flow_settings
+from tasks.settings import load_settings
+
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "flows" / "prefect.yaml"
 EXPECTED = {"ingest/watch", "retrain/weekly", "train/gpu", "evaluate/champion", "generate/batch"}
@@ -59,3 +62,14 @@ def test_no_schedule_starts_by_itself() -> None:
     schedules = [schedule for deployment in deployments() for schedule in deployment.get("schedules", [])]
     assert schedules
     assert all(schedule["active"] is False and schedule["slug"] for schedule in schedules)
+
+
+@pytest.mark.parametrize("budget", ["minutes", "max_steps", "max_tokens"])
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
+def test_the_person_may_ask_for_another_budget_than_the_deployments(deployment: dict[str, Any], budget: str) -> None:
+    if budget not in flow_of(deployment).parameters.properties:
+        return
+    given = {**deployment["parameters"], budget: 20}
+    asked = {f"train__{name}": given.get(name, 0) for name in ("minutes", "max_steps", "max_tokens")}
+    train = flow_settings("", given.get("overrides", ""), **asked).train
+    assert train == load_settings(None, [f"train.{budget}=20"]).train

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from model import NllSum, SpanSource, Transformer, evaluate_source
+from model import ModelConfig, NllSum, SpanSource, Transformer, evaluate_source
 from model.metrics import bits_per_byte, perplexity, unigram_nll
 
 
@@ -73,3 +73,21 @@ def test_unigram_smooths_by_one_and_ignores_padding() -> None:
     found = unigram_nll(np.array([2, 0, 5]), np.array([[0, 1], [2, -100]]))
     assert found.tokens == 3
     assert found.nll_nats == pytest.approx(-math.log(3 / 10) - math.log(1 / 10) - math.log(6 / 10))
+
+
+class BrokenSource:
+    """A source whose disk is gone."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_fault_in_the_source_leaves_the_model_in_its_mode(training: bool, model_config: ModelConfig) -> None:
+    model = Transformer(model_config).train(training)
+    with pytest.raises(OSError, match="disk is gone"):
+        evaluate_source(model, BrokenSource(), batch_size=1)
+    assert model.training == training

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -214,6 +216,51 @@ def test_checkpoint_of_another_run_is_refused(
     source = build_source(n=change.get("n", 20))
     with pytest.raises(ValueError, match=message):
         Trainer(shape, config, source, checkpoint_dir=tmp_path, identity=identity).fit()
+
+
+def test_a_run_goes_on_with_other_validation_sequences_and_its_history_says_so(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    first, other = build_source(n=5, seed=1), build_source(n=6, seed=2)
+    undisturbed = Trainer(model_config, train_config, build_source(), other).fit()
+    with pytest.raises(Interrupted):
+        Trainer(model_config, train_config, build_source(), first, **settings, on_progress=stop_at(6)).fit()
+    with pytest.warns(UserWarning, match=r"from step 7 on, .* other validation sequences"):
+        resumed = Trainer(model_config, train_config, build_source(), other, **settings).fit()
+    assert [row["step"] for row in resumed.history if "val/source_changed" in row] == [7]
+    losses, expected = ([row.get("val/loss") for row in run.history] for run in (resumed, undisturbed))
+    assert losses[3] is not None and losses[3] != expected[3]
+    assert losses[4:] == expected[4:]
+    weights, others = resumed.model.state_dict(), undisturbed.model.state_dict()
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+
+
+def test_a_change_of_the_validation_sequences_is_said_once(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    sources = [build_source(n=5, seed=1), build_source(n=5, seed=2), build_source(n=5, seed=2)]
+    for step, source in zip((5, 7, 9), sources, strict=True):
+        with contextlib.suppress(Interrupted), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Trainer(model_config, train_config, build_source(), source, **settings, on_progress=stop_at(step)).fit()
+    history = load_checkpoint(tmp_path).history
+    assert [row["step"] for row in history if "val/source_changed" in row] == [6]
+
+
+def test_nothing_is_said_where_no_validation_loss_was_measured_before_the_change(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    with pytest.raises(Interrupted):
+        Trainer(
+            model_config, train_config, build_source(), build_source(seed=1), **settings, on_progress=stop_at(3)
+        ).fit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = Trainer(model_config, train_config, build_source(), build_source(seed=2), **settings).fit()
+    assert not any("val/source_changed" in row for row in resumed.history)
 
 
 def state_at(step: int, model: Transformer) -> Checkpoint:

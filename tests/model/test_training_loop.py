@@ -164,6 +164,25 @@ def test_infinite_gradient_stops_the_run_before_it_reaches_the_weights(
     assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path).weights.values())
 
 
+@pytest.mark.parametrize("every", [1, 3], ids=["every-step", "every-third-step"])
+def test_gradients_that_stay_nan_in_half_precision_stop_the_run(
+    every: int, model_config: ModelConfig, build_source: Callable[..., SpanSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, n_read = Stepper._nll, [0]
+
+    def nll(stepper: Stepper, data: Any) -> torch.Tensor:
+        n_read[0] += 1
+        found = original(stepper, data)
+        spoilt = (0 * stepper.model.norm.weight).sum().sqrt()  # value 0, slope NaN
+        return found + spoilt if n_read[0] % every == 0 else found
+
+    monkeypatch.setattr(Stepper, "_nll", nll)
+    config = TrainConfig(100, batch_size=2, precision="fp16")
+    # the scale begins at 2**16, and each step that is skipped halves it
+    with pytest.raises(NonFiniteLoss, match=f"down to 1, the gradient's norm is nan at step {17 * every}"):
+        Trainer(model_config, config, build_source()).fit()
+
+
 def test_token_outside_the_vocabulary_is_refused(
     train_config: TrainConfig, build_source: Callable[..., SpanSource]
 ) -> None:

@@ -45,6 +45,8 @@ def commit(root: Path, text: str, refresh: bool = False) -> None:
     if store.find(STAGE, KEY) is not None and not refresh:
         return
     with store.workspace(STAGE, KEY, refuse_to_wait) as workspace:
+        if store.find(STAGE, KEY) is not None and not refresh:
+            return
         store.commit(workspace, _make(workspace, text))
 
 

@@ -30,7 +30,7 @@ rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat mkdir mk
 TRACED = "trace=" + ",".join(f"?{call}" for call in CALLS.split())  # ?: not every kind of machine has every call
 # Python asks again, or needs no second answer, where these fail: a folder that is there, a file that is gone
 FORGIVEN = {"mkdir", "mkdirat", "unlink", "unlinkat", "rmdir"}
-OLD, NEW = "the old text ", "the new text "
+OLD, NEW, OTHER = "the old text ", "the new text ", "another text "
 
 Point = tuple[str, int]  # a call, and the how manieth of its kind
 
@@ -155,6 +155,14 @@ def test_a_refresh_killed_at_any_call_leaves_the_old_artefact_the_new_one_or_non
     points = _for_each(tmp_path, "refresh", "signal=SIGKILL", check)
     assert _renames(points) == 3 and _fsyncs(points) >= 10, points
     assert states == {None, OLD, NEW}  # the kills did fall on both sides of the two renames that replace it
+
+
+def test_a_refresh_killed_at_any_call_loses_no_artefact_to_the_run_after_it(tmp_path: Path) -> None:
+    def check(root: Path, point: Point, code: int) -> None:
+        commit_child.commit(root, OTHER)
+        assert commit_child.artifact_text(root) in (OLD, NEW), "what was there is gone, and what was made too"
+
+    _for_each(tmp_path, "refresh", "signal=SIGKILL", check)
 
 
 def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_new_one(tmp_path: Path) -> None:

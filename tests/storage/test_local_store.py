@@ -74,6 +74,15 @@ def test_manifests_come_by_key_and_stages_by_name_without_the_stores_own_folders
     assert [manifest.key for manifest in store.manifests("pages")] == sorted(ref.key for ref in refs[:5])
 
 
+def test_what_a_file_manager_leaves_in_the_store_is_no_artefact_and_no_stage(store: LocalStore, put: Put) -> None:
+    ref = put("pages", "a")
+    for stray in (".DS_Store", "pages/.DS_Store", "pages/.nfs0001", "notes.txt", "pages/notes.txt"):
+        (store.root / stray).write_text("stray")
+    (store.root / "pages" / ".Trash").mkdir()
+    assert store.stages() == ["pages"]
+    assert store.keys("pages") == [ref.key]
+
+
 def test_a_finished_artefact_leaves_no_work_and_no_lock_behind(store: LocalStore, put: Put) -> None:
     put("pages", "a", files={"one.bin": b"one"}, scratch="half way")
     put("pages", "a", files={"one.bin": b"two"}, scratch="half way again")

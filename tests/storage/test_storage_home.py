@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
+from storage.errors import UserError
 from storage.home import Home
 
 
@@ -69,3 +72,35 @@ def test_naming_a_home_makes_no_folder_and_creating_it_twice_is_harmless() -> No
     assert not home.path.exists()
     assert home.create().create() is home
     assert home.path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["what?", "a%20b", "a%3fb", "caf\udce9"])
+def test_a_home_whose_path_means_something_else_in_a_database_address_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="choose another folder"):
+        Home.from_environment(f"top/{name}/home")
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "ünïcode", "a#b", "a&b=c+d@e:f;g", "it's", "[1]*{$x}"])
+def test_the_database_lies_in_the_home_whatever_else_it_is_called(name: str) -> None:
+    home = Home.from_environment(name)
+    assert make_url(home.tracking_uri).database == f"{home.path}/mlflow.db"
+
+
+@pytest.mark.parametrize("name", ["file", "file/x", "file/x/y"])
+def test_a_home_that_is_or_lies_in_a_file_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match=rf"the home {tmp_path}/{name} cannot be made .*--home or SHEEPFOLD_HOME"):
+        Home.from_environment(name).create()
+
+
+def test_a_home_that_may_not_be_made_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="the home /proc/sheepfold cannot be made"):
+        Home.from_environment("/proc/sheepfold").create()
+
+
+def test_a_home_that_may_not_be_written_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # nothing is read-only for root
+    with pytest.raises(UserError, match=f"the home {tmp_path} cannot be written"):
+        Home.from_environment(tmp_path).create()

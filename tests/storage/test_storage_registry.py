@@ -39,6 +39,7 @@ def test_what_was_never_registered_is_none_and_no_error(registry: Registry) -> N
     assert registry.by_number("no number") is None
     assert registry.by_digest(uuid.uuid4().hex) is None
     assert registry.by_run(uuid.uuid4().hex) is None
+    assert registry.by_run("it's no run") is None
 
 
 def test_a_version_is_found_by_digest_number_and_run_with_its_checkpoint(registry: Registry, run_id: str) -> None:

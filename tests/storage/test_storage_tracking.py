@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,6 +139,88 @@ def test_a_training_that_goes_on_from_a_checkpoint_repeats_no_point(tracking: Tr
         second.add(step, {"train/loss": step / 10, "lr": step / 10})
     second.flush()
     assert Counter(curve(tracking, run_id)) == Counter(CURVE)
+
+
+def set_clock(patch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """Let the buffer, and nothing else, read this clock."""
+    patch.setattr("storage.tracking.time", SimpleNamespace(monotonic=clock, time=time.time))
+
+
+class Outage:
+    """Lets the client's next writes of metrics fail, the last of them after the server took it."""
+
+    def __init__(self, tracking: Tracking, patch: pytest.MonkeyPatch, failures: int) -> None:
+        self.left = failures
+        self._written = tracking.client.log_batch
+        patch.setattr(tracking.client, "log_batch", self.log_batch)
+
+    def log_batch(self, *arguments: Any, **named: Any) -> None:
+        from mlflow.exceptions import MlflowException
+
+        if not self.left:
+            return self._written(*arguments, **named)
+        self.left -= 1
+        if not self.left:
+            self._written(*arguments, **named)
+        raise MlflowException("API request failed with error code 503")
+
+
+def test_points_that_mlflow_did_not_take_wait_and_are_written_once(
+    tracking: Tracking, run_id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_clock(monkeypatch, lambda: 0.0)
+    outage = Outage(tracking, monkeypatch, failures=2)
+    buffer = PointBuffer(tracking, run_id, seconds=3600)
+    for step in range(1, 8):
+        buffer.add(step, {"train/loss": step / 10, "lr": step / 10})
+        if step % 3 == 0:
+            buffer.flush()
+    assert outage.left == 0
+    buffer.flush()
+    assert curve(tracking, run_id) == sorted(CURVE)
+    assert [record.message for record in caplog.records if record.name == "sheepfold"] == [
+        "MLflow does not take the training's curve (API request failed with error code 503); the training goes on, and "
+        "the curve is completed later"
+    ]
+
+
+def test_an_mlflow_that_is_slow_to_fail_costs_a_small_share_of_the_training(
+    tracking: Tracking, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    clock, asked = [0.0], []
+
+    def log_batch(*_: Any, **__: Any) -> None:
+        asked.append(clock[0])
+        clock[0] += 3
+        raise MlflowException("timed out")
+
+    set_clock(monkeypatch, lambda: clock[0])
+    monkeypatch.setattr(tracking.client, "log_batch", log_batch)
+    buffer = PointBuffer(tracking, run_id, seconds=5)
+    for step in range(1, 401):
+        clock[0] += 1
+        buffer.add(step, {"lr": 0.1})
+        buffer.flush()  # as before every checkpoint
+    assert asked == [1, 104, 207, 310]
+
+
+def test_a_failed_training_tells_its_own_fault_although_mlflow_is_silent(
+    tracking: Tracking, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MlflowException("API request failed with error code 503")
+
+    buffer = PointBuffer(tracking, run_id, seconds=3600)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.client, "set_terminated", refuse)
+        buffer.fail()
+    assert tracking.client.get_run(run_id).info.status == "RUNNING"
+    buffer.fail()
+    assert tracking.client.get_run(run_id).info.status == "FAILED"
 
 
 def test_last_steps_are_those_of_each_metric(tracking: Tracking, run_id: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
+import tracemalloc
 import unicodedata
 from typing import Any
 
 import pytest
 
-from tasks.curate.normalise import document_row, letter_share, normalise_text
+from tasks.curate.normalise import distinct_share, document_row, letter_share, normalise_text, strip_line_ends
 
 KINDS = ["pdf", "image", "text", "code"]
 PROSE = ["pdf", "image", "text"]
@@ -110,6 +112,22 @@ def test_spaces_at_line_ends_go_and_indentation_stays(kind: str) -> None:
     assert normalise_text("a  \n\tb \t\n    c\u00a0\n", kind) == "a\n\tb\n    c"
 
 
+def test_what_counts_as_the_end_of_a_line_is_the_line_feed_alone() -> None:
+    pattern = re.compile(r"[ \t\u00a0]+$", re.MULTILINE)
+    for seed in range(2_000):
+        text = "".join(random.Random(seed).choices(" \t\u00a0\n\r\f\va\x85\u2028\u3000", k=seed % 40))
+        assert strip_line_ends(text) == pattern.sub("", text)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("filling", [" ", "\t", "\u00a0", " \t", "\r", "\n", "-\n", "a-\n", "\u00ad"])
+def test_long_runs_of_one_character_take_no_longer_than_other_text(kind: str, filling: str) -> None:
+    """A quadratic pattern would take hours for these."""
+    text = normalise_text("a" + filling * 500_000 + "b", kind)
+    assert (text[0], text[-1]) == ("a", "b")
+
+
 @pytest.mark.parametrize("kind", PROSE)
 def test_prose_has_at_most_one_blank_line_in_a_row(kind: str) -> None:
     assert normalise_text("a\n\n\n \n\nb", kind) == "a\n\nb"
@@ -134,6 +152,27 @@ def test_repetition_has_far_fewer_distinct_phrases_than_prose() -> None:
     prose = document_row(record(), pages(" ".join(map(str, random.Random(0).choices(range(5_000), k=2_000)))))
     spam = document_row(record(), pages("buy now " * 2_000))
     assert spam["distinct_share"] < 0.01 < 0.2 < prose["distinct_share"]
+
+
+@pytest.mark.parametrize("n_words", [0, 99, 100, 101, 1_000])
+def test_the_distinct_share_is_that_of_the_phrases_of_five_words(n_words: int) -> None:
+    for seed in range(20):
+        words = random.Random(seed).choices(["a", "b", "ä", "sheep", "b\u200ba"], k=n_words)
+        text = "".join(word + random.Random(seed).choice([" ", "\n", "\u3000 ", "\x1c"]) for word in words)
+        phrases = [tuple(words[place : place + 5]) for place in range(n_words - 4)]
+        expected = round(len(set(phrases)) / len(phrases), 4) if n_words >= 100 else 1.0
+        assert distinct_share(text) == expected
+
+
+def test_the_distinct_share_of_a_long_text_needs_little_memory() -> None:
+    text = " ".join(str(number % 99_991) for number in range(600_000))
+    distinct_share("one " * 200)  # what is loaded once is no part of it
+    tracemalloc.start()
+    try:
+        distinct_share(text)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(text)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_document_without_text_has_no_lines_and_no_letters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import pytest
 from tiny_run import Ran, direct_session, home_at, tiny_settings
 
 from flows import pipeline
+from flows.actions import checkpoint_of
+from model import ModelConfig, Transformer, save_weights
+from storage.errors import UserError
 from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.bundle import Bundle
-from tasks.generation import Prompt, PromptsError, read_prompts
+from tasks.generation import Prompt, PromptsError, encodable, read_prompts
 from tasks.session import Session, artifact
 from tasks.settings import Settings
+from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer
 
 
 def written(path: Path, text: str | bytes) -> Path:
@@ -96,6 +101,12 @@ def test_a_parquet_row_without_text_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptsError, match=r"no prompts file .*nowhere\.txt"):
         read_prompts(tmp_path / "nowhere.txt")
+
+
+def test_a_prompt_with_a_lone_surrogate_is_refused_and_any_other_given_back() -> None:
+    assert encodable("the PROMPT", "caf\u00e9 \U0001f600") == "caf\u00e9 \U0001f600"
+    with pytest.raises(PromptsError, match=r"the PROMPT: .* lone surrogate .* give UTF-8 text"):
+        encodable("the PROMPT", os.fsdecode(b"caf\xe9"))
 
 
 PROMPTS = [Prompt("a", "The sheep"), Prompt("b", ""), Prompt("c", "x" * 100 + "€😀"), Prompt("d", "the dog")]
@@ -177,6 +188,21 @@ def test_an_empty_prompt_is_continued_from_the_beginning_of_a_document(tiny: Ran
     found = bundle.complete([""], max_new_tokens=8, temperature=0.0)
     assert found[0].n_tokens == len(found[0].logprobs)
     assert found == bundle.complete([""], max_new_tokens=8, temperature=0.0)
+
+
+def test_an_empty_prompt_is_refused_where_no_token_begins_a_text(home: Home, tiny: Ran, tmp_path: Path) -> None:
+    assert tiny.checkpoint is not None
+    folder = shutil.copytree(tiny.folder(tiny.checkpoint), tmp_path / "bundle")
+    spec = json.dumps(BpeTokenizer.fit(["the sheep"], 300).record()["spec"])
+    tokenizer = HfTokenizer(spec)
+    tokenizer.save(folder / "tokenizer.json")
+    config = ModelConfig(tokenizer.vocab_size, max_seq_len=16, n_layer=1, n_head=2, d_model=16)
+    (folder / "config.json").write_text(json.dumps({"model": config.to_dict()}))
+    save_weights(folder / "model.safetensors", Transformer(config))
+    with direct_session(home) as session:
+        checkpoint = checkpoint_of(session, str(folder))
+        with pytest.raises(UserError, match=r"a prompt is empty, .* give a text"):
+            pipeline.generate_text(session, tiny_settings(), checkpoint, [Prompt("a", "the"), Prompt("b", "")])
 
 
 def test_the_sample_continues_the_first_words_of_evaluation_documents(tiny: Ran) -> None:

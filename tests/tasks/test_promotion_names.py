@@ -13,7 +13,7 @@ from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
 from flows.actions import promote_model
 from storage.registry import MODEL_NAME, Registry
 from storage.tables import read_columns
-from tasks.promotion import DECIDES, Promotion, decide, prepare_bundle, requirements
+from tasks.promotion import DECIDES, Promotion, Rival, decide, prepare_bundle, requirements
 from tasks.session import Session, artifact
 
 
@@ -34,8 +34,17 @@ def figures(bits: float) -> dict[str, float]:
     ids=["no-champion", "better", "worse", "equal", "the-champion", "not-a-number"],
 )
 def test_fewer_bits_per_byte_decide(own: float, champion: float | None, same: bool, wins: bool, reason: str) -> None:
-    rival = None if champion is None else figures(champion)
+    rival = None if champion is None else Rival("1", figures(champion))
     assert decide(figures(own), rival, same) == (wins, reason)
+
+
+def test_a_champion_without_comparable_figures_gives_way() -> None:
+    wins, reason = decide(figures(2.0), Rival("1", None), same_model=False)
+    assert wins
+    assert reason == (
+        "the champion was trained on documents of this evaluation set, so the two cannot be compared "
+        "(2.0000 bits per byte)"
+    )
 
 
 @dataclass

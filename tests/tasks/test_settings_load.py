@@ -16,10 +16,41 @@ def test_without_any_source_the_defaults_hold() -> None:
 
 def test_an_option_wins_over_an_assignment_and_that_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('[train]\nseed = 1\nminutes = 1\nmax_steps = 1\n[curate]\nsalt = "file"\n')
-    settings = load_settings(path, ["train.minutes=2", "train.max_steps=2"], {"train.max_steps": 3})
+    path.write_text('[train]\nseed = 1\nmax_epochs = 1\nmax_steps = 1\n[curate]\nsalt = "file"\n')
+    settings = load_settings(path, ["train.max_epochs=2", "train.max_steps=2"], {"train.max_steps": 3})
     train = settings.train
-    assert (train.seed, train.minutes, train.max_steps, settings.curate.salt) == (1, 2.0, 3, "file")
+    assert (train.seed, train.max_epochs, train.max_steps, settings.curate.salt) == (1, 2.0, 3, "file")
+
+
+@pytest.mark.parametrize("asked", ["train.minutes", "train.max_steps", "train.max_tokens"])
+@pytest.mark.parametrize("before", ["minutes", "max_steps", "max_tokens"])
+def test_a_budget_takes_the_place_of_the_one_of_a_lower_source(asked: str, before: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"[train]\n{before} = 500\n")
+    alone = load_settings(None, [f"{asked}=30"]).train
+    assert load_settings(path, [f"{asked}=30"]).train == alone
+    assert load_settings(path, [], {asked: 30}).train == alone
+    assert load_settings(None, [f"train.{before}=500"], {asked: 30}).train == alone
+
+
+def test_a_budget_of_a_lower_source_holds_where_no_other_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nmax_steps = 500\n")
+    assert load_settings(path, ["train.seed=2"], {"train.minutes": None}).train.max_steps == 500
+    cleared = load_settings(path, ["train.max_steps=0"]).train
+    assert (cleared.max_steps, cleared.minutes) == (0, Settings().train.minutes)
+
+
+def test_two_budgets_in_one_source_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nminutes = 30\nmax_steps = 500\n")
+    said = r"train\.minutes is 30 and train\.max_steps is 500, but a training has one budget; leave out all but one"
+    with pytest.raises(SettingsError, match=rf"run\.toml: {said}"):
+        load_settings(path)
+    with pytest.raises(SettingsError, match=f"--set: {said}"):
+        load_settings(None, ["train.minutes=30", "train.max_steps=500"])
+    with pytest.raises(SettingsError, match=f"options: {said}"):
+        load_settings(None, [], {"train.minutes": 30, "train.max_steps": 500})
 
 
 def test_toml_and_json_files_of_the_same_content_give_the_same_settings(tmp_path: Path) -> None:
@@ -97,6 +128,59 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
         load_settings(None, [item])
     assert section in str(caught.value)
     assert leaf in str(caught.value) or "training needs a budget" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["curate.validation_share=2"], "curate.validation_share is 2.0, expected a share between 0 and 1"),
+        (["dataset.stride=-3"], "dataset.stride is -3, expected 0 (no overlap) or more"),
+        (
+            ["dataset.stride=33", "model.max_seq_len=32"],
+            "dataset.stride is 33, expected at most the context of 32 ids (model.max_seq_len), or ids would be skipped",
+        ),
+        (
+            ["tokenizer.kind=char", "tokenizer.vocab_size=4"],
+            "tokenizer.vocab_size is 4, expected 5 or more (4 ids are special), or 0 for all characters",
+        ),
+        (
+            ["tokenizer.kind=char", "tokenizer.vocab_size=-3"],
+            "tokenizer.vocab_size is -3, expected 5 or more (4 ids are special), or 0 for all characters",
+        ),
+        (["tokenizer.fit_bytes=-1"], "tokenizer.fit_bytes is -1, expected 1 or more"),
+        (["extract.ocr_dpi=-4"], "extract.ocr_dpi is -4, expected 1 or more"),
+        (["extract.ocr_max_pixels=0"], "extract.ocr_max_pixels is 0, expected 1 or more"),
+        (["extract.max_pages=0"], "extract.max_pages is 0, expected 1 or more"),
+        (["extract.max_file_bytes=-1"], "extract.max_file_bytes is -1, expected 1 or more"),
+        (["train.seed=9223372036854775808"], "train.seed is 9223372036854775808, expected 0 to 9223372036854775807"),
+        (["train.seed=-1"], "train.seed is -1, expected 0 to 9223372036854775807"),
+        (["generate.seed=9223372036854775808"], "generate.seed is 9223372036854775808, expected 0 to"),
+        (["train.max_epochs=0"], "train.max_epochs is 0.0, expected a number above 0"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_setting_that_cannot_work_is_refused_before_anything_runs(items: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(None, items)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "dataset.stride=32",
+        "tokenizer.vocab_size=5",
+        "tokenizer.vocab_size=0",
+        "tokenizer.fit_bytes=1",
+        "extract.max_pages=1",
+        "train.seed=9223372036854775807",
+        "generate.seed=9223372036854775807",
+    ],
+)
+def test_the_last_value_that_works_is_taken(item: str) -> None:
+    section, leaf = item.partition("=")[0].split(".")
+    settings = load_settings(None, ["tokenizer.kind=char", "model.max_seq_len=32", item])
+    assert getattr(getattr(settings, section), leaf) == int(item.partition("=")[2])
 
 
 def test_an_assignment_without_a_sign_is_refused_with_an_example() -> None:

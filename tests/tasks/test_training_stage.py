@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,14 +12,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, tiny_settings
+from mlflow.exceptions import MlflowException
+from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, text_of, tiny_settings, write_texts
 
 from flows import pipeline
 from flows.actions import ensure_training_run
+from model.data import batch_indices
+from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_columns, read_rows
+from tasks.curate.normalise import normalise_text
+from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
 from tasks.session import Session, artifact
 from tasks.settings import Settings
@@ -194,11 +201,39 @@ def test_a_resumed_training_has_one_run_with_every_point_once(
     assert {("time/step_seconds", step) for step in range(1, N_STEPS + 1)} <= points.keys()
 
 
+def number_in_validation() -> int:
+    """The first text beyond the tiny corpus whose hash puts it into validation (`tiny_settings` hold 0.3 out)."""
+    for number in range(100, 200):
+        content = normalise_text(text_of(number), "text").encode()
+        if hash_share(hashlib.sha256(content).hexdigest(), "sheepfold") < 0.3:
+            return number
+    raise AssertionError("none of a hundred texts falls into validation")
+
+
+def test_a_training_goes_on_when_a_new_document_fell_into_validation_in_between(
+    tiny: Ran, tiny_source: Path, prepared_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny.checkpoint is not None
+    source = shutil.copytree(tiny_source, tmp_path / "texts")
+    with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+        interrupt_after(patches, 5)
+        with pytest.raises(Interrupted):
+            train_in(session, source)
+    write_texts(source, [number_in_validation()])
+    with direct_session(prepared_home) as session, pytest.warns(UserWarning, match="other validation sequences"):
+        resumed = train_in(session, source)
+        assert bits(session, resumed) == bits(tiny.session, tiny.checkpoint)
+        rows = read_rows(session.store.folder(resumed) / "history.parquet")
+    assert [row["step"] for row in rows if row["metric"] == "val_sample/source_changed"] == [6]
+
+
 KILLED = """
 import os, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
 import tasks.training
+from tasks.curate.normalise import normalise_text
+from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
 from tiny_run import direct_session, home_at
 from test_training_stage import train_in
@@ -231,6 +266,25 @@ def test_a_killed_training_goes_on_in_its_run_to_the_same_bits(
         assert set(Counter(curve(session, run_id)).values()) == {1}
         assert run_of(session, checkpoint).info.status == "FINISHED"
     assert not list((Path(prepared_home.store) / ".work" / "train").iterdir())
+
+
+def test_a_training_survives_an_mlflow_that_answers_no_more_and_its_curve_is_completed(
+    tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny.checkpoint is not None
+
+    def refuse(*_: Any) -> None:
+        raise MlflowException("API request failed with error code 503")
+
+    with direct_session(prepared_home) as session:
+        with monkeypatch.context() as patches:
+            patches.setattr("storage.tracking.Tracking.log_points", refuse)
+            checkpoint = train_in(session, tiny_source)
+        assert checkpoint == tiny.checkpoint
+        points = curve(session, ensure_training_run(session, checkpoint))
+        assert run_of(session, checkpoint).info.status == "FINISHED"
+    rows = read_rows(Path(prepared_home.store) / "train" / checkpoint.key / "history.parquet")
+    assert sorted(points) == sorted((row["metric"], row["step"]) for row in rows)
 
 
 def test_a_lost_tracking_database_is_filled_again_from_the_artefact(tiny: Ran, tmp_path: Path) -> None:
@@ -288,15 +342,49 @@ def test_another_number_of_minutes_is_measured_anew(
     assert steps(0.2) == int(12 * 0.92 / 0.05)
 
 
-@pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (128, 1), (129, 2), (1280, 10)])
-def test_tokens_become_the_steps_that_read_at_least_so_many(tokens: int, steps: int) -> None:
-    assert steps_of_tokens(tokens, {"batch_size": 2, "grad_accum": 2}, 32) == steps
+LABELS = np.array([31, 2, 30, 7, 1, 16, 31, 10])  # 128 in all
 
 
-def test_epochs_limit_the_steps() -> None:
-    plan = {"batch_size": 4, "grad_accum": 2}
-    assert steps_of_epochs(10, plan, 800) == 1_000
-    assert steps_of_epochs(1, plan, 8) == 20  # but never fewer than the least
+@pytest.mark.parametrize("tokens", [1, 31, 64, 127, 128, 129, 500, 1280])
+def test_tokens_become_the_fewest_steps_that_train_on_so_many(tokens: int) -> None:
+    plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
+
+    def trained_on(steps: int) -> int:
+        return sum(int(LABELS[batch_indices(len(LABELS), 2, 7, position)].sum()) for position in range(steps))
+
+    steps = steps_of_tokens(tokens, plan, LABELS)
+    assert trained_on(steps - 1) < tokens <= trained_on(steps)
+
+
+def test_accumulated_batches_make_fewer_steps() -> None:
+    assert steps_of_tokens(1280, {"batch_size": 2, "grad_accum": 4, "seed": 7}, LABELS) == 10
+
+
+def test_a_text_without_anything_to_predict_is_refused_for_a_number_of_tokens() -> None:
+    with pytest.raises(UserError, match=r"train\.max_tokens is 9, .* add documents"):
+        steps_of_tokens(9, {"batch_size": 2, "grad_accum": 1, "seed": 7}, np.zeros(3, dtype=np.int64))
+
+
+def test_a_training_for_a_number_of_tokens_trains_on_so_many(tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    source.mkdir()
+    for number in range(30):  # far shorter than the context
+        (source / f"{number}.txt").write_text(f"{text_of(number)[8:24]} {number}", encoding="utf-8")
+    asked = ("train.max_steps=0", "train.max_tokens=2000", "train.max_epochs=1000", "model.max_seq_len=128")
+    with direct_session(home_at(tmp_path / "home")) as session:
+        checkpoint = train_in(session, source, tiny_settings(*asked))
+        rows = read_rows(session.store.folder(checkpoint) / "history.parquet")
+    tokens = [row["value"] for row in rows if row["metric"] == "tokens"]
+    assert tokens[-2] < 2000 <= tokens[-1]
+
+
+@pytest.mark.parametrize(("epochs", "sequences", "steps"), [(10, 800, 1_000), (1, 80, 10), (0.5, 24, 1), (1, 23, 2)])
+def test_epochs_limit_the_steps(epochs: float, sequences: int, steps: int) -> None:
+    assert steps_of_epochs(epochs, {"batch_size": 4, "grad_accum": 2}, sequences) == steps
+
+
+def test_there_is_always_one_step() -> None:
+    assert steps_of_epochs(1, {"batch_size": 4, "grad_accum": 2}, 1) == 1
 
 
 def test_counts_lie_beside_the_weights(tiny: Ran) -> None:

@@ -1,0 +1,17 @@
+"""The report of a flow run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.report import RunResult, run_report
+from storage.home import Home
+from tasks.session import StageReport
+
+
+def test_a_report_under_the_name_of_a_corpus_that_was_never_ingested_tells_of_the_stages(tmp_path: Path) -> None:
+    home = Home.from_environment(tmp_path)
+    result = RunResult(stages=[StageReport("generate", "k", False, 1, 0, 2.0, 3)])
+    report = run_report(home, "never-run", result)
+    assert report.startswith("# Corpus `never-run`\n\n## Stages\n\n| stage |")
+    assert "| generate | 1 | 0 | 2.0 | 3 |" in report

@@ -1,0 +1,114 @@
+"""`why` and completions: the address of one, what a bare id means, and what comes before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import Command
+
+from flows.direct import explain
+from storage.errors import UserError
+from storage.home import Home
+from storage.manifest import Manifest
+from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, Registry
+from storage.schemas import COMPLETIONS
+from storage.store import LocalStore, StoreError
+from storage.tables import write_table
+from storage.tracking import Tracking
+
+OLD, NEW, LAST = "b" * 64, "a" * 63 + "c", "a" * 64  # by name the newest comes first
+
+
+def add_completions(store: LocalStore, key: str, created: str, *ids: str) -> None:
+    rows = [
+        {
+            "id": name,
+            "sample": 0,
+            "prompt": f"prompt of {created}",
+            "text": "text",
+            "finish_reason": "length",
+            "n_tokens": 1,
+            "logprobs": [0.0],
+            "model": "m",
+            "settings": "{}",
+            "seed": 0,
+        }
+        for name in ids
+    ]
+    with store.workspace("generate", key) as work:
+        write_table(work.out / "completions.parquet", COMPLETIONS, rows)
+        store.commit(work, Manifest("generate", 1, key, key, {}, {}, [], created=created))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home with three generations."""
+    for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    home = Home.from_environment(tmp_path / "home").create()
+    store = LocalStore(Path(home.store))
+    add_completions(store, OLD, "2026-01-01", "0", "1", "a/b", "deadbeef")
+    add_completions(store, NEW, "2026-01-03", "0", "1")
+    add_completions(store, LAST, "2026-01-02", "0", "x")
+    return home
+
+
+@pytest.mark.parametrize(
+    ("thing", "created"),
+    [
+        (f"{OLD}/0", "2026-01-01"),
+        (f"generate/{OLD}/0", "2026-01-01"),
+        ("bbbb/0", "2026-01-01"),
+        ("b/a/b", "2026-01-01"),
+        ("b/deadbeef", "2026-01-01"),
+        (f"{LAST}/0", "2026-01-02"),
+        ("a/x", "2026-01-02"),
+    ],
+)
+def test_a_completion_is_named_by_its_generation_and_its_id(home: Home, thing: str, created: str) -> None:
+    found = explain(str(home.path), thing, "default")
+    assert found["completion"]["prompt"] == f"prompt of {created}"
+    assert found["completion"]["id"] == thing.removeprefix("generate/").partition("/")[2]
+
+
+def test_an_address_that_two_generations_share_is_refused_with_both(home: Home) -> None:
+    with pytest.raises(UserError, match=f"'aaaa/0' .*{NEW}/0.*{LAST}/0|'aaaa/0' .*{LAST}/0.*{NEW}/0"):
+        explain(str(home.path), "aaaa/0", "default")
+
+
+def test_an_address_of_no_completion_is_nothing(home: Home) -> None:
+    with pytest.raises(StoreError, match="nothing goes by 'b/9'"):
+        explain(str(home.path), "b/9", "default")
+
+
+def test_a_bare_id_is_that_of_the_newest_generation_and_says_that_there_are_others(home: Home) -> None:
+    found = explain(str(home.path), "0", "default")
+    assert found["completion"]["prompt"] == "prompt of 2026-01-03"
+    assert found["note"].startswith("the newest of 3 completions '0'")
+    assert explain(str(home.path), f"{found['address']}", "default")["completion"] == found["completion"]
+
+
+def test_a_bare_id_that_is_there_once_needs_no_note(home: Home) -> None:
+    assert "note" not in explain(str(home.path), "x", "default")
+
+
+def test_looking_for_a_completion_makes_no_database(home: Home) -> None:
+    explain(str(home.path), "0", "default")
+    assert sorted(path.name for path in home.path.iterdir()) == ["store"]
+
+
+def test_a_model_version_comes_before_a_completion_of_that_name(home: Home) -> None:
+    registry = Registry(Tracking(home))
+    registry.by_digest("none yet")
+    tags = {STAGE_TAG: "generate", KEY_TAG: OLD, DIGEST_TAG: OLD}
+    registry.client.create_model_version(MODEL_NAME, source=str(home.path / "nowhere"), tags=tags)
+    found = explain(str(home.path), "1", "default")
+    assert found["model"]["version"] == "1"
+    assert "completion" not in explain(str(home.path), f"models:/{MODEL_NAME}/1", "default")
+
+
+def test_the_command_prints_it(home: Home) -> None:
+    tree = Command(home.path, ["why", "bbbb/0"]).finish()
+    assert json.loads(json.dumps(tree))["artifact"] == f"generate/{OLD}"

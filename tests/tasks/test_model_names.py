@@ -1,0 +1,74 @@
+"""Names of models: registered ones first, then folders, and a sentence for what is neither."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_run import Ran, direct_session, home_at
+
+from flows.actions import UnknownModel, checkpoint_of, promote_model, resolve_version
+from storage.home import Home
+from storage.registry import Registry
+from tasks.session import Session, artifact
+
+
+@pytest.fixture(scope="module")
+def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home whose only version, 1, is champion."""
+    target = home_at(tmp_path_factory.mktemp("names") / "home")
+    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    assert tiny.checkpoint is not None
+    assert tiny.metrics is not None
+    with direct_session(target) as session:
+        promote_model(session, tiny.checkpoint, artifact(tiny.prepared.evalset), tiny.metrics)
+    return target
+
+
+@pytest.fixture
+def session(home: Home) -> Iterator[Session]:
+    with direct_session(home) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", ["champion", "1"])
+def test_a_folder_does_not_hide_a_registered_model_of_its_name(
+    name: str, session: Session, tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_of(session, name) == tiny.checkpoint
+
+
+@pytest.mark.parametrize("name", ["mine", "2", "challenger", "./champion", "it's"])
+def test_a_folder_is_taken_in_where_no_model_is_registered_under_its_name(
+    name: str, session: Session, tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny.checkpoint is not None
+    shutil.copytree(tiny.folder(tiny.checkpoint), tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_of(session, name).stage == "bundle"
+
+
+@pytest.mark.parametrize(
+    "name", ["it's", "²", "a b", "a' or run_id = 'b", "models:/sheepfold/2", "models:/", "", "../x"]
+)
+def test_what_leads_nowhere_is_told_in_a_sentence(
+    name: str, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UnknownModel, match="no model"):
+        resolve_version(Registry(session.resources.tracking), name)
+    if name:
+        with pytest.raises(UnknownModel, match="no model"):
+            checkpoint_of(session, name)
+
+
+def test_every_way_to_name_a_registered_model_leads_to_it(session: Session) -> None:
+    registry = Registry(session.resources.tracking)
+    version = resolve_version(registry, "champion")
+    names = ["1", "models:/sheepfold/1", "models:/sheepfold@champion", version.run_id]
+    assert [resolve_version(registry, name) for name in names] == [version] * 4

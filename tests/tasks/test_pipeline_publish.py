@@ -1,0 +1,102 @@
+"""The ref of a corpus: what a run leaves there, and what overlapping runs leave of each other."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import home_at
+
+from flows import pipeline
+from storage import locks
+from storage.catalog import read_state
+from storage.errors import UserError
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.store import LocalStore
+from tasks.session import Session
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return home_at(tmp_path / "home")
+
+
+def session_with(home: Home, **made: str) -> Session:
+    """A session that made an artefact of each of these stages."""
+    session = Session(home)
+    session.produced = {stage: [ArtifactRef(stage, key, key)] for stage, key in made.items()}
+    return session
+
+
+def keys(home: Home, corpus: str = "letters") -> dict[str, str]:
+    state = read_state(LocalStore(Path(home.store)), corpus)
+    return {stage: refs[0].key for stage, refs in state.items()}
+
+
+def test_a_later_run_replaces_what_it_made_and_leaves_the_rest(home: Home) -> None:
+    pipeline.publish(session_with(home, snapshot="old", train="old"), "letters")
+    pipeline.publish(session_with(home, snapshot="new"), "letters")
+    assert keys(home) == {"snapshot": "new", "train": "old"}
+
+
+def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins when the first has read the ref, and the first goes on when the second is done or waits."""
+    pipeline.publish(session_with(home, snapshot="old"), "letters")
+    seen = threading.Event()
+    wait, write = locks.time.sleep, LocalStore.write_ref
+
+    def tell_and_wait(seconds: float) -> None:
+        seen.set()
+        wait(seconds)
+
+    def publish_second() -> None:
+        pipeline.publish(session_with(home, snapshot="new"), "letters")
+        seen.set()
+
+    second = threading.Thread(target=publish_second)
+
+    def write_late(store: LocalStore, name: str, value: dict[str, Any]) -> None:
+        monkeypatch.setattr(LocalStore, "write_ref", write)
+        second.start()
+        assert seen.wait(60)
+        write(store, name, value)
+
+    monkeypatch.setattr(locks.time, "sleep", tell_and_wait)
+    monkeypatch.setattr(LocalStore, "write_ref", write_late)
+    pipeline.publish(session_with(home, generate="text"), "letters")
+    second.join()
+    assert keys(home) == {"snapshot": "new", "generate": "text"}
+
+
+@pytest.mark.parametrize("stage", ["generate", "evaluate"])
+def test_using_a_model_makes_no_corpus(home: Home, stage: str) -> None:
+    session = session_with(home, **{stage: "made"})
+    pipeline.publish(session, "never-run")
+    assert session.store.refs("corpus/") == []
+
+
+@pytest.mark.parametrize(("measured", "published"), [("latest", "new"), ("another", "old")])
+def test_an_evaluation_is_the_corpus_s_own_if_it_measured_the_latest_training(
+    home: Home, measured: str, published: str
+) -> None:
+    pipeline.publish(session_with(home, snapshot="s", train="latest", evaluate="old"), "letters")
+    checkpoint, evaluation = ArtifactRef("train", measured, measured), ArtifactRef("evaluate", "new", "new")
+    pipeline.publish_evaluation(Session(home), "letters", checkpoint, evaluation)
+    assert keys(home)["evaluate"] == published
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "team/x", "a\nb", "-x", " x", "x" * 300, "\udcff"])
+def test_a_name_that_no_file_can_bear_is_no_corpus_name(home: Home, name: str) -> None:
+    session = session_with(home, snapshot="made")
+    with pytest.raises(UserError, match="no name for a corpus: give"):
+        pipeline.publish(session, name)
+    assert session.store.refs("") == []
+
+
+@pytest.mark.parametrize("name", ["default", "v1.2", "Bücher 2024", "羊の群れ", "a_b-c", "𠀀" * 50])
+def test_letters_digits_and_a_few_marks_are_a_corpus_name(home: Home, name: str) -> None:
+    pipeline.publish(session_with(home, snapshot="made"), name)
+    assert keys(home, name) == {"snapshot": "made"}

@@ -1,0 +1,98 @@
+"""Promotion against a champion that cannot be compared, or that was not yet champion when it was measured."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
+
+from flows import actions
+from flows.actions import promote_model
+from storage.errors import UserError
+from storage.home import Home
+from storage.registry import CHALLENGER, CHAMPION, Registry
+from tasks.promotion import ChampionChanged, Promotion, promote
+from tasks.session import Session, artifact
+
+WORSE = ("train.max_steps=2",)
+
+
+@pytest.fixture
+def home(tiny: Ran, tmp_path: Path) -> Home:
+    """The store of the tiny run, with an empty registry."""
+    target = home_at(tmp_path / "home")
+    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    return target
+
+
+def promote_ran(session: Session, ran: Ran) -> Promotion:
+    assert ran.checkpoint is not None
+    assert ran.metrics is not None
+    return promote_model(session, ran.checkpoint, artifact(ran.prepared.evalset), ran.metrics)[0]
+
+
+def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_gives_way(
+    tiny: Ran, tiny_source: Path, home: Home
+) -> None:
+    with direct_session(home) as session:
+        promote_ran(session, tiny)
+    worse = run_whole(home, tiny_source, tiny_settings("curate.salt=other", *WORSE))
+    with direct_session(home) as session:
+        done = promote_ran(session, worse)
+        assert (done.alias, done.version.version) == (CHAMPION, "2")
+        assert "the champion was trained on documents of this evaluation set" in done.reason
+        assert session.notes == [
+            "model version 1 was champion, but it was trained on documents of this evaluation set; its figures on it "
+            "would say nothing, so it was not compared"
+        ]
+
+
+def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_source: Path, home: Home) -> None:
+    other = run_whole(home, tiny_source, tiny_settings("curate.salt=other", *WORSE))
+    assert tiny.checkpoint is not None
+    assert tiny.metrics is not None
+    with direct_session(home) as session:
+        with pytest.raises(UserError, match=r"was trained on documents of the evaluation set .* train on the present"):
+            promote_model(session, tiny.checkpoint, artifact(other.prepared.evalset), tiny.metrics)
+        assert Registry(session.resources.tracking).by_alias(CHAMPION) is None
+
+
+def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
+    tiny: Ran, tiny_source: Path, home: Home
+) -> None:
+    worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
+    assert worse.checkpoint is not None
+    assert worse.metrics is not None
+    with direct_session(home) as session:
+        promote_ran(session, tiny)
+        registry = Registry(session.resources.tracking)
+        with pytest.raises(ChampionChanged, match="version 1 is champion, but none was measured"):
+            promote(
+                session.store, registry, "", worse.checkpoint, artifact(worse.prepared.evalset), worse.metrics, None
+            )
+        assert registry.by_digest(worse.checkpoint.digest) is None
+
+
+def test_a_champion_of_another_process_is_measured_before_names_move(
+    tiny: Ran, tiny_source: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
+    overtaken: list[Promotion] = []
+
+    def overtake(*arguments: Any) -> Promotion:
+        monkeypatch.undo()  # the first promotion only
+        overtaken.append(promote_ran(session, tiny))
+        return promote(*arguments)
+
+    with direct_session(home) as session:
+        monkeypatch.setattr(actions, "promote", overtake)
+        done = promote_ran(session, worse)
+        assert [item.alias for item in overtaken] == [CHAMPION]
+        assert done.alias == CHALLENGER
+        champion = Registry(session.resources.tracking).by_alias(CHAMPION)
+    assert champion is not None
+    assert tiny.checkpoint is not None
+    assert champion.checkpoint.digest == tiny.checkpoint.digest
