@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.cli_common import AsJson, Assign, HomeFolder, Model, checked_corpus, plain_errors, print_json, say
+from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json, say
 from flows.cli_count import count
 from flows.cli_exchange import export, import_
 from flows.cli_inspect import inspect
+from flows.cli_lookup import sample, sql, status, verify, why
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +28,6 @@ app = typer.Typer(
 )
 
 Sources = Annotated[list[str], typer.Argument(help="Folders or files with documents.", show_default=False)]
-Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
 Preset = Annotated[str, typer.Option(help="Shape of the network, such as tiny, small or modern-15m; see `count`.")]
 Config = Annotated[str, typer.Option(help="Configuration file, TOML or JSON.")]
 Minutes = Annotated[float, typer.Option(help="Training time in minutes (default 5).", min=0)]
@@ -346,121 +346,9 @@ def generate(
         say(f"completions: {path}")
 
 
-@app.command()
-def sql(
-    query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
-    corpus: Corpus = "default",
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Query the tables of the corpus's last completed run."""
-    with plain_errors():
-        from storage.catalog import Catalog
-        from storage.home import Home
-        from storage.store import open_store
-
-        rows = Catalog(open_store(Home.from_environment(home or None).store), corpus).query(query)
-        if as_json:
-            print_json(rows)
-        else:
-            _print_table(rows)
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        say("no rows")
-        return
-    table = Table(*rows[0].keys(), box=box.SIMPLE)
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console().print(table)
-    say(f"{len(rows)} rows")
-
-
-@app.command()
-def why(
-    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID).")],
-    corpus: Corpus = "default",
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Where a model version, dataset, completion or document comes from."""
-    with plain_errors():
-        from flows.direct import explain
-
-        tree = explain(home, thing, corpus)
-        if as_json:
-            print_json(tree)
-        else:
-            _print_tree(tree, 0)
-
-
-def _print_tree(value: Any, depth: int) -> None:
-    items: Iterator[tuple[str, Any]]
-    items = iter(value.items()) if isinstance(value, dict) else (("-", item) for item in value)
-    for name, item in items:
-        if isinstance(item, dict | list):
-            print(f"{'  ' * depth}{name}")
-            _print_tree(item, depth + 1)
-        else:
-            print(f"{'  ' * depth}{name}: {item}")
-
-
-@app.command()
-def verify(
-    corpus: Corpus = "default",
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Check a store: digests, schemas, split, token round trips."""
-    with plain_errors():
-        from flows.direct import verify_home
-
-        report = verify_home(home, corpus)
-        if as_json:
-            print_json(report)
-        else:
-            for check in report["checks"]:
-                print(f"{'ok  ' if not check['problems'] else 'BAD '} {check['name']}: {check['checked']} checked")
-                for problem in check["problems"]:
-                    print(f"     {problem}")
-        if not report["ok"]:
-            raise typer.Exit(1)
-
-
-@app.command()
-def status(home: HomeFolder = "", as_json: AsJson = False) -> None:
-    """Where everything is: addresses, corpora, the champion."""
-    with plain_errors():
-        from flows.direct import status_of
-
-        document = status_of(home)
-        if as_json:
-            print_json(document)
-        else:
-            _print_tree(document, 0)
-
-
-@app.command()
-def sample(
-    folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
-) -> None:
-    """Build a small corpus of text, code, PDFs and images from what every Python has."""
-    with plain_errors():
-        from tasks.sample import build_sample
-
-        written = build_sample(Path(folder).expanduser().resolve())
-        if as_json:
-            print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
-        else:
-            print(f"{len(written)} files in {folder}")
-
-
-# commands about the network itself, each in a module of its own
+# looking things up, and commands about the network itself, in modules of their own
+for _command in (sql, why, verify, status, sample):
+    app.command()(_command)
 app.command()(inspect)
 app.command()(count)
 app.command()(export)

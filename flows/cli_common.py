@@ -40,6 +40,9 @@ def checked_corpus(name: str) -> str:
         return check_corpus_name(name)
 
 
+Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""

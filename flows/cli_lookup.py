@@ -1,0 +1,120 @@
+"""Commands that look things up, check them, or make a corpus to try things with; none of them computes an artefact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli_common import AsJson, Corpus, HomeFolder, plain_errors, print_json, say
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Query the tables of the corpus's last completed run."""
+    with plain_errors():
+        from storage.catalog import Catalog
+        from storage.home import Home
+        from storage.store import open_store
+
+        rows = Catalog(open_store(Home.from_environment(home or None).store), corpus).query(query)
+        if as_json:
+            print_json(rows)
+        else:
+            _print_table(rows)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        say("no rows")
+        return
+    table = Table(*rows[0].keys(), box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console().print(table)
+    say(f"{len(rows)} rows")
+
+
+def why(
+    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID).")],
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Where a model version, dataset, completion or document comes from."""
+    with plain_errors():
+        from flows.direct import explain
+
+        tree = explain(home, thing, corpus)
+        if as_json:
+            print_json(tree)
+        else:
+            _print_tree(tree, 0)
+
+
+def _print_tree(value: Any, depth: int) -> None:
+    items: Iterator[tuple[str, Any]]
+    items = iter(value.items()) if isinstance(value, dict) else (("-", item) for item in value)
+    for name, item in items:
+        if isinstance(item, dict | list):
+            print(f"{'  ' * depth}{name}")
+            _print_tree(item, depth + 1)
+        else:
+            print(f"{'  ' * depth}{name}: {item}")
+
+
+def verify(
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check a store: digests, schemas, split, token round trips."""
+    with plain_errors():
+        from flows.direct import verify_home
+
+        report = verify_home(home, corpus)
+        if as_json:
+            print_json(report)
+        else:
+            for check in report["checks"]:
+                print(f"{'ok  ' if not check['problems'] else 'BAD '} {check['name']}: {check['checked']} checked")
+                for problem in check["problems"]:
+                    print(f"     {problem}")
+        if not report["ok"]:
+            raise typer.Exit(1)
+
+
+def status(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Where everything is: addresses, corpora, the champion."""
+    with plain_errors():
+        from flows.direct import status_of
+
+        document = status_of(home)
+        if as_json:
+            print_json(document)
+        else:
+            _print_tree(document, 0)
+
+
+def sample(
+    folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
+) -> None:
+    """Build a small corpus of text, code, PDFs and images from what every Python has."""
+    with plain_errors():
+        from tasks.sample import build_sample
+
+        written = build_sample(Path(folder).expanduser().resolve())
+        if as_json:
+            print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
+        else:
+            print(f"{len(written)} files in {folder}")
