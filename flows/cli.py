@@ -42,14 +42,9 @@ Deterministic = Annotated[bool, typer.Option("--deterministic", help="Determinis
 
 def _sources(sources: list[str]) -> str:
     """Sources as a flow takes them: absolute, one per line."""
-    from flows.pipeline import resolve_sources
-    from storage.errors import UserError
+    from tasks.ingest.sources import resolve_sources
 
-    found = resolve_sources(sources)
-    for path in found:
-        if not path.exists():
-            raise UserError(f"{path} does not exist: name a folder or file with documents")
-    return "\n".join(map(str, found))
+    return "\n".join(map(str, resolve_sources(sources)))
 
 
 def _flow(name: str, home: str, **parameters: Any) -> dict[str, Any]:
@@ -158,6 +153,7 @@ def plan(
         from flows import pipeline
         from flows.stages import stage_names
         from storage.home import Home
+        from tasks.ingest.sources import resolve_sources
         from tasks.session import Planner
         from tasks.settings import load_settings
 
@@ -170,7 +166,7 @@ def plan(
         }
         settings = load_settings(config or None, assign or [], options)
         planner = Planner(Home.from_environment(home or None), stage_names(",".join(refresh or [])), retry_failed)
-        pipeline.plan(planner, pipeline.resolve_sources(_sources(sources).splitlines()), corpus, settings)
+        pipeline.plan(planner, resolve_sources(sources), corpus, settings)
         stages = planner.report_list()
         if as_json:
             from dataclasses import asdict

@@ -19,6 +19,7 @@ from flows.context import (
     flow_settings,
     task_runner,
 )
+from tasks.ingest.sources import resolve_sources
 
 
 @flow(name="ingest", task_runner=task_runner(), persist_result=False)
@@ -36,7 +37,7 @@ def ingest(
     """Walk, hash, and extract what is new."""
     settings = flow_settings(config, overrides)
     with flow_session(home, corpus, refresh, retry_failed, workers) as session:
-        ingested = pipeline.ingest(session, pipeline.resolve_sources([source]), settings)
+        ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         pipeline.remember_ingested(session, ingested)
         pipeline.publish(session, corpus)
         return finish(session, corpus, result_of(session))

@@ -8,35 +8,21 @@ starts in a blink, and the flows beside this module put the same functions under
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from flows.corpus import Ingested, Maybe, MaybeSet, ingest
 from storage.catalog import corpus_ref, read_state
 from storage.errors import UserError
 from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef, RefSet
+from storage.manifest import ArtifactRef
 from storage.store import StoreError
 from tasks.curate.evalset import EvalsetSettings, freeze_evalset, trains_on_evalset
-from tasks.curate.normalise import NormaliseSettings, normalise
-from tasks.curate.selection import curate
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
-from tasks.ingest.hashing import HashMemo, hash_files
-from tasks.ingest.ocr import ocr_ready
-from tasks.ingest.segments import (
-    Member,
-    SegmentSettings,
-    cut_segments,
-    document_id,
-    extract,
-    segment_index,
-    wants_retry,
-)
-from tasks.ingest.snapshot import Listing, list_files, snapshot
-from tasks.ingest.walk import walk
+from tasks.ingest.snapshot import snapshot
+from tasks.ingest.sources import Source
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings, TrainSettings
@@ -55,105 +41,15 @@ from tasks.training import (
     train_config,
 )
 
-Maybe = ArtifactRef | Pending
-MaybeSet = RefSet | Pending
-
-
-@dataclass(frozen=True)
-class Ingested:
-    """A corpus after ingestion.
-
-    Attributes:
-        segments: extraction segments in use.
-        live: for each segment, the documents of it that are live.
-    """
-
-    snapshot: Maybe
-    segments: list[Maybe]
-    live: list[set[str]]
-
 
 @dataclass(frozen=True)
 class Prepared:
     """A corpus ready for training."""
 
-    normalised: list[Maybe]
-    curated: Maybe
     evalset: Maybe
     tokenizer: Maybe
     shards: list[Maybe]
     dataset: Maybe
-
-
-def _hashed(session: Session, sources: Sequence[Path]) -> tuple[Any, dict[Any, Any], dict[str, Path]]:
-    """Walk the sources and hash what changed.
-
-    Returns:
-        The walked files, sha256 (or the error) by path, and a path for every content.
-    """
-    # what we write ourselves is no document
-    walked = walk(sources, exclude=[session.home.path, Path(session.home.store)])
-    session.home.create()
-    memo = HashMemo(session.home.hash_memo)
-    hashes = hash_files(walked, memo, workers=2)
-    paths = {digest: path for path, digest in hashes.items() if isinstance(digest, str)}
-    return walked, hashes, paths
-
-
-def _choose_members(
-    session: Session, settings: Settings, listed: Iterable[Any]
-) -> tuple[dict[str, Member], dict[Member, Any]]:
-    """For every content of the listing, which extraction of it is used, and where those lie that are there."""
-    suffixes: dict[str, str] = {}
-    for item in listed:
-        if item.sha256 is not None:
-            # one content, one document: where suffixes differ, the first in order decides how it is read
-            suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
-    index = segment_index(session.store, settings.extract)
-    retry = session.retry_failed
-    can_read_images = ocr_ready(settings.extract.ocr_languages)
-    chosen: dict[str, Member] = {}
-    located: dict[Member, Any] = {}
-    for sha256, suffix in suffixes.items():
-        known = index.get((sha256, suffix))
-        if known is None:
-            chosen[sha256] = Member(sha256, suffix)
-        elif wants_retry(known, retry, can_read_images):
-            chosen[sha256] = Member(sha256, suffix, known.member.attempt + 1)
-        else:
-            chosen[sha256] = known.member
-            located[known.member] = known.segment
-    return chosen, located
-
-
-def ingest(session: Session, sources: Sequence[Path], settings: Settings) -> Ingested:
-    """Walk, hash, extract what is new, and say for every path what became of it."""
-    walked, hashes, paths = _hashed(session, sources)
-    files = list_files(walked, hashes)
-    chosen, located = _choose_members(session, settings, files)
-    if extract.name in session.refresh:
-        located = {}  # with their attempts: an earlier one would not be the one that counts
-    missing = [member for member in chosen.values() if member not in located]
-    sizes = {item.sha256: item.size for item in files if item.sha256 is not None}
-    cuts = cut_segments(missing, sizes)
-    calls = [Call(SegmentSettings(settings.extract, members), {}, len(members)) for members in cuts]
-    places = {member: ref.key for member, ref in located.items()}
-    for call, members in zip(calls, cuts, strict=True):
-        places |= dict.fromkeys(members, extract.key(call.settings, {}))
-    listing = Listing(files, tuple(sorted(places.items())))
-    if session.resources is not None:
-        session.resources.paths = paths
-        session.resources.listing = listing
-    made = session.run_each(extract, calls)
-    session.count_reused(extract, len(located))
-    documents: dict[ArtifactRef, set[str]] = defaultdict(set)
-    for member, ref in located.items():
-        documents[ref].add(document_id(member.sha256))
-    segments: list[Maybe] = [*documents, *made]
-    live = [*documents.values(), *({document_id(member.sha256) for member in members} for members in cuts)]
-    union = session.union(segments, "extracts.parquet", live)
-    taken = session.run(snapshot, listing.settings(), segments=union)
-    return Ingested(taken, segments, live)
 
 
 def _pinned(session: Session, ref_name: str, stage_name: str) -> ArtifactRef | None:
@@ -189,7 +85,9 @@ def _evalset(session: Session, corpus: str, settings: Settings, curated: Maybe, 
         if isinstance(curated, Pending):
             return session.reuse(freeze_evalset, pinned)
         split = manifest_of(session.store, manifest_of(session.store, pinned).input_refs("curated")[0]).settings
-        if split == asdict(settings.curate) and not trains_on_evalset(session.store, curated, pinned):
+        wanted = (settings.curate.validation_share, settings.curate.salt)
+        same = (split["curate"]["validation_share"], split["curate"]["salt"]) == wanted
+        if same and not trains_on_evalset(session.store, curated, pinned):
             return session.reuse(freeze_evalset, pinned)
     frozen = session.run(freeze_evalset, EvalsetSettings(), curated=curated, documents=documents)
     _pin(session, name, frozen)
@@ -197,27 +95,42 @@ def _evalset(session: Session, corpus: str, settings: Settings, curated: Maybe, 
 
 
 def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingested) -> Prepared:
-    """Normalise, select and split, fit or reuse the tokeniser, encode, cut into sequences."""
-    sizes = [len(live) for live in ingested.live]
-    normalised = session.run_each(
-        normalise,
-        [Call(NormaliseSettings(), {"segment": ref}, size) for ref, size in zip(ingested.segments, sizes, strict=True)],
-    )
-    documents = session.union(normalised, "documents.parquet", ingested.live)
-    curated = session.run(curate, settings.curate, snapshot=ingested.snapshot, documents=documents)
+    """Freeze the evaluation set, fit or reuse the tokeniser, encode, cut into sequences.
+
+    Raises:
+        EmptyCorpus: if there is nothing to train on, or nothing to measure on.
+    """
+    curated, documents = ingested.curated, ingested.texts
+    _check_split(session, curated)
     frozen = _evalset(session, corpus, settings, curated, documents)
     fitted = _tokenizer(session, corpus, settings, curated, documents)
     shards = session.run_each(
         tokenise,
         [
             Call(TokeniseSettings(), {"documents": ref, "tokenizer": fitted}, size)
-            for ref, size in zip(normalised, sizes, strict=True)
+            for ref, size in zip(ingested.refined, ingested.sizes, strict=True)
         ],
     )
     tokens = session.union(shards, "tokens.parquet", ingested.live)
     chunks = ChunkSettings(_seq_len(settings), settings.dataset.stride)
     cut = session.run(dataset, chunks, curated=curated, tokens=tokens, tokenizer=fitted)
-    return Prepared(normalised, curated, frozen, fitted, shards, cut)
+    return Prepared(frozen, fitted, shards, cut)
+
+
+class EmptyCorpus(UserError):
+    """There is not enough text to train on and to measure on."""
+
+
+def _check_split(session: Session, curated: Maybe) -> None:
+    if isinstance(curated, Pending):
+        return
+    counts = manifest_of(session.store, curated).counts
+    if not (counts["train"] and counts["validation"]):
+        raise EmptyCorpus(
+            f"the corpus has {counts['train']} document(s) to train on and {counts['validation']} to measure on; at "
+            "least one of each is needed, and none may stand in another: add documents; `sheepfold ingest SOURCE` and "
+            'then `sheepfold sql "select * from quarantine"` say what became of those that are there'
+        )
 
 
 def _seq_len(settings: Settings) -> int:
@@ -299,15 +212,22 @@ def remember(session: Session, **refs: Maybe | list[Maybe]) -> None:
 
 def remember_ingested(session: Session, ingested: Ingested) -> None:
     """Note what ingestion made."""
-    remember(session, snapshot=ingested.snapshot, extract=ingested.segments)
+    remember(
+        session,
+        snapshot=ingested.snapshot,
+        extract=ingested.segments,
+        normalise=ingested.normalised,
+        measure=ingested.measured,
+        dedup=ingested.duplicates,
+        curate=ingested.curated,
+        refine=ingested.refined,
+    )
 
 
 def remember_prepared(session: Session, prepared: Prepared) -> None:
     """Note what preparation made."""
     remember(
         session,
-        normalise=prepared.normalised,
-        curate=prepared.curated,
         evalset=prepared.evalset,
         tokenizer=prepared.tokenizer,
         tokenise=prepared.shards,
@@ -362,18 +282,10 @@ def publish_evaluation(session: Session, corpus: str, checkpoint: Maybe, evaluat
         publish(session, corpus)
 
 
-def plan(session: Session, sources: Sequence[Path], corpus: str, settings: Settings) -> None:
+def plan(session: Session, sources: Sequence[Source], corpus: str, settings: Settings) -> None:
     """Go the whole way without computing anything; the session's report says what would be done."""
     ingested = ingest(session, sources, settings)
     prepared = prepare(session, corpus, settings, ingested)
     checkpoint = train_model(session, settings, prepared)
     evaluate_model(session, checkpoint, prepared.evalset)
     sample(session, settings, checkpoint, prepared.evalset)
-
-
-def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[Path]:
-    """Absolute paths of sources; one string may hold several on lines of their own."""
-    lines = [line.strip() for source in sources for line in source.splitlines() if line.strip()]
-    if not lines:
-        raise UserError("no source given: name at least one folder or file with documents")
-    return [((base or Path.cwd()) / Path(line).expanduser()).resolve() for line in lines]

@@ -20,6 +20,7 @@ from flows.context import (
     flow_settings,
     task_runner,
 )
+from tasks.ingest.sources import resolve_sources
 
 
 @flow(name="prepare", task_runner=task_runner(), persist_result=False)
@@ -38,7 +39,7 @@ def prepare(
     """Ingest what is new, then normalise, split, tokenise and cut into sequences."""
     settings = flow_settings(config, overrides, model__preset=preset)
     with flow_session(home, corpus, refresh, retry_failed, workers) as session:
-        ingested = pipeline.ingest(session, pipeline.resolve_sources([source]), settings)
+        ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
         pipeline.remember_ingested(session, ingested)
         pipeline.remember_prepared(session, prepared)

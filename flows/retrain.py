@@ -25,6 +25,7 @@ from flows.context import (
     flow_settings,
     task_runner,
 )
+from tasks.ingest.sources import resolve_sources
 from tasks.session import artifact
 
 
@@ -57,7 +58,7 @@ def retrain(
         train__seed=seed,
     )
     with flow_session(home, corpus, refresh, retry_failed, workers, deterministic) as session:
-        ingested = pipeline.ingest(session, pipeline.resolve_sources([source]), settings)
+        ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
         checkpoint = artifact(pipeline.train_model(session, settings, prepared))
         evalset = artifact(prepared.evalset)

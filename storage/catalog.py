@@ -13,7 +13,22 @@ from typing import TYPE_CHECKING, Any
 from storage.errors import UserError
 from storage.lineage import segment_of
 from storage.manifest import ArtifactRef
-from storage.schemas import COMPLETIONS, FILES, METRICS, NORMALISED, PAGES, SEQUENCES, TOKENS
+from storage.schemas import (
+    CLUSTERS,
+    COMPLETIONS,
+    CUTS,
+    DROPPED,
+    FILES,
+    MEASURES,
+    METRICS,
+    NEAR_PAIRS,
+    NORMALISED,
+    PAGES,
+    REFINED,
+    SELECTION,
+    SEQUENCES,
+    TOKENS,
+)
 from storage.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -122,10 +137,15 @@ class Catalog:
         execute = self.connection.execute
         self._base("all_files", FILES, self._paths("snapshot", "files.parquet"))
         execute("create view files as select * exclude (filename, segment) from all_files")
-        execute("create view live as select distinct doc_id, segment from all_files where status = 'ok'")
+        execute(
+            "create view live as select distinct doc_id, segment from all_files "
+            "where status = 'ok' and doc_id is not null"
+        )
         for stage, table, schema in (
             ("extract", "pages.parquet", PAGES),
             ("normalise", "documents.parquet", NORMALISED),
+            ("measure", "measures.parquet", MEASURES),
+            ("refine", "documents.parquet", REFINED),
             ("tokenise", "tokens.parquet", TOKENS),
         ):
             self._base(f"all_{stage}", schema, self._paths(stage, table))
@@ -151,15 +171,26 @@ class Catalog:
         execute("create view metrics as select * exclude (filename) from all_metrics")
 
     def _curated_views(self) -> None:
-        from storage.schemas import DROPPED, SELECTION
-
         execute = self.connection.execute
         self._base("all_selection", SELECTION, self._paths("curate", "selection.parquet"))
         self._base("all_dropped", DROPPED, self._paths("curate", "dropped.parquet"))
         execute(
-            "create view documents as select d.* exclude (digest), s.cluster, s.split "
-            "from live_normalise d join all_selection s using (doc_id) where s.kept"
+            "create view measures as select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages "
+            "from live_measure m join live_normalise d using (doc_id)"
         )
+        execute(
+            "create view documents as select d.doc_id, d.kind, d.title, d.programming_language, "
+            "m.* exclude (doc_id, kind, licence), s.licence, s.cluster, s.split, "
+            "r.text, r.n_bytes, r.redactions, r.cut_chars "
+            "from live_normalise d join live_refine r using (doc_id) join measures m using (doc_id) "
+            "join all_selection s using (doc_id) where s.kept"
+        )
+        self._base("all_pairs", NEAR_PAIRS, self._paths("dedup", "pairs.parquet"))
+        execute("create view near_pairs as select * exclude (filename) from all_pairs")
+        self._base("all_clusters", CLUSTERS, self._paths("dedup", "clusters.parquet"))
+        execute("create view clusters as select * exclude (filename) from all_clusters")
+        self._base("all_cuts", CUTS, self._paths("curate", "cuts.parquet"))
+        execute("create view cuts as select * exclude (filename) from all_cuts")
         execute(
             "create view tokens as select t.* exclude (digest), s.split "
             "from live_tokenise t join all_selection s using (doc_id) where s.kept"

@@ -65,6 +65,11 @@ class Home:
         return self.path / "hashes.db"
 
     @property
+    def cache(self) -> Path:
+        """Copies of what sources elsewhere hold."""
+        return self.path / "cache"
+
+    @property
     def reports(self) -> Path:
         """Folder of the reports that a person opens after a run."""
         return self.path / "reports"

@@ -19,7 +19,7 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
-# One row for every path walked, and nothing else: what became of it.
+# One row for every path walked, and one for every member of an archive or table (`container` is set).
 FILES = _schema(
     "files",
     _required("path", pa.string()),
@@ -31,17 +31,21 @@ FILES = _schema(
     _required("status", pa.string()),
     _required("reason", pa.string()),
     _required("reason_code", pa.string()),
+    pa.field("licence", pa.string()),
     pa.field("doc_id", pa.string()),
     pa.field("segment", pa.string()),
 )
 
-# One row for every distinct file content that was looked into, extracted or not.
+# One row for every distinct file content that was looked into, extracted or not, and for each member in it (`locator`).
 EXTRACTS = _schema(
     "extracts",
     _required("doc_id", pa.string()),
-    _required("sha256", pa.string()),
+    _required("file_sha256", pa.string()),
     _required("suffix", pa.string()),
     _required("attempt", pa.int32()),
+    _required("locator", pa.string()),
+    _required("sha256", pa.string()),
+    _required("size", pa.int64()),
     _required("status", pa.string()),
     _required("reason", pa.string()),
     _required("reason_code", pa.string()),
@@ -67,7 +71,7 @@ PAGES = _schema(
     pa.field("error", pa.string()),
 )
 
-# One row for every document of a segment: its normalised text and what was measured on it.
+# One row for every document of a segment: its normalised text, and how it was come by.
 NORMALISED = _schema(
     "normalised",
     _required("doc_id", pa.string()),
@@ -76,11 +80,56 @@ NORMALISED = _schema(
     pa.field("programming_language", pa.string()),
     _required("text", pa.large_string()),
     _required("text_sha256", pa.string()),
-    _required("n_chars", pa.int64()),
     _required("n_bytes", pa.int64()),
-    _required("n_lines", pa.int64()),
-    _required("letter_share", pa.float64()),
-    _required("distinct_share", pa.float64()),
+    _required("n_pages", pa.int32()),
+    _required("ocr_share", pa.float64()),
+    pa.field("ocr_confidence", pa.float64()),
+    _required("digest", pa.string()),
+)
+
+# Pairs of documents whose texts are near-duplicates, with the exact Jaccard similarity of their shingles.
+NEAR_PAIRS = _schema(
+    "near_pairs",
+    _required("doc_id", pa.string()),
+    _required("other_id", pa.string()),
+    _required("similarity", pa.float64()),
+)
+
+# Every pair of texts whose similarity was ever computed: a later run looks it up.
+VERIFIED_PAIRS = _schema(
+    "verified_pairs",
+    _required("text_sha256", pa.string()),
+    _required("other_sha256", pa.string()),
+    _required("similarity", pa.float64()),
+)
+
+# The cluster of every document: all that equal or nearly equal each other, directly or through others.
+CLUSTERS = _schema(
+    "clusters",
+    _required("doc_id", pa.string()),
+    _required("text_sha256", pa.string()),
+    _required("cluster", pa.string()),
+    _required("cluster_size", pa.int64()),
+)
+
+# Stretches of a document's normalised text that are left out of what is trained on, and why.
+CUTS = _schema(
+    "cuts",
+    _required("doc_id", pa.string()),
+    _required("start", pa.int64()),
+    _required("length", pa.int64()),
+    _required("reason_code", pa.string()),
+)
+
+# One row for every document of a segment: the text that models see, after cuts and redactions.
+REFINED = _schema(
+    "refined",
+    _required("doc_id", pa.string()),
+    _required("kind", pa.string()),
+    _required("text", pa.large_string()),
+    _required("n_bytes", pa.int64()),
+    _required("redactions", pa.int64()),
+    _required("cut_chars", pa.int64()),
     _required("digest", pa.string()),
 )
 
@@ -92,6 +141,7 @@ SELECTION = _schema(
     _required("cluster", pa.string()),
     _required("split", pa.string()),
     _required("kept", pa.bool_()),
+    pa.field("licence", pa.string()),
     _required("n_bytes", pa.int64()),
 )
 
@@ -166,4 +216,49 @@ COMPLETIONS = _schema(
     _required("model", pa.string()),
     _required("settings", pa.string()),
     _required("seed", pa.int64()),
+)
+
+# What was measured on a document; shares are 0 to 1. All but `n_chars`, `licence` and `pii` (in characters of the text)
+# describe its first `measured_chars` characters. What each is, and whose definition: `tasks.curate.measures`.
+MEASURES = _schema(
+    "measures",
+    _required("doc_id", pa.string()),
+    _required("kind", pa.string()),
+    *(_required(name, pa.int64()) for name in ("n_chars", "measured_chars", "n_words", "n_lines", "n_paragraphs")),
+    *(_required(name, pa.int64()) for name in ("n_sentences", "longest_word", "longest_line", "stop_words")),
+    *(_required(name, pa.int64()) for name in ("lorem_ipsum", "curly_brackets", "javascript", "policy_phrases")),
+    *(_required(f"{name}_share", pa.float64()) for name in ("letter", "digit", "symbol", "upper", "space", "alnum")),
+    _required("unspaced_share", pa.float64()),
+    _required("mean_word_length", pa.float64()),
+    _required("mean_line_length", pa.float64()),
+    _required("alpha_word_share", pa.float64()),
+    _required("hash_word_ratio", pa.float64()),
+    _required("ellipsis_word_ratio", pa.float64()),
+    *(
+        _required(f"{name}_line_share", pa.float64())
+        for name in ("bullet", "ellipsis", "terminal", "few_words", "short")
+    ),
+    _required("list_ratio", pa.float64()),
+    *(
+        _required(f"duplicate_{name}_share", pa.float64())
+        for name in ("line", "line_char", "paragraph", "paragraph_char")
+    ),
+    *(_required(f"top_{n}gram_char_share", pa.float64()) for n in (2, 3, 4)),
+    *(_required(f"duplicate_{n}gram_char_share", pa.float64()) for n in (5, 6, 7, 8, 9, 10)),
+    _required("distinct_share", pa.float64()),
+    _required("compression_ratio", pa.float64()),
+    _required("comment_share", pa.float64()),
+    _required("blob_share", pa.float64()),
+    _required("generated", pa.bool_()),
+    _required("minified", pa.bool_()),
+    _required("language", pa.string()),
+    _required("language_confidence", pa.float64()),
+    pa.field("licence", pa.string()),
+    _required(
+        "pii",
+        pa.list_(
+            pa.struct([_required("kind", pa.string()), _required("start", pa.int64()), _required("length", pa.int64())])
+        ),
+    ),
+    _required("digest", pa.string()),
 )

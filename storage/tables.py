@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +14,60 @@ import pyarrow.parquet as pq
 from storage.digest import rows_digest
 
 ROW_GROUP_ROWS = 1_000
+ROW_GROUP_BYTES = 32 * 2**20
 ZSTD_LEVEL = 3
+
+
+class TableWriter:
+    """Writes rows under a schema of `storage.schemas`, as they come.
+
+    Attributes:
+        count: rows written so far.
+
+    Raises:
+        pyarrow.ArrowInvalid: if a row does not fit the schema.
+        ValueError: if a row lacks a column or brings one that the schema does not have.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.count = 0
+        self._path = path
+        self._names = set(schema.names)
+        self._schema = schema
+        self._batch: list[Mapping[str, Any]] = []
+        self._bytes = 0
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", compression_level=ZSTD_LEVEL)
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows."""
+        for row in rows:
+            if row.keys() != self._names:
+                raise ValueError(f"{self._path.name}: row has {sorted(row)}, the schema {sorted(self._names)}")
+            self._batch.append(row)
+            self._bytes += _text_bytes(row)
+            self.count += 1
+            if len(self._batch) == ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._batch:  # a row group of no rows is noise in every reader's metadata
+            self._writer.write_table(pa.Table.from_pylist(self._batch, schema=self._schema))
+        self._batch, self._bytes = [], 0
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.close()
+
+
+def _text_bytes(row: Mapping[str, Any]) -> int:
+    """About how much of a row is text: one row group of long documents must not fill the memory."""
+    return sum(len(value) for value in row.values() if isinstance(value, str))
 
 
 def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -22,20 +77,16 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
         pyarrow.ArrowInvalid: if a row does not fit the schema.
         ValueError: if a row lacks a column or brings one that the schema does not have.
     """
-    count = 0
-    batch: list[Mapping[str, Any]] = []
-    with pq.ParquetWriter(path, schema, compression="zstd", compression_level=ZSTD_LEVEL) as writer:
-        for row in rows:
-            if row.keys() != set(schema.names):
-                raise ValueError(f"{path.name}: row has {sorted(row)}, the schema {sorted(schema.names)}")
-            batch.append(row)
-            if len(batch) == ROW_GROUP_ROWS:
-                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-                count += len(batch)
-                batch = []
-        if batch:  # a row group of no rows is noise in every reader's metadata
-            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-    return count + len(batch)
+    with TableWriter(path, schema) as writer:
+        writer.write(rows)
+    return writer.count
+
+
+def stream_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """All rows of a table as dictionaries, a row group at a time in memory."""
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield from file.read_row_group(group, columns=columns).to_pylist()
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -44,25 +95,45 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str
     return rows
 
 
+def read_places(path: Path, column: str, places: Sequence[int]) -> dict[int, Any]:
+    """Values of a column in some rows, by the rows' places; row groups without any of them are not read.
+
+    Args:
+        places: numbers of the rows, from 0, in rising order.
+    """
+    found: dict[int, Any] = {}
+    begin = 0
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            end = begin + file.metadata.row_group(group).num_rows
+            wanted = places[bisect_left(places, begin) : bisect_left(places, end)]
+            if wanted:
+                values = file.read_row_group(group, columns=[column]).column(column)
+                found |= {place: values[place - begin].as_py() for place in wanted}
+            begin = end
+    return found
+
+
 def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     """Some columns of a table, each as a list."""
     table = pq.read_table(path, columns=columns)
     return {name: table.column(name).to_pylist() for name in columns}
 
 
-def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None = None) -> str:
+def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None = None, identity: str = "doc_id") -> str:
     """Logical digest of tables with `doc_id` and `digest` columns, read as one table.
 
     Args:
         paths: the tables; how rows are spread over them does not matter.
-        live: for each table, the documents in it that count; all of them when None.
+        live: for each table, the rows in it that count, by `identity`; all of them when None.
+        identity: the column that `live` names values of.
     """
 
     def pairs() -> Iterator[tuple[str, str]]:
         for place, path in enumerate(paths):
-            columns = read_columns(path, ["doc_id", "digest"])
-            for doc_id, digest in zip(columns["doc_id"], columns["digest"], strict=True):
-                if live is None or doc_id in live[place]:
+            columns = read_columns(path, sorted({"doc_id", "digest", identity}))
+            for doc_id, digest, name in zip(columns["doc_id"], columns["digest"], columns[identity], strict=True):
+                if live is None or name in live[place]:
                     yield doc_id, digest
 
     return rows_digest(pairs())

@@ -17,6 +17,7 @@ from tasks.ingest.records import Limits
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
+    from tasks.apart import Apart
     from tasks.generation import Prompt
     from tasks.ingest.pool import ExtractionPool
     from tasks.ingest.snapshot import Listing
@@ -63,7 +64,12 @@ class Resources:
         self.workers = workers or usable_cores()
         self.deterministic = deterministic
         self.limits = limits or Limits()
-        self.paths: dict[str, Path] = {}  # sha256 of a file's bytes -> a place where they lie
+        self.paths: dict[str, str] = {}  # sha256 of a file's bytes -> a place where they lie
+        self.sizes: dict[str, int] = {}  # sha256 of a file's bytes -> how many they are
+        self.passwords: tuple[str, ...] = ()  # to be tried on what is encrypted
+        self.verified_pairs: list[Path] = []  # tables of similarities that earlier runs computed
+        self.evaluation_sets: list[Path] = []  # where the external evaluation sets lie
+        self.cuts: dict[str, dict[str, list[tuple[int, int]]]] = {}  # digest of cuts -> what is cut out of documents
         self.listing: Listing | None = None  # the walk a snapshot is made of
         self.prompts: list[Prompt] = []  # the prompts a generation is asked for
         self.bundle_folder: Path | None = None  # a model folder to be taken into the store
@@ -79,6 +85,13 @@ class Resources:
             if self._pool is None:
                 self._pool = ExtractionPool(self.workers, self.limits)
             return self._pool
+
+    @cached_property
+    def apart(self) -> Apart:
+        """Processes for pure work on tables, shared by all segments."""
+        from tasks.apart import Apart
+
+        return Apart(self.workers)
 
     @cached_property
     def tracking(self) -> Tracking:

@@ -144,19 +144,24 @@ class Session:
         return list(ordered)
 
     def union(
-        self, refs: Sequence[ArtifactRef | Pending], table: str, live: Sequence[Collection[str]]
+        self,
+        refs: Sequence[ArtifactRef | Pending],
+        table: str,
+        live: Sequence[Collection[str]],
+        identity: str = "doc_id",
     ) -> RefSet | Pending:
         """Read several artefacts as one table.
 
         Args:
-            live: for each artefact, the documents in it that count; only they enter the digest.
+            live: for each artefact, the rows in it that count; only they enter the digest.
+            identity: the column that `live` names values of.
         """
         known = []
         for ref in refs:
             if isinstance(ref, Pending):
                 return ref
             known.append(ref)
-        digest = union_digest([self.store.folder(ref) / table for ref in known], live)
+        digest = union_digest([self.store.folder(ref) / table for ref in known], live, identity)
         return RefSet(tuple(sorted(known)), digest)
 
     def reuse(self, stage: Stage, ref: ArtifactRef) -> ArtifactRef:

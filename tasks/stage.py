@@ -63,6 +63,19 @@ class Work:
         """Seed every random generator and choose kernels, and write both into the manifest."""
         self.modes.update(self.resources.seed(seed))
 
+    def apart(self, function: Callable[..., Any], size: int, **arguments: Any) -> Any:
+        """Call a module-level function, in a process of its own if it has much to read.
+
+        Args:
+            function: takes the arguments and `progress`, which it tells how many units of how many are done.
+            size: bytes that it will read.
+        """
+
+        def progress(done: int, total: int) -> None:
+            self.progress.update(done, total, "documents")
+
+        return self.resources.apart.call(function, progress, size, **arguments)
+
     def folder(self, ref: ArtifactRef) -> Path:
         """Folder of an input's files."""
         return self.store.folder(ref)

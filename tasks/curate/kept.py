@@ -6,15 +6,15 @@ same documents lie in others now. The segment that was noted decides only betwee
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from storage.lineage import segment_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.store import Store, StoreError
-from storage.tables import read_columns, read_rows
+from storage.tables import read_columns, read_rows, stream_rows
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,79 @@ def kept_rows(
     Raises:
         StoreError: if a document lies in none of them, or in several none of which is the noted one.
     """
-    chosen = _holders(store, kept, tables, name)
-    for ref in dict.fromkeys(tables.refs):
-        for row in read_rows(store.folder(ref) / name, columns):
-            if chosen.get(row["doc_id"]) == ref:
+    shelves = shelves_of(store, tables)
+    chosen = holders({doc_id: place.segment for doc_id, place in kept.items()}, shelves, name)
+    for place, ref in enumerate(dict.fromkeys(tables.refs)):
+        for row in stream_rows(store.folder(ref) / name, columns):
+            if chosen.get(row["doc_id"]) == place:
                 yield ref, row
 
 
-def _holders(store: Store, kept: dict[str, Kept], tables: RefSet, name: str) -> dict[str, ArtifactRef]:
-    """Which artefact each document is read from."""
-    segments = {ref: segment_of(store, ref) for ref in tables.refs}
-    holders: dict[str, list[ArtifactRef]] = defaultdict(list)
-    for ref in segments:
-        for doc_id in read_columns(store.folder(ref) / name, ["doc_id"])["doc_id"]:
-            holders[doc_id].append(ref)
-    chosen = {}
-    for doc_id, place in kept.items():
-        found = [ref for ref in holders[doc_id] if segments[ref] == place.segment] or holders[doc_id]
-        if len(found) != 1:
-            raise StoreError(
-                f"document {doc_id} lies in {len(found)} of the {len(segments)} segments in use, expected one: "
-                "compute the listing again with `--refresh snapshot,curate`"
-            )
-        chosen[doc_id] = found[0]
-    return chosen
+@dataclass(frozen=True)
+class Shelf:
+    """A per-segment artefact as a process apart sees it.
+
+    Attributes:
+        segment: key of the extraction segment behind it.
+        folder: where its tables lie.
+    """
+
+    segment: str
+    folder: str
+
+
+def shelves_of(store: Store, tables: RefSet) -> list[Shelf]:
+    """The artefacts of a set, each once, in its order."""
+    return [Shelf(segment_of(store, ref), str(store.folder(ref))) for ref in dict.fromkeys(tables.refs)]
+
+
+def holders(live: Mapping[str, str], shelves: Sequence[Shelf], name: str) -> dict[str, int]:
+    """On which shelf each document is read.
+
+    Args:
+        live: the segment noted for each document.
+        name: file name of the table on each shelf.
+
+    Raises:
+        StoreError: if a document lies on none of them, or on several none of which is the noted one.
+    """
+    found: dict[str, int] = {}
+    doubtful: dict[str, list[int]] = {}
+    for place, shelf in enumerate(shelves):
+        for doc_id in read_columns(Path(shelf.folder) / name, ["doc_id"])["doc_id"]:
+            if doc_id not in live:
+                continue
+            if doc_id in found:
+                doubtful.setdefault(doc_id, [found[doc_id]]).append(place)
+            found[doc_id] = place
+    for doc_id, places in doubtful.items():
+        noted = [place for place in places if shelves[place].segment == live[doc_id]]
+        if len(noted) != 1:
+            raise _misplaced(doc_id, len(places), len(shelves))
+        found[doc_id] = noted[0]
+    for doc_id in live:
+        if doc_id not in found:
+            raise _misplaced(doc_id, 0, len(shelves))
+    return found
+
+
+def _misplaced(doc_id: str, n_found: int, n_shelves: int) -> StoreError:
+    return StoreError(
+        f"document {doc_id} lies in {n_found} of the {n_shelves} segments in use, expected one: "
+        "compute the listing again with `--refresh snapshot,curate`"
+    )
+
+
+def live_documents(folder: Path) -> dict[str, str]:
+    """The segment noted for each live document of a snapshot.
+
+    Args:
+        folder: of the snapshot.
+    """
+    columns = read_columns(folder / "files.parquet", ["doc_id", "status", "segment"])
+    segments: dict[str, str] = {}
+    return {
+        doc_id: segments.setdefault(segment, segment)
+        for doc_id, status, segment in zip(columns["doc_id"], columns["status"], columns["segment"], strict=True)
+        if status == "ok" and doc_id is not None
+    }

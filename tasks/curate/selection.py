@@ -1,129 +1,135 @@
 """Selection: which documents of a snapshot are used, and on which side of the split each one is.
 
-The split is a pure function of a document's text: a document is in validation if the hash of its cluster (all
-documents with the same text) says so. Growing the corpus never moves a document from training to validation; the one
-exception is a corpus so small that every hash says validation, where one document has to be trained on all the same.
+The split is a pure function of texts: a document is in validation if the hash of every text in its cluster (all that
+equal or nearly equal it) says so. Growth and merging clusters therefore only ever move documents out of validation; the
+one exception is a corpus so small that every hash says validation, where one cluster has to be trained on all the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from storage.digest import sha256_json
-from storage.errors import UserError
-from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DROPPED, SELECTION
-from storage.tables import read_rows, write_table
-from tasks.curate.kept import Kept, kept_rows
+import numpy as np
+
+from tasks.curate.dedup import Pairs, keep_best
 from tasks.settings import CurateSettings
-from tasks.stage import Work, stage
-
-COLUMNS = ["doc_id", "text_sha256", "n_chars", "n_bytes", "distinct_share", "digest"]
 
 
-class EmptyCorpus(UserError):
-    """There is not enough text to train on and to measure on."""
+@dataclass(slots=True)
+class Candidate:
+    """A live document as selection sees it.
+
+    Attributes:
+        segment: where it lies.
+        text_sha256: of its normalised text.
+        cluster: the lowest text digest among those that equal or nearly equal it.
+        n_bytes: of its text.
+        ocr_share: of its pages, from 0 to 1.
+        licence: its own, or that of its folder.
+        refusal: why it is not used: a code and a sentence; None while it is.
+    """
+
+    doc_id: str
+    segment: str
+    text_sha256: str
+    cluster: str
+    n_bytes: int
+    ocr_share: float
+    licence: str | None = None
+    refusal: tuple[str, str] | None = None
+
+    @property
+    def rank(self) -> tuple[float, int, str]:
+        """Which of several like ones is kept, the lowest: typed before read by OCR, then the longest, then by id."""
+        return self.ocr_share, -self.n_bytes, self.doc_id
 
 
-def hash_share(cluster: str, salt: str) -> float:
-    """Place of a cluster in [0, 1), evenly spread and fixed for ever."""
-    digest = hashlib.sha256(f"{salt}\x00{cluster}".encode()).digest()
+def hash_share(text_sha256: str, salt: str) -> float:
+    """Place of a text in [0, 1), evenly spread and fixed for ever."""
+    digest = hashlib.sha256(f"{salt}\x00{text_sha256}".encode()).digest()
     return int.from_bytes(digest[:8]) / 2**64
 
 
-def split_clusters(clusters: list[str], settings: CurateSettings) -> dict[str, str]:
+def split_clusters(
+    clusters: Mapping[str, Iterable[str]], settings: CurateSettings, barred: Collection[str] = ()
+) -> dict[str, str]:
     """Split of each cluster: `train` or `validation`.
 
-    If no cluster falls into validation, the one with the lowest hash is it.
+    If no cluster falls into validation, the one with the lowest hash is it; a single cluster is trained on.
 
-    Raises:
-        EmptyCorpus: if there are fewer than two clusters.
+    Args:
+        clusters: the text digests of each.
+        barred: clusters that cannot be held out.
     """
-    if len(clusters) < 2:
-        raise EmptyCorpus(
-            f"the corpus has {len(clusters)} distinct document(s) with text; at least two are needed, one to train on "
-            "and one to measure on: add documents; `sheepfold ingest SOURCE` and then "
-            '`sheepfold sql "select path, status, reason from files"` say what became of those that are there'
-        )
-    places = {cluster: hash_share(cluster, settings.salt) for cluster in clusters}
-    lowest = min(places, key=lambda cluster: places[cluster])
+    places = {name: max(hash_share(text, settings.salt) for text in texts) for name, texts in clusters.items()}
     split = {
-        cluster: "validation" if place < settings.validation_share or cluster == lowest else "train"
-        for cluster, place in places.items()
+        name: "validation" if place < settings.validation_share and name not in barred else "train"
+        for name, place in places.items()
     }
-    if "train" not in split.values():
-        split[max(places, key=lambda cluster: places[cluster])] = "train"
+    order = sorted(places.keys() - set(barred), key=lambda name: (places[name], name))
+    if order:
+        if "validation" not in split.values():
+            split[order[0]] = "validation"
+        if "train" not in split.values():
+            split[order[-1]] = "train"
     return split
 
 
-def _refusal(document: dict[str, Any], settings: CurateSettings) -> tuple[str, str] | None:
-    """Why a document is not used: a code and a sentence; None when it is."""
-    n_chars, share = document["n_chars"], document["distinct_share"]
-    if n_chars < settings.min_chars:
-        return "too_short", f"{n_chars} characters after normalising, fewer than {settings.min_chars}"
-    if share < settings.min_distinct_share:
-        return "repetitive", f"{share:.2%} of its phrases are distinct, fewer than {settings.min_distinct_share:.0%}"
-    return None
-
-
-def select(
-    documents: list[dict[str, Any]], settings: CurateSettings
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Decide on every document.
+def refuse_duplicates(candidates: Sequence[Candidate], near: Iterable[tuple[str, str, float]], drop_near: bool) -> None:
+    """Refuse all but the best of documents that equal each other, and those that nearly equal one that is kept.
 
     Args:
-        documents: rows with `doc_id`, `segment`, `text_sha256`, `n_chars`, `n_bytes`, `distinct_share`.
-
-    Returns:
-        Rows of `selection` for all documents, and rows of `dropped` for those not kept, both by doc_id.
+        near: pairs of document ids with their similarity; documents with the same text count as one.
+        drop_near: whether near-duplicates are dropped; exact ones always are.
     """
-    clusters: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    dropped = []
-    for document in sorted(documents, key=lambda row: str(row["doc_id"])):
-        refusal = _refusal(document, settings)
-        if refusal is None:
-            clusters[document["text_sha256"]].append(document)
-        else:
-            code, reason = refusal
-            dropped.append({"doc_id": document["doc_id"], "reason_code": code, "reason": reason})
-    split = split_clusters(sorted(clusters), settings)
-    selection = []
-    for cluster, members in clusters.items():
-        for rank, document in enumerate(members):
-            if rank > 0:
-                reason = f"same text as document {members[0]['doc_id']}"
-                dropped.append({"doc_id": document["doc_id"], "reason_code": "duplicate_text", "reason": reason})
-            selection.append(
-                {
-                    "doc_id": document["doc_id"],
-                    "segment": document["segment"],
-                    "cluster": cluster,
-                    "split": split[cluster],
-                    "kept": rank == 0,
-                    "n_bytes": document["n_bytes"],
-                }
-            )
-    return _by_document(selection), _by_document(dropped)
+    texts: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        if candidate.refusal is None:
+            texts[candidate.text_sha256].append(candidate)
+    best: dict[str, Candidate] = {}
+    for text, members in texts.items():
+        members.sort(key=lambda member: member.rank)
+        best[text] = members[0]
+        for member in members[1:]:
+            member.refusal = ("duplicate_text", f"same text as document {members[0].doc_id}")
+    if drop_near:
+        _refuse_near(sorted(best.values(), key=lambda member: member.rank), candidates, near)
 
 
-def _by_document(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: str(row["doc_id"]))
+def _refuse_near(
+    ranked: Sequence[Candidate], candidates: Sequence[Candidate], near: Iterable[tuple[str, str, float]]
+) -> None:
+    text_of = {candidate.doc_id: candidate.text_sha256 for candidate in candidates}
+    place = {candidate.text_sha256: number for number, candidate in enumerate(ranked)}
+    similarity: dict[tuple[int, int], float] = {}
+    for one, other, value in near:
+        first, second = place.get(text_of.get(one, "")), place.get(text_of.get(other, ""))
+        if first is not None and second is not None:
+            similarity[min(first, second), max(first, second)] = value
+    if not similarity:
+        return
+    ends = np.array(sorted(similarity), np.int64)
+    values = np.array([similarity[first, second] for first, second in ends.tolist()])
+    kept, stands_for = keep_best(len(ranked), Pairs(ends[:, 0], ends[:, 1], values), np.arange(len(ranked)))
+    for number in np.flatnonzero(~kept).tolist():
+        keeper = int(stands_for[number])
+        shared = similarity[min(number, keeper), max(number, keeper)]
+        reason = f"nearly the same text as document {ranked[keeper].doc_id} (Jaccard similarity {shared:.3f})"
+        ranked[number].refusal = ("near_duplicate", reason)
 
 
-@stage("curate", version=1)
-def curate(work: Work, settings: CurateSettings, *, snapshot: ArtifactRef, documents: RefSet) -> str:
-    """Choose the documents to use, drop exact duplicates, and split into training and validation."""
-    files = read_rows(work.folder(snapshot) / "files.parquet", ["doc_id", "status", "segment"])
-    live = {row["doc_id"]: Kept(row["segment"], "") for row in files if row["status"] == "ok"}
-    found = kept_rows(work.store, live, documents, "documents.parquet", COLUMNS)
-    rows = [{**row, "segment": live[row["doc_id"]].segment} for _, row in found]
-    selection, dropped = select(rows, settings)
-    work.counts["rows"] = write_table(work.out / "selection.parquet", SELECTION, selection)
-    work.counts["dropped"] = write_table(work.out / "dropped.parquet", DROPPED, dropped)
-    for side in ("train", "validation"):
-        work.counts[side] = sum(row["kept"] and row["split"] == side for row in selection)
-    # where a document lies is not part of what was selected
-    content = [{name: value for name, value in row.items() if name != "segment"} for row in selection]
-    return sha256_json({"selection": content, "documents": documents.digest})
+def split_documents(
+    candidates: Sequence[Candidate], settings: CurateSettings, barred: Collection[str] = ()
+) -> dict[str, str]:
+    """Split of each cluster that has a document in use; those that are barred are trained on."""
+    texts: dict[str, set[str]] = defaultdict(set)
+    in_use = set()
+    for candidate in candidates:
+        texts[candidate.cluster].add(candidate.text_sha256)
+        if candidate.refusal is None:
+            in_use.add(candidate.cluster)
+    # a member that is not used decides all the same: else a threshold could move a cluster into validation
+    return split_clusters({name: members for name, members in texts.items() if name in in_use}, settings, barred)

@@ -15,15 +15,17 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tasks.ingest.walk import WalkedFile
+if TYPE_CHECKING:  # the walk opens pattern files by `open_regular`
+    from tasks.ingest.walk import WalkedFile
 
 DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
 BATCH_FILES = 1000  # Files between two writes to the memo, so that a killed run keeps most of its work.
+MAX_KEYS = 900  # Parameters of one query; some builds of SQLite allow 999.
+LARGEST_INTEGER = 2**63 - 1  # SQLite's integers are signed; some file systems number inodes up to 2**64.
 
 _SCHEMA = """
 create table if not exists digest (
@@ -35,8 +37,7 @@ _SELECT = "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest"
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
+class FileState(NamedTuple):
     """What tells whether a file changed."""
 
     size: int
@@ -47,8 +48,12 @@ class FileState:
     @classmethod
     def of(cls, status: os.stat_result) -> FileState:
         """The state in a stat result."""
-        # SQLite's integers are signed; some file systems number inodes up to 2**64.
-        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & (2**63 - 1))
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & LARGEST_INTEGER)
+
+    @classmethod
+    def walked(cls, file: WalkedFile) -> FileState:
+        """The state that a walk saw."""
+        return cls(file.size, file.mtime_ns, file.ctime_ns, file.inode & LARGEST_INTEGER)
 
 
 class HashMemo:
@@ -61,32 +66,34 @@ class HashMemo:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def get_many(self, states: dict[Path, FileState]) -> dict[Path, str]:
-        """Looks up many files.
+    def get_many(self, states: dict[str, FileState]) -> dict[str, str]:
+        """Looks up many files at once.
 
         Args:
-            states: The files' states now.
+            states: The files' states now, by location.
 
         Returns:
             The digests of those that have not changed since they were remembered.
         """
+        locations = {os.fsencode(location): location for location in states}
 
-        def look_up(connection: sqlite3.Connection) -> dict[Path, str]:
-            known: dict[Path, str] = {}
-            for path, state in states.items():
-                row = connection.execute(_SELECT + " where path = ?", (os.fsencode(path),)).fetchone()
-                if row and FileState(*row[1:5]) == state:
-                    known[path] = row[5]
+        def look_up(connection: sqlite3.Connection) -> dict[str, str]:
+            known: dict[str, str] = {}
+            keys = list(locations)
+            for start in range(0, len(keys), MAX_KEYS):
+                some = keys[start : start + MAX_KEYS]
+                query = f"{_SELECT} where path in ({','.join('?' * len(some))})"
+                for path, *state, sha256 in connection.execute(query, some):
+                    location = locations[path]
+                    if tuple(state) == states[location]:
+                        known[location] = sha256
             return known
 
         return self._use(look_up, otherwise={})
 
-    def put_many(self, digests: dict[Path, tuple[FileState, str]]) -> None:
-        """Remembers many digests in one transaction."""
-        rows = [
-            (os.fsencode(path), state.size, state.mtime_ns, state.ctime_ns, state.inode, sha256)
-            for path, (state, sha256) in digests.items()
-        ]
+    def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
+        """Remembers many digests, by location, in one transaction."""
+        rows = [(os.fsencode(location), *state, sha256) for location, (state, sha256) in digests.items()]
 
         def store(connection: sqlite3.Connection) -> None:
             with connection:
@@ -123,55 +130,61 @@ class HashMemo:
 
 
 def hash_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> dict[Path, str | OSError]:
-    """Finds the SHA-256 of files, reading only those that changed.
-
-    Args:
-        files: Rows of a walk; those with a status are passed over.
-        memo: Digests of earlier runs; updated.
-        workers: Threads to read with.
+    """Finds the SHA-256 of files by their paths; see `digest_files`, which spares a path per file.
 
     Returns:
         For the absolute path of each file its digest in hexadecimal, or the error that kept it from being
         read.
     """
-    paths = [file.absolute for file in files if not file.status]
-    results: dict[Path, str | OSError] = {}
+    found = zip(files, digest_files(files, memo, workers), strict=True)
+    return {file.absolute: digest for file, digest in found if digest is not None}
+
+
+def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> list[str | OSError | None]:
+    """Finds the SHA-256 of files, reading only those that changed.
+
+    Args:
+        files: Rows of a walk that was just taken: what the memo knows about a file is asked by the state that the
+            walk saw.
+        memo: Digests of earlier runs; updated.
+        workers: Threads to read with.
+
+    Returns:
+        For each row the digest in hexadecimal, or the error that kept the file from being read; None for rows with a
+        status, which are passed over.
+    """
+    outcomes: list[str | OSError | None] = []
     with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
-        for start in range(0, len(paths), BATCH_FILES):
-            results.update(_hash_batch(paths[start : start + BATCH_FILES], memo, threads))
-    return results
+        for start in range(0, len(files), BATCH_FILES):
+            batch = files[start : start + BATCH_FILES]
+            found = _digest_batch([file for file in batch if not file.status], memo, threads)
+            outcomes.extend(None if file.status else found[file.location] for file in batch)
+    return outcomes
 
 
-def _hash_batch(paths: Sequence[Path], memo: HashMemo, threads: ThreadPoolExecutor) -> dict[Path, str | OSError]:
-    """Digests of one batch of files."""
-    results: dict[Path, str | OSError] = {}
-    states: dict[Path, FileState] = {}
-    for path in paths:
-        try:
-            states[path] = FileState.of(path.lstat())
-        except OSError as error:
-            results[path] = error
-    known = memo.get_many(states)
-    results.update(known)
-    to_read = [path for path in states if path not in known]
-    fresh: dict[Path, tuple[FileState, str]] = {}
-    for path, outcome in zip(to_read, threads.map(_hash_or_error, to_read), strict=True):
+def _digest_batch(files: Sequence[WalkedFile], memo: HashMemo, threads: ThreadPoolExecutor) -> dict[str, str | OSError]:
+    """Digests of one batch of files, by location."""
+    known = memo.get_many({file.location: FileState.walked(file) for file in files})
+    results: dict[str, str | OSError] = dict(known)
+    to_read = [file.location for file in files if file.location not in known]
+    fresh: dict[str, tuple[FileState, str]] = {}
+    for location, outcome in zip(to_read, threads.map(_hash_or_error, to_read), strict=True):
         if isinstance(outcome, OSError):
-            results[path] = outcome
+            results[location] = outcome
             continue
         state, sha256, settled = outcome
-        results[path] = sha256
+        results[location] = sha256
         if settled:
-            fresh[path] = (state, sha256)
+            fresh[location] = (state, sha256)
     if fresh:
         memo.put_many(fresh)
     return results
 
 
-def _hash_or_error(path: Path) -> tuple[FileState, str, bool] | OSError:
+def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:
     """The state, the digest and whether both may be remembered; or the error."""
     try:
-        with open_regular(path) as file:
+        with open_regular(Path(location)) as file:
             now = time.time_ns()
             before = FileState.of(os.fstat(file.fileno()))
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()

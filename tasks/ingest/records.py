@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
-Kind = Literal["pdf", "image", "code", "text", ""]
-Method = Literal["text", "ocr", "none"]
+Kind = Literal["pdf", "image", "code", "text", "archive", "table", ""]
+Method = Literal["text", "ocr", "both", "none", "deferred"]
 ReasonCode = Literal[
     "",
     "empty",
@@ -27,6 +27,10 @@ ReasonCode = Literal[
     "too_large",
     "unreadable",
     "corrupt",
+    "too_many",
+    "too_deep",
+    "unsafe_path",
+    "no_column",
 ]
 
 
@@ -37,8 +41,8 @@ class PageText:
     Attributes:
         page: Number of the page, from 1. A frame of a TIFF is a page; code and text have one.
         text: The text; lines end in a line feed. Empty for a blank page.
-        method: "text" from a text layer or a decoder, "ocr" from an image, "none" where there was nothing to
-            read.
+        method: "text" from a text layer or a decoder, "ocr" from an image, "both" where each gave a part,
+            "none" where there was nothing to read; "deferred" for a page that another job is to read by OCR.
         engine: What read it: "pypdfium2", "pypdf", "tesseract", "pillow" (an image that OCR did not see)
             or "decoder".
         confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None where there is none.
@@ -71,13 +75,17 @@ class Extraction:
             "failed": an error, a deadline or a limit, which may go differently another time.
         reason: Why, for people; empty when ok.
         reason_code: Why, for programs; empty when ok.
-        kind: "pdf", "image", "code" or "text"; empty when it is none of these.
+        kind: "pdf", "image", "code", "text", or a container: "archive", "table"; empty when it is none of these.
         media_type: For example "application/pdf".
         title: The title that the document itself states, if it does.
         programming_language: Name of the language for code, else None.
         encoding: Encoding of code and text, else None.
         encoding_confidence: 0 to 1; 1 where a byte-order mark or strict UTF-8 proves it.
         pages: The pages in order, each number once.
+        locator: Place inside a container (a path in an archive, a row number in a table); empty for a file.
+        size: Bytes of a member of a container; 0 for a file, whose size the walk knows.
+        sha256: Digest of a member's bytes; empty for a file.
+        members: What became of the members of a container, in its order.
     """
 
     status: Status
@@ -90,6 +98,10 @@ class Extraction:
     encoding: str | None = None
     encoding_confidence: float | None = None
     pages: list[PageText] = field(default_factory=list)
+    locator: str = ""
+    size: int = 0
+    sha256: str = ""
+    members: list[Extraction] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
@@ -99,7 +111,19 @@ class Extraction:
     def from_dict(cls, values: dict[str, Any]) -> Extraction:
         """Returns the record that `to_dict` wrote."""
         pages = [PageText.from_dict(page) for page in values.get("pages", [])]
-        return cls(**{**values, "pages": pages})
+        members = [cls.from_dict(member) for member in values.get("members", [])]
+        return cls(**{**values, "pages": pages, "members": members})
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStarted:
+    """Announces the next member of a container, so that a member that kills its process can be named.
+
+    Attributes:
+        locator: Its place inside the container.
+    """
+
+    locator: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +134,44 @@ class ExtractOptions:
         ocr: Whether pages and images without a text layer are read by OCR.
         ocr_languages: Tesseract's language codes joined by "+", for example "eng+deu".
         ocr_dpi: Resolution at which a PDF page is rendered for OCR, in dots per inch.
+        ocr_page_segmentation: Tesseract's page segmentation mode; 3 finds columns and blocks by itself.
         ocr_max_pixels: A page or image with more pixels is scaled down to this many before OCR.
         max_file_bytes: Larger files are refused ("too_large").
         max_pages: Pages after this many are not read; the last page record says so.
+        archive_depth: How many archives may lie inside each other; members of deeper ones are refused.
+        archive_max_members: Members of one file after this many are not read; the file's row says so.
+        archive_max_bytes: Bytes that all members of one file may unpack to.
+        table_columns: Names of the columns that hold documents in Parquet and JSON Lines, by preference.
+        sqlite_query: Query whose rows are the documents of a SQLite file; without one such files are passed over.
     """
 
     ocr: bool = True
     ocr_languages: str = "eng"
-    ocr_dpi: int = 200
+    ocr_dpi: int = 300
+    ocr_page_segmentation: int = 3
     ocr_max_pixels: int = 40_000_000
     max_file_bytes: int = 256 * 1024**2
     max_pages: int = 5000
+    archive_depth: int = 3
+    archive_max_members: int = 20_000
+    archive_max_bytes: int = 1024**3
+    table_columns: str = "text,content,body"
+    sqlite_query: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("ocr_dpi", "ocr_max_pixels", "max_file_bytes", "max_pages"):
+        for name in (
+            "ocr_dpi",
+            "ocr_max_pixels",
+            "max_file_bytes",
+            "max_pages",
+            "archive_depth",
+            "archive_max_members",
+            "archive_max_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"extract.{name} is {getattr(self, name)}, expected 1 or more")
+        if not 0 <= self.ocr_page_segmentation <= 13:
+            raise ValueError(f"extract.ocr_page_segmentation is {self.ocr_page_segmentation}, expected 0 to 13")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
@@ -160,6 +206,29 @@ class Limits:
     def from_dict(cls, values: dict[str, Any]) -> Limits:
         """Returns the record that `to_dict` wrote."""
         return cls(**values)
+
+
+def judge_pages(outcome: Extraction, ocr: bool) -> None:
+    """Sets status and reason of a document by its pages: is there text, and if not, why.
+
+    Args:
+        outcome: The document; its `kind` and `pages` are read.
+        ocr: Whether OCR was allowed.
+    """
+    outcome.status, outcome.reason_code, outcome.reason = "ok", "", ""
+    if any(page.text.strip() for page in outcome.pages):
+        return
+    failed = [page for page in outcome.pages if page.error]
+    n_pages = len(outcome.pages)
+    if failed:
+        outcome.status, outcome.reason_code = "failed", "corrupt"
+        first = f"page {failed[0].page}: {failed[0].error}"
+        outcome.reason = f"no text; {len(failed)} of {n_pages} pages failed, first {first}"
+        return
+    outcome.status, outcome.reason_code = "rejected", "no_text"
+    outcome.reason = f"no text on any of {n_pages} pages" if n_pages > 1 else "no text"
+    if outcome.kind in ("pdf", "image") and not ocr:
+        outcome.reason += "; OCR is switched off"
 
 
 class ExtractionProblem(Exception):

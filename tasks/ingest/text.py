@@ -1,16 +1,21 @@
 """Bytes to text: finds the encoding of a text file, decodes it, and cleans what would hurt further on.
 
-`decode` tries what can prove itself before what must guess: byte-order mark, strict UTF-8, UTF-16 by the
-place of its zero bytes, then a statistical detector on a sample. `clean` is what every extractor's text goes
-through: one kind of line end, no control characters, and never a lone surrogate, because Parquet holds UTF-8
-and a single one of them would sink the whole batch of rows. Both are linear in the input.
+`decode` tries what can prove itself before what must guess: byte-order mark, UTF-16 and UTF-32 by the places of
+their zero bytes (or, for East Asian text, by its characters), strict UTF-8, then a statistical detector on a sample.
+`clean` is what every extractor's text goes through: one kind of line end, no control characters, and never a lone
+surrogate, because Parquet holds UTF-8 and a single one of them would sink the whole batch of rows. Both are linear
+in the input. A file is decoded and cleaned in slices, so that beside its bytes only the text stands in memory (1 to 4
+bytes a character, and once more while the slices are joined). UTF-7 and HZ are not looked for: they are ASCII, and
+out of use.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import chardet
 
@@ -19,6 +24,10 @@ SAMPLE_BYTES = 64 * 1024
 MINIMUM_CONFIDENCE = 0.05
 FALLBACK_ENCODING = "cp1252"
 FALLBACK_CONFIDENCE = 0.01
+UNSURE = 0.3  # The detector's confidence below which its second and third guesses are looked at too.
+NEAR_BEST = 0.75  # Share of the best guess's confidence that a coherent one needs to take its place,
+USUAL_NEAR_BEST = 0.85  # and that the most usual encoding of all needs.
+SLICE_BYTES = 1 << 20
 
 _BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -29,8 +38,14 @@ _BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16.
 )
 _LINE_ENDS = re.compile(r"\r\n?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+_CONTROL_BYTES = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f"})
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
+_EAST_ASIAN = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
+_EAST_ASIAN_SIGNS = re.compile(r"[\u3001\u3002\uff0c\uff0e\uff1f\uff01\u3041-\u3096\n ]")
+# Letters of two scripts side by side, or a control character of the C1 block: no sane text has many.
+_INCOHERENT = re.compile("[\x80-\x9f]|[a-zA-Zß-öø-ſ][Ͱ-ۿ]|[Ͱ-ۿ][a-zA-Zß-öø-ſ]")
+_EBCDIC = {"cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +89,28 @@ def decode(data: bytes) -> Decoded:
         U+FFFD.
     """
     encoding, confidence, mark = find_encoding(data)
-    text = data[mark:].decode(encoding, errors="replace")
-    replaced = text.count("\ufffd")
-    controls = len(_CONTROLS.findall(text))
-    return Decoded(clean(text), encoding, confidence, controls, replaced)
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    view = memoryview(data)
+    texts: list[str] = []
+    controls = replaced = 0
+    held = ""  # A carriage return whose line feed may be in the next slice.
+    for start in range(mark, max(len(data), mark + 1), SLICE_BYTES):
+        last = start + SLICE_BYTES >= len(data)
+        text = held + decoder.decode(bytes(view[start : start + SLICE_BYTES]), final=last)
+        held = "\r" if text.endswith("\r") and not last else ""
+        text = text.removesuffix(held) if held else text
+        if encoding in _EBCDIC:
+            text = text.replace("\x85", "\n")  # There the usual line end.
+        replaced += text.count("\ufffd")
+        controls += _count_controls(text)
+        texts.append(clean(text))
+    return Decoded("".join(texts), encoding, confidence, controls, replaced)
+
+
+def _count_controls(text: str) -> int:
+    """How many control characters `clean` takes out of a text."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    return len(encoded) - len(encoded.translate(None, _CONTROL_BYTES))
 
 
 def find_encoding(data: bytes) -> tuple[str, float, int]:
@@ -96,37 +129,75 @@ def find_encoding(data: bytes) -> tuple[str, float, int]:
     wide = utf16_without_mark(data)
     if wide:
         return wide, 0.95, 0
-    if b"\x1b$" in data[:SAMPLE_BYTES] and _is_plausible(data[:SAMPLE_BYTES], "iso2022_jp_2"):
-        return "iso2022_jp_2", 0.95, 0  # Seven bits wide: it would pass for UTF-8, as gibberish.
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return (*_guess(data, error.start), 0)
-    return "utf-8", 1.0, 0
+    sample = data[:SAMPLE_BYTES]
+    if b"\x1b$" in sample:  # Seven bits wide: it would pass for UTF-8, as gibberish.
+        encoding = "iso2022_kr" if b"\x1b$)C" in sample else "iso2022_jp_2"
+        if _is_plausible(sample, encoding):
+            return encoding, 0.95, 0
+    broken = _first_broken_byte(data)
+    if broken is None:
+        return "utf-8", 1.0, 0
+    return (*_guess(data, broken), 0)
+
+
+def _first_broken_byte(data: bytes) -> int | None:
+    """Place of the first byte that is no UTF-8; None if there is none."""
+    if data.isascii():
+        return None
+    view = memoryview(data)
+    start = 0
+    while start < len(data):
+        last = start + SLICE_BYTES >= len(data)
+        try:
+            start += codecs.utf_8_decode(view[start : start + SLICE_BYTES], "strict", last)[1]
+        except UnicodeDecodeError as error:
+            return start + error.start
+    return None
 
 
 def utf16_without_mark(data: bytes) -> str | None:
-    """Tells UTF-16 without a byte-order mark by its zero bytes.
+    """Tells UTF-16 and UTF-32 without a byte-order mark.
 
-    Latin text has zeros in every second byte and none in the others; other scripts still have them at spaces,
-    digits and line ends. So one side must be rich in zeros, the other free of them, and the whole must
-    decode.
+    Latin text in UTF-16 has zeros in every second byte and none in the others; other scripts still have them at
+    spaces, digits and line ends. So one side must be rich in zeros, the other free of them, and the whole must
+    decode. East Asian text may have none at all; it is told by its characters. UTF-32 has a zero in every fourth
+    byte, beside one that is at most 16.
 
     Args:
         data: The file, or its beginning.
 
     Returns:
-        "utf-16-le", "utf-16-be", or None.
+        "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", or None.
     """
     sample = data[:SAMPLE_BYTES]
     if len(sample) < 4:
         return None
+    units = sample[: len(sample) // 4 * 4]
+    for encoding, first, second in (("utf-32-le", 3, 2), ("utf-32-be", 0, 1)):
+        if not any(units[first::4]) and max(units[second::4]) <= 16 and _is_plausible(units, encoding):
+            return encoding
     even, odd = sample[0::2].count(0), sample[1::2].count(0)
     half = len(sample) / 2
     if even + odd < 0.5 * half and _is_plausible(sample.replace(b"\0", b""), "utf-8", controls=0.1):
         return None  # UTF-8 with stray NULs. UTF-16 with so few zeros is no valid UTF-8, or full of control bytes.
     for encoding, zeros, others in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
         if zeros > 0.05 * half and others <= 0.005 * half and _is_plausible(sample, encoding):
+            return encoding
+    return _east_asian_utf16(sample)
+
+
+def _east_asian_utf16(sample: bytes) -> str | None:
+    """UTF-16 by the characters: ideographs, kana or Hangul, with the signs that such text cannot do without."""
+    controls = len(sample) - len(sample.translate(None, _CONTROL_BYTES))
+    if len(sample) < 48 or controls < 0.005 * len(sample):
+        return None  # Half of its bytes are of any value; a text in another encoding has no control bytes.
+    sample = sample[: len(sample) // 2 * 2]
+    for encoding in ("utf-16-le", "utf-16-be"):
+        if not _is_plausible(sample, encoding):
+            continue
+        text = codecs.getincrementaldecoder(encoding)().decode(sample)
+        letters, signs = len(_EAST_ASIAN.findall(text)), len(_EAST_ASIAN_SIGNS.findall(text))
+        if letters >= 0.6 * len(text) and signs >= max(2, 0.01 * len(text)):
             return encoding
     return None
 
@@ -149,20 +220,46 @@ def _guess(data: bytes, first_odd_byte: int) -> tuple[str, float]:
         return "utf-8", 0.5
     start = max(0, first_odd_byte - SAMPLE_BYTES // 4)
     sample = data[start : start + SAMPLE_BYTES]
-    found = chardet.detect(sample)
-    encoding, confidence = found["encoding"], float(found["confidence"] or 0.0)
-    if encoding is None or confidence < MINIMUM_CONFIDENCE:
+    encoding, confidence = _choose(sample, chardet.detect_all(sample))
+    return ("cp1252" if encoding == "iso8859-1" else encoding), round(confidence, 4)  # A superset, but for controls.
+
+
+def _choose(sample: bytes, found: Sequence[Any]) -> tuple[str, float]:
+    """The best guess of the detector that Python can decode, makes sense of the sample, and is not far-fetched."""
+    guesses: list[tuple[str, float]] = []
+    for guess in found:
+        confidence = float(guess["confidence"] or 0.0)
+        try:
+            name = codecs.lookup(guess["encoding"] or "").name
+        except LookupError:  # The detector knows a few encodings that Python does not.
+            continue
+        if confidence >= MINIMUM_CONFIDENCE:
+            guesses.append((name, confidence))
+    if not guesses:
         return FALLBACK_ENCODING, FALLBACK_CONFIDENCE
-    try:
-        return codecs.lookup(encoding).name, round(confidence, 4)
-    except LookupError:  # The detector knows a few encodings that Python does not.
-        return FALLBACK_ENCODING, FALLBACK_CONFIDENCE
+    best = guesses[0][1]
+    if best >= UNSURE:
+        return guesses[0]
+    coherent = [guess for guess in guesses if guess[1] >= NEAR_BEST * best and _is_coherent(sample, guess[0])]
+    usual = [guess for guess in coherent if guess[0] == FALLBACK_ENCODING and guess[1] >= USUAL_NEAR_BEST * best]
+    return (usual or coherent or guesses)[0]
+
+
+def _is_coherent(sample: bytes, encoding: str) -> bool:
+    """Whether the sample decodes to words in one script each."""
+    text = sample.decode(encoding, errors="replace")
+    beyond = sum(map(len, _BEYOND_ASCII.findall(text)))
+    return len(_INCOHERENT.findall(text)) + text.count("\ufffd") <= 0.05 * beyond
 
 
 def _is_nearly_utf8(data: bytes) -> bool:
     """Whether a text is UTF-8 with a few broken bytes, as a file cut in the middle of a character is."""
-    text = data.decode("utf-8", errors="replace")
-    broken = text.count("\ufffd")
-    whole = len(_BEYOND_ASCII.findall(text)) - broken
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    broken = whole = 0
+    for start in range(0, len(data), SLICE_BYTES):
+        text = decoder.decode(data[start : start + SLICE_BYTES], final=start + SLICE_BYTES >= len(data))
+        replaced = text.count("\ufffd")
+        broken += replaced
+        whole += len(text) - len(text.encode("ascii", "ignore")) - replaced
     # Text in another encoding hardly ever forms valid sequences by chance, so a clear majority is enough.
     return whole >= 10 * broken

@@ -9,7 +9,6 @@ pyarrow nor pandas is imported here; each would cost every worker up to seconds 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import logging
@@ -19,20 +18,15 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":
-    # pytesseract imports both where they are installed, and uses neither as we call it: 0.3 s and 80 MB per worker.
-    # Never where this module is only imported: there somebody else may need them.
-    sys.modules.update({"pandas": None, "numpy": None})  # type: ignore[dict-item]
 
 from tasks.ingest.detect import HEAD_BYTES, Detected, detect
 from tasks.ingest.extract import yield_document
 from tasks.ingest.hashing import open_regular
 from tasks.ingest.messages import MessageReader, ProtocolError, write_message
-from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText
+from tasks.ingest.records import Extraction, ExtractOptions, Limits, MemberStarted, PageText
 
 _Send = Callable[[dict[str, Any]], None]
 
@@ -61,14 +55,16 @@ def main() -> None:
 
 
 def run_job(job: dict[str, Any], send: _Send) -> Extraction:
-    """Extracts one document.
+    """Extracts one document, or the part of it that is asked for.
 
     Args:
-        job: "path", "sha256", "suffix" and "options" as `tasks.ingest.pool` sends them.
-        send: Called with `{"detected": ...}` first, then with `{"page": ...}` for each page as soon as it is read.
+        job: As `tasks.ingest.parts.Part.message` makes it.
+        send: Called with `{"detected": ...}` first, then with `{"page": ...}` for each page as soon as it is read. For
+            each member of a container with `{"member": locator}`, an `{"alive": ...}` now and then, and
+            `{"member_done": ...}`.
 
     Returns:
-        The outcome, without the pages.
+        The outcome, without the pages and members.
     """
     options = ExtractOptions.from_dict(job["options"])
     detected = Detected("", "application/octet-stream")
@@ -78,23 +74,58 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
             return data
         detected = detect(data[:HEAD_BYTES], len(data), job["suffix"])
         # Ahead of everything that may kill this process: the row of a document that did should say what it was.
-        send({"detected": dataclasses.asdict(detected)})
-        extraction = yield_document(data, job["suffix"], options)
+        send({"detected": _row_fields(detected)})
+        extraction = yield_document(
+            data,
+            job["suffix"],
+            options,
+            passwords=job["passwords"],
+            skip=job["skip"],
+            pages=_page_numbers(job, options),
+            ocr_pages=job["ocr_pages"],
+        )
         while True:
             try:
-                page: PageText = next(extraction)
+                item = next(extraction)
             except StopIteration as end:
                 outcome: Extraction = end.value
                 return outcome
-            send({"page": page.to_dict()})
+            send(_message_of(item))
     except MemoryError:
-        return Extraction("failed", _memory_reason(job), "memory", **dataclasses.asdict(detected))
+        return Extraction("failed", _memory_reason(job), "memory", **_row_fields(detected))
     except (BrokenPipeError, ProtocolError):
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
     except Exception as error:  # noqa: BLE001
         reason = f"the extractor failed: {type(error).__name__}: {error}"
-        return Extraction("failed", reason, "crashed", **dataclasses.asdict(detected))
+        return Extraction("failed", reason, "crashed", **_row_fields(detected))
+
+
+def _page_numbers(job: dict[str, Any], options: ExtractOptions) -> Sequence[int] | None:
+    """The pages to read; None for all. Numbers after the last page do no harm."""
+    if job["pages"] is not None:
+        return [int(number) for number in job["pages"]]
+    return range(job["first_page"], options.max_pages + 2) if job["first_page"] > 1 else None
+
+
+def _message_of(item: PageText | MemberStarted | Extraction | None) -> dict[str, Any]:
+    """What to send for something that an extraction yields."""
+    if isinstance(item, PageText):
+        return {"page": item.to_dict()}
+    if isinstance(item, MemberStarted):
+        return {"member": item.locator}
+    if isinstance(item, Extraction):
+        return {"member_done": item.to_dict()}
+    return {"alive": True}
+
+
+def _row_fields(detected: Detected) -> dict[str, Any]:
+    """What was detected, as fields of an extraction."""
+    return {
+        "kind": detected.kind,
+        "media_type": detected.media_type,
+        "programming_language": detected.programming_language,
+    }
 
 
 def _memory_reason(job: dict[str, Any]) -> str:

@@ -52,7 +52,11 @@ def service(command: list[str], variables: dict[str, str], folder: Path, url: st
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:  # Prefect's worker at times waits for ever for a loop of its own
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tasks.curate.normalise import distinct_share, document_row, letter_share, normalise_text, strip_line_ends
+from tasks.curate.hygiene import normalise_text, strip_line_ends
+from tasks.curate.normalise import distinct_share, document_row, letter_share
 
 KINDS = ["pdf", "image", "text", "code"]
 PROSE = ["pdf", "image", "text"]

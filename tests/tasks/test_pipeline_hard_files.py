@@ -14,6 +14,7 @@ from flows import pipeline
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest import ocr
+from tasks.ingest.sources import resolve_sources
 from tasks.session import StageReport, artifact
 
 VICTIM = "text-01.txt"
@@ -33,7 +34,7 @@ def ingest(home: Home, source: Path, *settings: str, **options: Any) -> tuple[di
     """The rows of `files` by path, and what extraction had to do."""
     with direct_session(home, options.get("refresh", ())) as session:
         session.retry_failed = options.get("retry_failed", False)
-        found = pipeline.ingest(session, [source], tiny_settings(*settings))
+        found = pipeline.ingest(session, resolve_sources([str(source)]), tiny_settings(*settings))
         rows = read_rows(session.store.folder(artifact(found.snapshot)) / "files.parquet")
         return {row["path"]: row for row in rows}, session.reports["extract"]
 

@@ -24,8 +24,9 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_columns, read_rows
-from tasks.curate.normalise import normalise_text
+from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
+from tasks.ingest.sources import resolve_sources
 from tasks.progress import StageProgress
 from tasks.session import Session, artifact
 from tasks.settings import Settings
@@ -51,7 +52,7 @@ def prepared_home(tiny: Ran, tmp_path: Path) -> Home:
 
 def train_in(session: Session, source: Path, settings: Settings | None = None) -> ArtifactRef:
     settings = settings or tiny_settings()
-    ingested = pipeline.ingest(session, [source], settings)
+    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
     prepared = pipeline.prepare(session, "default", settings, ingested)
     return artifact(pipeline.train_model(session, settings, prepared))
 
@@ -232,7 +233,7 @@ import os, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
 import tasks.training
-from tasks.curate.normalise import normalise_text
+from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
 from tiny_run import direct_session, home_at

@@ -14,6 +14,7 @@ from flows import pipeline
 from flows.pipeline import Ingested, Prepared
 from storage.home import Home
 from storage.manifest import ArtifactRef
+from tasks.ingest.sources import resolve_sources
 from tasks.resources import Resources
 from tasks.session import Planner, Session, StageReport, artifact
 from tasks.settings import Settings, load_settings
@@ -103,7 +104,7 @@ def run_prepare(home: Home, source: Path, settings: Settings | None = None, refr
     """Files to dataset."""
     settings = settings or tiny_settings()
     with direct_session(home, refresh) as session:
-        ingested = pipeline.ingest(session, [source], settings)
+        ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
         prepared = pipeline.prepare(session, "default", settings, ingested)
         pipeline.remember_ingested(session, ingested)
         pipeline.remember_prepared(session, prepared)
@@ -126,7 +127,7 @@ def run_whole(
     settings = settings or tiny_settings()
     with direct_session(home, refresh) as session:
         before(session)
-        ingested = pipeline.ingest(session, [source], settings)
+        ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
         prepared = pipeline.prepare(session, "default", settings, ingested)
         checkpoint = artifact(pipeline.train_model(session, settings, prepared))
         evaluation, metrics = pipeline.evaluate_model(session, checkpoint, prepared.evalset)
@@ -145,5 +146,5 @@ def plan_of(
 ) -> dict[str, StageReport]:
     """What `plan` says."""
     planner = Planner(home, refresh)
-    pipeline.plan(planner, [source], "default", settings or tiny_settings())
+    pipeline.plan(planner, resolve_sources([str(source)]), "default", settings or tiny_settings())
     return planner.reports

@@ -1,7 +1,7 @@
 """A stand-in for the extraction process that does what a hostile document would make it do.
 
-The name of the job's file says what: hang, stall, crash, crash-unless-fresh, oom, exit or garbage; any other name is a
-success.
+The name of the job's file says what: mute, hang, stall, crash, crash-unless-fresh, oom, exit, garbage, pages, worse,
+shared or archive; any other name is a success.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tasks.ingest.messages import MessageReader, write_message
 
@@ -24,14 +25,49 @@ def main() -> None:
     served = 0
     while (messages := reader.read_available()) is not None:
         for job in messages:
-            misbehave(Path(job["path"]).name, served)
+            name = Path(job["path"]).name
+            if name == "archive":
+                unpack(job["skip"])
+            elif name in ("pages", "worse", "shared"):
+                turn_pages(name, job)
+            else:
+                misbehave(name, served)
+                write_message(1, {"page": {**PAGE, "page": 1, "text": str(os.getpid())}})
+                write_message(1, {"done": {"status": "ok", "pages": []}})
             served += 1
-            write_message(1, {"page": {**PAGE, "page": 1, "text": str(os.getpid())}})
-            write_message(1, {"done": {"status": "ok", "pages": []}})
+
+
+def turn_pages(name: str, job: dict[str, Any]) -> None:
+    """Six pages: of `pages` the third crashes, of `worse` all but the first, `shared` is to be read by OCR."""
+    wanted = job["pages"] or range(job["first_page"], 7)
+    for page in wanted:
+        if (name == "pages" and page == 3) or (name == "worse" and page > 1):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        put_off = name == "shared" and job["ocr_pages"] is not None
+        own = {"method": "deferred", "text": ""} if put_off else {"method": "ocr", "text": f"{page} by {os.getpid()}"}
+        write_message(1, {"page": {**PAGE, "page": page, **own}})
+    write_message(1, {"done": {"status": "ok", "kind": "pdf", "pages": []}})
+
+
+def unpack(skip: int) -> None:
+    """Four members, of which the second crashes and the third hangs."""
+    for number, fate in enumerate(("fine", "crash", "hang", "fine"), start=1):
+        if number <= skip:
+            continue
+        write_message(1, {"member": f"{number}.txt"})
+        if fate == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if fate == "hang":
+            signal.sigtimedwait([], 600)
+        page = {**PAGE, "page": 1}
+        write_message(1, {"member_done": {"status": "ok", "locator": f"{number}.txt", "pages": [page]}})
+    write_message(1, {"done": {"status": "ok", "kind": "archive", "pages": []}})
 
 
 def misbehave(name: str, served: int) -> None:
     """Hangs or dies, if the name says so."""
+    if name == "mute":
+        signal.sigtimedwait([], 600)
     if name in ("hang", "stall"):
         child = subprocess.Popen(["sleep", "600"])
         for page in range(1, 3):

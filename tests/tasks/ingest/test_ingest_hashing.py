@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.ingest import hashing
-from tasks.ingest.hashing import HashMemo, hash_files, open_regular
+from tasks.ingest.hashing import HashMemo, digest_files, hash_files, open_regular
 from tasks.ingest.walk import walk
 
 
@@ -61,9 +61,8 @@ def test_an_unchanged_file_is_not_opened_again(tmp_path, opened, settled):
 
 
 def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_path, opened, settled):
-    files = make(tmp_path / "in", a="one", b="two")
     memo = HashMemo(tmp_path / "memo.db")
-    hash_files(files, memo, 2)
+    hash_files(make(tmp_path / "in", a="one", b="two"), memo, 2)
     changed = tmp_path / "in" / "a"
     before = changed.stat()
     deadline = time.monotonic() + 5
@@ -71,8 +70,59 @@ def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_
         changed.write_text("eno")
         os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
     opened.clear()
-    assert hash_files(files, memo, 2)[changed] == sha256("eno")
+    assert hash_files(walk([tmp_path / "in"]), memo, 2)[changed] == sha256("eno")
     assert opened == [changed]
+
+
+def test_what_is_remembered_is_the_state_that_was_read_not_the_one_that_was_walked(tmp_path, opened, settled):
+    stale = make(tmp_path / "in", a="one")
+    memo = HashMemo(tmp_path / "memo.db")
+    (tmp_path / "in" / "a").write_text("and more")
+    assert digest_files(stale, memo, 1) == [sha256("and more")]
+    opened.clear()
+    assert digest_files(walk([tmp_path / "in"]), memo, 1) == [sha256("and more")]
+    assert opened == []
+
+
+def test_a_known_file_that_cannot_be_opened_keeps_its_digest(tmp_path, settled):
+    files = make(tmp_path / "in", a="one")
+    memo = HashMemo(tmp_path / "memo.db")
+    digest_files(files, memo, 1)
+    (tmp_path / "in" / "a").unlink()
+    assert digest_files(files, memo, 1) == [sha256("one")]
+
+
+def test_digests_stand_beside_their_rows_and_rows_with_a_status_have_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(hashing, "BATCH_FILES", 2)
+    make(tmp_path / "in", a="one", c="three", d="four")
+    (tmp_path / "in" / "b").symlink_to("a")
+    files = walk([tmp_path / "in"])
+    assert [file.path for file in files] == ["a", "b", "c", "d"]
+    assert digest_files(files, HashMemo(tmp_path / "memo.db"), 2) == [
+        sha256("one"),
+        None,
+        sha256("three"),
+        sha256("four"),
+    ]
+
+
+def test_more_files_than_one_query_may_ask_for_are_all_found(tmp_path, opened, settled, monkeypatch):
+    monkeypatch.setattr(hashing, "MAX_KEYS", 3)
+    files = make(tmp_path / "in", **{f"f{number}": str(number) for number in range(10)})
+    memo = HashMemo(tmp_path / "memo.db")
+    first = digest_files(files, memo, 1)
+    opened.clear()
+    assert digest_files(files, memo, 1) == first
+    assert opened == []
+
+
+def test_a_name_that_is_not_utf8_is_remembered(tmp_path, opened, settled):
+    files = make(tmp_path / "in", **{os.fsdecode(b"caf\xe9"): "one"})
+    memo = HashMemo(tmp_path / "memo.db")
+    digest_files(files, memo, 1)
+    opened.clear()
+    assert digest_files(files, memo, 1) == [sha256("one")]
+    assert opened == []
 
 
 def test_a_file_written_just_now_is_read_again_next_time(tmp_path, opened):

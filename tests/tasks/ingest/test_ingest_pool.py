@@ -19,7 +19,9 @@ from ingest_samples import dense_page, picture_of, saved, text_pdf
 from PIL import Image
 
 from tasks.ingest import pool as pool_module
-from tasks.ingest.pool import ExtractionPool, ExtractJob, PoolError
+from tasks.ingest.parts import ExtractJob
+from tasks.ingest.pool import ExtractionPool
+from tasks.ingest.process import PoolError
 from tasks.ingest.records import ExtractOptions, Limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -184,7 +186,8 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path, monkeypatch):
 PARENT = """
 import signal, sys
 from pathlib import Path
-from tasks.ingest.pool import ExtractionPool, ExtractJob
+from tasks.ingest.parts import ExtractJob
+from tasks.ingest.pool import ExtractionPool
 from tasks.ingest.records import ExtractOptions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background hands Ctrl-C down ignored
@@ -197,7 +200,7 @@ with ExtractionPool(2) as pool:
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT], ids=["sigkill", "ctrl-c"])
-def test_when_the_parent_dies_the_workers_and_their_ocr_are_gone_at_once(tmp_path, tesseract, kill, temporary):
+def test_when_the_parent_dies_its_workers_are_gone_at_once_in_the_middle_of_ocr(tmp_path, tesseract, kill, temporary):
     slow = job(write(tmp_path / "slow.png", saved(dense_page(), "PNG")))
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(slow.path), slow.sha256],
@@ -212,7 +215,7 @@ def test_when_the_parent_dies_the_workers_and_their_ocr_are_gone_at_once(tmp_pat
         def family() -> list[str]:
             return [name for name, _, session in process_table().values() if session in workers]
 
-        wait_until(lambda: family().count("tesseract") == 2)
+        wait_until(lambda: all("tesserocr" in Path(f"/proc/{pid}/maps").read_text() for pid in workers))
         parent.send_signal(kill)
         start = time.monotonic()
         wait_until(lambda: not family(), seconds=5)
@@ -224,13 +227,59 @@ def test_when_the_parent_dies_the_workers_and_their_ocr_are_gone_at_once(tmp_pat
 # With a worker that does what the worst documents do.
 
 
-def test_a_page_that_hangs_fails_with_its_number_and_keeps_the_pages_before(temporary):
+def test_a_page_that_hangs_is_given_up_and_the_pages_before_it_are_kept(temporary):
     with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("hang")).result()
+        # the stand-in begins anew each time it is asked, and hangs again
         assert (outcome.status, outcome.reason_code) == ("failed", "timeout")
-        assert outcome.reason == "page 3 took more than 0.5 s"
-        assert [page.page for page in outcome.pages] == [1, 2]
+        assert outcome.reason.endswith("took more than 0.5 s")
+        assert [page.page for page in outcome.pages][:2] == [1, 2]
+        assert outcome.pages[2].error == "page 3 took more than 0.5 s"
         assert pool.submit(fake("fine")).result().status == "ok"
+
+
+def test_a_document_that_hangs_while_it_is_opened_fails():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("mute")).result()
+    assert (outcome.status, outcome.reason_code, outcome.pages) == ("failed", "timeout", [])
+    assert outcome.reason == "page 1 took more than 0.5 s"
+
+
+def test_a_page_that_crashes_costs_itself_and_is_told():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("pages")).result()
+    assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5, 6]
+    assert [bool(page.error) for page in outcome.pages] == [False, False, True, False, False, False]
+    assert (outcome.status, outcome.reason_code, outcome.kind) == ("ok", "crashed", "pdf")
+    assert "on page 3" in outcome.reason
+
+
+def test_a_document_that_crashes_again_and_again_is_given_up():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("worse")).result()
+    assert (outcome.status, outcome.reason_code) == ("failed", "crashed")
+    assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5]
+
+
+def test_pages_put_off_for_ocr_are_shared_by_all_processes():
+    with ExtractionPool(2, Limits(), FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("shared")).result()
+    assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5, 6]
+    assert {page.method for page in outcome.pages} == {"ocr"}
+    assert outcome.status == "ok"
+
+
+def test_members_that_crash_or_hang_cost_no_other_member():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("archive")).result()
+    assert [(member.locator, member.status, member.reason_code) for member in outcome.members] == [
+        ("1.txt", "ok", ""),
+        ("2.txt", "failed", "crashed"),
+        ("3.txt", "failed", "timeout"),
+        ("4.txt", "ok", ""),
+    ]
+    assert "member '2.txt'" in outcome.members[1].reason
+    assert (outcome.status, outcome.reason) == ("ok", "")
 
 
 def test_a_document_that_never_ends_fails_even_if_each_page_is_quick():

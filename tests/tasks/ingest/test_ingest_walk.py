@@ -126,3 +126,35 @@ def test_a_source_inside_an_excluded_folder_is_walked(tmp_path):
 def test_a_missing_source_is_named_in_the_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere.*does not exist"):
         walk([tmp_path / "nowhere"])
+
+
+def test_a_folder_deeper_than_a_path_may_be_is_one_failed_row(tmp_path):
+    write(tmp_path / "a.txt")
+    name = "d" * 200
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(25):
+        os.mkdir(name, dir_fd=descriptor)
+        inner = os.open(name, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(descriptor)
+    first, second = walk([tmp_path])
+    assert (first.path, second.status) == ("a.txt", "failed")
+    assert "File name too long" in second.reason
+
+
+def test_a_row_carries_the_state_by_which_a_change_is_seen(tmp_path):
+    file = write(tmp_path / "a.txt")
+    (row,) = walk([tmp_path])
+    status = file.stat()
+    assert (row.size, row.mtime_ns, row.ctime_ns, row.inode) == (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+    )
+
+
+def test_a_source_within_the_excluded_home_is_walked(tmp_path):
+    write(tmp_path / "home/cache/b.txt")
+    assert set(rows_by_path(tmp_path / "home/cache", exclude=[tmp_path / "home"])) == {"b.txt"}

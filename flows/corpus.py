@@ -1,0 +1,234 @@
+"""The wiring of ingestion: from sources to documents that are clean, measured, deduplicated, split and refined.
+
+Like the rest of the wiring it is written once for runs and for plans; see `flows.pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.manifest import ArtifactRef, RefSet
+from storage.tables import read_columns, stream_rows
+from tasks.curate.contamination import EvaluationSetSettings, evaluation_sets
+from tasks.curate.curate import CUTS_FILE, CurationSettings, curate
+from tasks.curate.duplicates import VERIFIED_FILE, dedup
+from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
+from tasks.curate.normalise import DOCUMENTS_FILE, normalise
+from tasks.curate.refine import Cuts, RefineStageSettings, refine
+from tasks.ingest.hashing import HashMemo, digest_files
+from tasks.ingest.ocr import ocr_ready
+from tasks.ingest.segments import (
+    Content,
+    Located,
+    SegmentSettings,
+    cut_segments,
+    extract,
+    passwords_digest,
+    segment_index,
+    wants_retry,
+)
+from tasks.ingest.snapshot import ListedFile, Listing, list_files, snapshot
+from tasks.ingest.sources import Source, list_sources
+from tasks.session import Call, Pending, Session
+from tasks.settings import Settings
+
+Maybe = ArtifactRef | Pending
+MaybeSet = RefSet | Pending
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """A corpus after ingestion; the lists have one entry for each segment.
+
+    Attributes:
+        segments: extraction segments in use.
+        live: the live documents of each; empty where a plan cannot know them.
+        normalised, measured, refined: what was made of each.
+        curated: what is kept, dropped and held out.
+        texts: the refined documents as one table.
+    """
+
+    snapshot: Maybe
+    segments: list[Maybe]
+    live: list[set[str]]
+    sizes: list[int]
+    normalised: list[Maybe]
+    measured: list[Maybe]
+    duplicates: Maybe
+    curated: Maybe
+    refined: list[Maybe]
+    texts: MaybeSet
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The extraction segments of a corpus.
+
+    Attributes:
+        contents: for each segment, the sha256 of the files in it that are live.
+    """
+
+    listing: Listing
+    segments: list[Maybe]
+    contents: list[set[str]]
+
+
+def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> Ingested:
+    """Everything from the sources to the text that models see."""
+    extracted = _extract(session, sources, settings)
+    union = session.union(extracted.segments, "extracts.parquet", extracted.contents, identity="file_sha256")
+    taken = session.run(snapshot, extracted.listing.settings(), segments=union)
+    live = [_live(session, ref, wanted) for ref, wanted in zip(extracted.segments, extracted.contents, strict=True)]
+    sizes = [len(found) or len(wanted) for found, wanted in zip(live, extracted.contents, strict=True)]
+
+    segments = zip(extracted.segments, sizes, strict=True)
+    normalised = session.run_each(normalise, [Call(settings.normalise, {"segment": ref}, n) for ref, n in segments])
+    texts = zip(normalised, sizes, strict=True)
+    measured = session.run_each(measure, [Call(MeasureSettings(), {"documents": ref}, n) for ref, n in texts])
+    documents = session.union(normalised, DOCUMENTS_FILE, live)
+    measures = session.union(measured, MEASURES_FILE, live)
+
+    if session.resources is not None:
+        session.resources.verified_pairs = _verified_pairs(session)
+    duplicates = session.run(dedup, settings.dedup, snapshot=taken, documents=documents, measures=measures)
+    curated = session.run(
+        curate,
+        CurationSettings(settings.curate, settings.policy),
+        snapshot=taken,
+        documents=documents,
+        measures=measures,
+        duplicates=duplicates,
+        evaluation=_evaluation_sets(session, settings),
+    )
+    refined = _refine(session, settings, curated, normalised, measured, live, sizes)
+    return Ingested(
+        taken, extracted.segments, live, sizes, normalised, measured, duplicates, curated, refined,
+        session.union(refined, DOCUMENTS_FILE, live),
+    )  # fmt: skip
+
+
+def _list(session: Session, sources: Sequence[Source], settings: Settings) -> list[ListedFile]:
+    """Walk the sources and hash what changed."""
+    # what we write ourselves is no document
+    own = [session.home.path, Path(session.home.store)]
+    session.home.create()
+    walked = list_sources(sources, settings.sources, session.home.cache, exclude=own)
+    if walked.n_ignored:
+        session.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
+    digests = digest_files(walked.files, HashMemo(session.home.hash_memo), workers=2)
+    if session.resources is not None:
+        found = zip(walked.files, digests, strict=True)
+        session.resources.paths = {digest: file.location for file, digest in found if isinstance(digest, str)}
+    return list_files(walked.files, digests)
+
+
+def _extract(session: Session, sources: Sequence[Source], settings: Settings) -> Extracted:
+    """Walk, hash and extract what is new."""
+    files = _list(session, sources, settings)
+    chosen, located = _choose_contents(session, settings, files)
+    if extract.name in session.refresh:
+        located = {}  # with their attempts: an earlier one would not be the one that counts
+    sizes = {item.sha256: item.size for item in files if item.sha256 is not None}
+    cuts = cut_segments((content for content in chosen.values() if content not in located), sizes)
+    calls = [Call(SegmentSettings(settings.extract, contents), {}, len(contents)) for contents in cuts]
+    places = {content: ref.key for content, ref in located.items()}
+    for call, contents in zip(calls, cuts, strict=True):
+        places |= dict.fromkeys(contents, extract.key(call.settings, {}))
+    listing = Listing(files, sorted(places.items()))
+    if session.resources is not None:
+        session.resources.sizes = sizes
+        session.resources.passwords = settings.passwords.pdf
+        session.resources.listing = listing
+    made = session.run_each(extract, calls)
+    session.count_reused(extract, len(located))
+    by_segment: dict[ArtifactRef, set[str]] = defaultdict(set)
+    for content, ref in located.items():
+        by_segment[ref].add(content.sha256)
+    wanted = [*by_segment.values(), *({content.sha256 for content in contents} for contents in cuts)]
+    return Extracted(listing, [*by_segment, *made], wanted)
+
+
+def _choose_contents(
+    session: Session, settings: Settings, listed: Iterable[ListedFile]
+) -> tuple[dict[str, Content], dict[Content, ArtifactRef]]:
+    """For every content of the listing, which extraction of it is used, and where those lie that are there."""
+    suffixes: dict[str, str] = {}
+    for item in listed:
+        if item.sha256 is not None:
+            # one content, one document: where suffixes differ, the first in order decides how it is read
+            suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
+    index = segment_index(session.store, settings.extract)
+    can_read_images = ocr_ready(settings.extract.ocr_languages)
+    passwords = passwords_digest(settings.passwords.pdf)
+    chosen: dict[str, Content] = {}
+    located: dict[Content, ArtifactRef] = {}
+    for sha256, suffix in suffixes.items():
+        known: Located | None = index.get((sha256, suffix))
+        if known is None:
+            chosen[sha256] = Content(sha256, suffix)
+        elif wants_retry(known, session.retry_failed, can_read_images, passwords):
+            chosen[sha256] = Content(sha256, suffix, known.content.attempt + 1)
+        else:
+            chosen[sha256] = known.content
+            located[known.content] = known.segment
+    return chosen, located
+
+
+def _live(session: Session, segment: Maybe, contents: set[str]) -> set[str]:
+    """The documents of a segment that live files hold."""
+    if isinstance(segment, Pending):
+        return set()
+    columns = read_columns(session.store.folder(segment) / "extracts.parquet", ["doc_id", "file_sha256"])
+    return {doc for doc, sha256 in zip(*columns.values(), strict=True) if sha256 in contents}
+
+
+def _verified_pairs(session: Session) -> list[Path]:
+    """Similarities that the last deduplication in this store computed; they hold for texts, in whatever corpus."""
+    newest = max(session.store.manifests(dedup.name), key=lambda found: found.created, default=None)
+    return [] if newest is None else [session.store.folder(newest.ref) / VERIFIED_FILE]
+
+
+def _evaluation_sets(session: Session, settings: Settings) -> Maybe:
+    """What must not be trained on, as hashes."""
+    paths = [Path(line.strip()).expanduser() for line in settings.curate.evaluation_sets.splitlines() if line.strip()]
+    if session.resources is not None:
+        session.resources.evaluation_sets = paths
+    return session.run(evaluation_sets, EvaluationSetSettings.of(paths))
+
+
+def _refine(
+    session: Session,
+    settings: Settings,
+    curated: Maybe,
+    normalised: Sequence[Maybe],
+    measured: Sequence[Maybe],
+    live: Sequence[set[str]],
+    sizes: Sequence[int],
+) -> list[Maybe]:
+    """Cut and redact each segment; a plan that does not know the cuts yet waits for them."""
+    kinds = settings.refine.kinds
+    if isinstance(curated, Pending):
+        waiting = RefineStageSettings(kinds, "")
+        calls = [
+            Call(waiting, {"documents": curated, "measures": ref}, n) for ref, n in zip(measured, sizes, strict=True)
+        ]
+        return session.run_each(refine, calls)
+    cuts = _read_cuts(session.store.folder(curated) / CUTS_FILE)
+    calls = []
+    for documents, measures, own, n in zip(normalised, measured, live, sizes, strict=True):
+        chosen = {doc_id: spans for doc_id, spans in cuts.items() if doc_id in own} if cuts else {}
+        stage_settings = RefineStageSettings.of(kinds, chosen)
+        if session.resources is not None:
+            session.resources.cuts[stage_settings.cuts] = chosen
+        calls.append(Call(stage_settings, {"documents": documents, "measures": measures}, n))
+    return session.run_each(refine, calls)
+
+
+def _read_cuts(table: Path) -> Cuts:
+    cuts: Cuts = {}
+    for row in stream_rows(table, ["doc_id", "start", "length"]):
+        cuts.setdefault(row["doc_id"], []).append((row["start"], row["length"]))
+    return cuts

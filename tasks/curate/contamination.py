@@ -1,0 +1,52 @@
+"""External evaluation sets: what no training text may hold, as hashes of its runs of thirteen words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from storage.digest import sha256_file
+from storage.errors import UserError
+from tasks.curate.dedup import evaluation_grams
+from tasks.curate.hygiene import normalise_text
+from tasks.stage import Work, stage
+
+GRAMS_FILE = "grams.npy"
+
+
+@dataclass(frozen=True)
+class EvaluationSetSettings:
+    """Identity of the sets; where they lie comes as a resource.
+
+    Attributes:
+        files: digests of their files, sorted.
+    """
+
+    files: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, paths: list[Path]) -> EvaluationSetSettings:
+        """What of the sets goes into the stage's key.
+
+        Raises:
+            UserError: if one does not exist.
+        """
+        digests = []
+        for path in paths:
+            if not path.exists():
+                raise UserError(f"curate.evaluation_sets names {path}, which does not exist")
+            inside = [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
+            digests += [sha256_file(file) for file in inside]
+        return cls(tuple(sorted(set(digests))))
+
+
+@stage("evaluation_sets", version=1)
+def evaluation_sets(work: Work, settings: EvaluationSetSettings) -> str:
+    """Hash the runs of thirteen words of external evaluation sets; none give an empty table."""
+    paths = work.resources.evaluation_sets if settings.files else []
+    grams = evaluation_grams(paths, lambda text: normalise_text(text, "text")) if paths else np.zeros(0, np.uint64)
+    np.save(work.out / GRAMS_FILE, grams, allow_pickle=False)
+    work.counts["rows"] = len(grams)
+    return sha256_file(work.out / GRAMS_FILE)

@@ -1,0 +1,264 @@
+"""The stage that decides: policy, duplicates, split and leaks come together, and every document gets a row.
+
+Everything it reads was measured before, so that another threshold costs seconds. What it drops is in `dropped.parquet`
+with a reason, what it leaves out of a text in `cuts.parquet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.digest import rows_digest, sha256_json
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import CUTS, DROPPED, SELECTION
+from storage.tables import read_columns, stream_rows, write_table
+from tasks.curate.contamination import GRAMS_FILE
+from tasks.curate.duplicates import CLUSTERS_FILE, PAIRS_FILE
+from tasks.curate.kept import Shelf, holders, shelves_of
+from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
+from tasks.curate.measure import MEASURES_FILE
+from tasks.curate.normalise import DOCUMENTS_FILE
+from tasks.curate.policy import PolicySettings, refusals
+from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
+from tasks.settings import CurateSettings
+from tasks.stage import Work, stage
+
+SELECTION_FILE = "selection.parquet"
+DROPPED_FILE = "dropped.parquet"
+CUTS_FILE = "cuts.parquet"
+MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
+
+
+@dataclass(frozen=True)
+class CurationSettings:
+    """What decides: thresholds of quality, and how documents are split."""
+
+    curate: CurateSettings = field(default_factory=CurateSettings)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+
+
+@stage("curate", version=2)
+def curate(
+    work: Work,
+    settings: CurationSettings,
+    *,
+    snapshot: ArtifactRef,
+    documents: RefSet,
+    measures: RefSet,
+    duplicates: ArtifactRef,
+    evaluation: ArtifactRef,
+) -> str:
+    """Choose the documents to use, split them into training and validation, and see that nothing leaks between."""
+    shelves = shelves_of(work.store, documents)
+    measured = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, measures)}
+    made = work.apart(
+        select_documents,
+        sum((Path(folder) / MEASURES_FILE).stat().st_size for folder in measured.values()),
+        snapshot=str(work.folder(snapshot)),
+        shelves=[asdict(shelf) for shelf in shelves],
+        measured=[measured[shelf.segment] for shelf in shelves],
+        duplicates=str(work.folder(duplicates)),
+        evaluation=str(work.folder(evaluation)),
+        out=str(work.out),
+        settings=asdict(settings),
+    )
+    work.counts.update(made["counts"])
+    # a selection of other texts under the same names is another selection
+    return sha256_json([made["digest"], documents.digest])
+
+
+def select_documents(
+    snapshot: str,
+    shelves: list[dict[str, Any]],
+    measured: list[str],
+    duplicates: str,
+    evaluation: str,
+    out: str,
+    settings: dict[str, Any],
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Write what is kept, dropped and cut; returns counts and a digest."""
+    chosen = CurateSettings(**settings["curate"])
+    places = [Shelf(**shelf) for shelf in shelves]
+    clusters = dict(zip(*read_columns(Path(duplicates) / CLUSTERS_FILE, ["doc_id", "cluster"]).values(), strict=True))
+    candidates = list(_candidates(Path(snapshot), places, measured, clusters, PolicySettings(**settings["policy"])))
+    cuts: list[dict[str, Any]] = []
+    _cut_evaluation_text(candidates, _signed(candidates, places, measured), Path(evaluation), chosen, cuts)
+    refuse_duplicates(candidates, _near(Path(duplicates)), chosen.near_duplicates == "drop")
+    split = _split_without_leaks(candidates, _signed(candidates, places, measured), chosen)
+    if chosen.paragraphs == "cut":
+        _cut_paragraphs(candidates, _signed(candidates, places, measured), cuts)
+    progress(len(candidates), len(candidates))
+    return _write(Path(out), candidates, split, cuts)
+
+
+def _candidates(
+    snapshot: Path,
+    shelves: Sequence[Shelf],
+    measured: Sequence[str],
+    clusters: Mapping[str, str],
+    policy: PolicySettings,
+) -> Iterator[Candidate]:
+    """The live documents, those that the policy refuses with the reason."""
+    columns = read_columns(snapshot / "files.parquet", ["doc_id", "status", "segment", "licence"])
+    live: dict[str, str] = {}
+    licences: dict[str, str] = {}
+    for doc_id, status, segment, licence in zip(*columns.values(), strict=True):
+        if status == "ok" and doc_id is not None:
+            live[doc_id] = segment
+            if licence:
+                licences[doc_id] = licence
+    chosen = holders(live, shelves, DOCUMENTS_FILE)
+    wanted = ["doc_id", "text_sha256", "n_bytes", "ocr_share"]
+    for number, (shelf, folder) in enumerate(zip(shelves, measured, strict=True)):
+        # row for row the same documents
+        texts = stream_rows(Path(shelf.folder) / DOCUMENTS_FILE, wanted)
+        for text, measures in zip(texts, stream_rows(Path(folder) / MEASURES_FILE), strict=True):
+            doc_id = text["doc_id"]
+            if chosen.get(doc_id) == number:
+                measures["licence"] = measures["licence"] or licences.get(doc_id)
+                yield Candidate(
+                    segment=live[doc_id],
+                    cluster=clusters[doc_id],
+                    licence=measures["licence"],
+                    refusal=refusals(measures, policy),
+                    **text,
+                )
+
+
+def _signed(candidates: Sequence[Candidate], shelves: Sequence[Shelf], measured: Sequence[str]) -> list[SignedShelf]:
+    """Signatures of the documents that are in use by now."""
+    live = {candidate.doc_id: candidate.segment for candidate in candidates}
+    chosen = holders(live, shelves, DOCUMENTS_FILE)
+    in_use = [candidate.doc_id for candidate in candidates if candidate.refusal is None]
+    wanted: list[dict[str, None]] = [{} for _ in shelves]
+    for doc_id in in_use:
+        wanted[chosen[doc_id]][doc_id] = None
+    return [
+        SignedShelf(Path(folder), Path(shelf.folder), own)
+        for shelf, folder, own in zip(shelves, measured, wanted, strict=True)
+    ]
+
+
+def _near(duplicates: Path) -> list[tuple[str, str, float]]:
+    columns = read_columns(duplicates / PAIRS_FILE, ["doc_id", "other_id", "similarity"])
+    return list(zip(*columns.values(), strict=True))
+
+
+def _cut_evaluation_text(
+    candidates: Sequence[Candidate],
+    shelves: Sequence[SignedShelf],
+    evaluation: Path,
+    settings: CurateSettings,
+    cuts: list[dict[str, Any]],
+) -> None:
+    """Refuse documents that are mostly text of an external evaluation set, and cut it out of the others."""
+    by_id = {candidate.doc_id: candidate for candidate in candidates}
+    grams = np.load(evaluation / GRAMS_FILE, mmap_mode="r", allow_pickle=False)
+    for doc_id, spans, share in evaluation_overlaps(shelves, grams):
+        if share > settings.max_evaluation_share:
+            reason = f"{share:.1%} of it stands in an evaluation set, more than {settings.max_evaluation_share:.0%}"
+            by_id[doc_id].refusal = ("evaluation_set", reason)
+        else:
+            cuts += [_cut(doc_id, start, length, "evaluation_set") for start, length in spans]
+
+
+def _split_without_leaks(
+    candidates: Sequence[Candidate], shelves: Sequence[SignedShelf], settings: CurateSettings
+) -> dict[str, str]:
+    """The split of each cluster; documents that stand on the other side are refused.
+
+    Validation documents give way first. If none would be left, other clusters are tried, in the order of their hashes.
+    """
+    barred: set[str] = set()
+    for _ in range(MAX_NEW_SPLITS):
+        split = split_documents(candidates, settings, barred)
+        sides = _sides(candidates, split)
+        in_training, _ = contained(shelves, sides)
+        leaked = {doc_id: share for doc_id, share in in_training.items() if share >= settings.max_containment}
+        held_out = {doc_id for doc_id, side in sides.items() if side == "validation"}
+        barred |= {candidate.cluster for candidate in candidates if candidate.doc_id in held_out}
+        if len(leaked) < len(held_out) or not held_out:
+            break
+    by_id = {candidate.doc_id: candidate for candidate in candidates}
+    for doc_id, share in leaked.items():
+        by_id[doc_id].refusal = ("contained_in_training", _overlap(share, "training", settings))
+    sides = {doc_id: side for doc_id, side in sides.items() if doc_id not in leaked}
+    _, in_validation = contained(_without(shelves, leaked), sides)
+    for doc_id, share in in_validation.items():
+        if share >= settings.max_containment:
+            by_id[doc_id].refusal = ("contained_in_validation", _overlap(share, "validation", settings))
+    return split
+
+
+def _overlap(share: float, side: str, settings: CurateSettings) -> str:
+    least = f"{settings.max_containment:.0%} or more are a leak"
+    return f"{share:.1%} of its runs of thirteen words stand in {side} text; {least}"
+
+
+def _without(shelves: Sequence[SignedShelf], gone: Mapping[str, float]) -> Sequence[SignedShelf]:
+    for shelf in shelves:
+        shelf.drop(gone)
+    return shelves
+
+
+def _sides(candidates: Sequence[Candidate], split: Mapping[str, str]) -> dict[str, str]:
+    return {item.doc_id: split[item.cluster] for item in candidates if item.refusal is None}
+
+
+def _cut_paragraphs(
+    candidates: Sequence[Candidate], shelves: Sequence[SignedShelf], cuts: list[dict[str, Any]]
+) -> None:
+    """Leave out paragraphs that a better document has as well."""
+    ranked = sorted((item for item in candidates if item.refusal is None), key=lambda item: item.rank)
+    order = {item.doc_id: place for place, item in enumerate(ranked)}
+    for doc_id, spans in repeated_paragraphs(shelves, order):
+        cuts += [_cut(doc_id, start, length, "duplicate_paragraph") for start, length in spans]
+
+
+def _cut(doc_id: str, start: int, length: int, code: str) -> dict[str, Any]:
+    return {"doc_id": doc_id, "start": start, "length": length, "reason_code": code}
+
+
+def _write(
+    out: Path, candidates: list[Candidate], split: Mapping[str, str], cuts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    candidates.sort(key=lambda item: item.doc_id)
+    cuts.sort(key=lambda row: (row["doc_id"], row["start"], row["length"], row["reason_code"]))
+    selected = (
+        {
+            "doc_id": item.doc_id,
+            "segment": item.segment,
+            "cluster": item.cluster,
+            "split": split.get(item.cluster, "train"),
+            "kept": item.refusal is None,
+            "licence": item.licence,
+            "n_bytes": item.n_bytes,
+        }
+        for item in candidates
+    )
+    dropped = (
+        {"doc_id": item.doc_id, "reason_code": item.refusal[0], "reason": item.refusal[1]}
+        for item in candidates
+        if item.refusal is not None
+    )
+    counts = {
+        "rows": write_table(out / SELECTION_FILE, SELECTION, selected),
+        "dropped": write_table(out / DROPPED_FILE, DROPPED, dropped),
+        "cuts": write_table(out / CUTS_FILE, CUTS, cuts),
+    }
+    for side in ("train", "validation"):
+        counts[side] = sum(item.refusal is None and split[item.cluster] == side for item in candidates)
+    # where a document lies is not part of what was selected
+    content = rows_digest((item.doc_id, canonical(item, split.get(item.cluster, "train"))) for item in candidates)
+    return {"counts": counts, "digest": sha256_json([content, cuts])}
+
+
+def canonical(item: Candidate, side: str) -> str:
+    """What of a document's selection enters the digest."""
+    return sha256_json([item.cluster, side, item.refusal, item.licence])

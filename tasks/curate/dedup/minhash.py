@@ -1,0 +1,242 @@
+"""Signatures: what deduplication has to know about a document, computed once and kept beside its segment.
+
+In go texts, out comes a `Signatures`: MinHash values of the shingles (runs of five words), the number of shingles, the
+hashes of all runs of thirteen words, and those of the paragraphs with their places. A signature depends on its document
+alone. Classic MinHash, one permutation per value: with vector instructions the minima cost less than reading the text,
+and unlike the one-permutation kind the estimate is as good for short documents as for long ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.curate.dedup.words import I64, U64, Batch, Chosen, Hashes, Spanned, joined, read_batches, word_runs
+
+SHINGLE_WORDS = 5
+GRAM_WORDS = 13
+N_PERMUTATIONS = 120
+
+U32 = npt.NDArray[np.uint32]
+
+_SEED = 0x5EED
+_SLICE = 1 << 16  # shingles permuted at a time, so that buffers stay in the cache
+_NOTHING = np.uint32(0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """Signatures of n documents; every array is flat, so that it is written, mapped and joined without any parsing.
+
+    Attributes:
+        minima: n x 120 MinHash values; all ones for a document without words.
+        n_shingles: n numbers of distinct shingles.
+        grams: hashes of runs of 13 words, in order; a shorter document has one, of all its words. 64 bits, because
+            with 32 a corpus of 200,000 documents (60 million runs) would hold any given run by accident with
+            probability 1.4 %.
+        gram_offsets: n + 1 places in `grams`.
+        paragraphs: hashes of paragraphs of at least 80 characters, white space folded.
+        paragraph_starts, paragraph_lengths: where each stands in its document, in characters.
+        paragraph_offsets: n + 1 places in the three arrays before.
+    """
+
+    minima: U32
+    n_shingles: I64
+    grams: U64
+    gram_offsets: I64
+    paragraphs: U64
+    paragraph_starts: I64
+    paragraph_lengths: I64
+    paragraph_offsets: I64
+
+    def __len__(self) -> int:
+        return len(self.n_shingles)
+
+    @property
+    def gram_hashes(self) -> Hashes:
+        """Runs of thirteen words, document by document."""
+        return Hashes(self.grams, self.gram_offsets)
+
+    @property
+    def paragraph_spans(self) -> Spanned:
+        """Paragraphs, document by document."""
+        return Spanned(self.paragraphs, self.paragraph_offsets, self.paragraph_starts, self.paragraph_lengths)
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Documents `start` to `stop`; copies nothing but offsets."""
+        grams = slice(*self.gram_offsets[[start, stop]])
+        paragraphs = slice(*self.paragraph_offsets[[start, stop]])
+        return type(self)(
+            self.minima[start:stop],
+            self.n_shingles[start:stop],
+            self.grams[grams],
+            self.gram_offsets[start : stop + 1] - self.gram_offsets[start],
+            self.paragraphs[paragraphs],
+            self.paragraph_starts[paragraphs],
+            self.paragraph_lengths[paragraphs],
+            self.paragraph_offsets[start : stop + 1] - self.paragraph_offsets[start],
+        )
+
+    def take(self, documents: Chosen) -> Self:
+        """Some documents, in the order given; an array of bool selects as in numpy.
+
+        It copies all there is about them; for runs or paragraphs alone, take from `gram_hashes` or `paragraph_spans`.
+        """
+        rows = np.asarray(documents, None if len(documents) else np.int64)
+        grams = self.gram_hashes.take(documents)
+        paragraphs = self.paragraph_spans.take(documents)
+        return type(self)(
+            self.minima[rows],
+            self.n_shingles[rows],
+            grams.values,
+            grams.offsets,
+            paragraphs.values,
+            paragraphs.starts,
+            paragraphs.lengths,
+            paragraphs.offsets,
+        )
+
+    def outline(self) -> Self:
+        """The same documents without their grams and paragraphs: all that finding pairs needs, and a tenth of it."""
+        none = np.zeros(0, np.int64)
+        offsets = np.zeros(len(self) + 1, np.int64)
+        nothing = np.zeros(0, np.uint64)
+        return type(self)(self.minima, self.n_shingles, nothing, offsets, nothing, none, none, offsets)
+
+    @classmethod
+    def join(cls, parts: Sequence[Signatures]) -> Self:
+        """Documents of several parts, one after the other."""
+        grams = joined([part.gram_hashes for part in parts])
+        paragraphs = joined([part.paragraph_spans for part in parts])
+        nothing = np.zeros(0, np.int64)
+        return cls(
+            np.concatenate([np.zeros((0, N_PERMUTATIONS), np.uint32), *(part.minima for part in parts)]),
+            np.concatenate([nothing, *(part.n_shingles for part in parts)]),
+            grams.values,
+            grams.offsets,
+            paragraphs.values,
+            np.concatenate([nothing, *(part.paragraph_starts for part in parts)]),
+            np.concatenate([nothing, *(part.paragraph_lengths for part in parts)]),
+            paragraphs.offsets,
+        )
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write one `.npy` file per array; the same signatures give the same bytes."""
+        written = []
+        for field in fields(self):
+            path = folder / f"{field.name}.npy"
+            np.save(path, np.ascontiguousarray(getattr(self, field.name)), allow_pickle=False)
+            written.append(path)
+        return written
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Signatures of a folder, memory-mapped: what is not touched is not read.
+
+        Each array keeps its file open for as long as it lives: load where it is used, hold no hundreds of folders.
+        """
+        arrays: list[Any] = [_mapped(folder / f"{field.name}.npy") for field in fields(cls)]
+        return cls(*arrays)
+
+
+def signatures(texts: Sequence[str]) -> Signatures:
+    """Signatures of texts, the same for a text whatever stands beside it."""
+    return Signatures.join([_sign(batch) for batch in read_batches(texts, with_paragraphs=True)])
+
+
+def shingle_sets(texts: Sequence[str]) -> Hashes:
+    """The set of shingles of each text, as sorted distinct hashes."""
+    return joined([_distinct(word_runs(batch.words, SHINGLE_WORDS)) for batch in read_batches(texts)])
+
+
+def gram_hashes(texts: Sequence[str]) -> Hashes:
+    """Runs of thirteen words of each text, in order, as `Signatures.grams` holds them."""
+    return joined([word_runs(batch.words, GRAM_WORDS) for batch in read_batches(texts)])
+
+
+def estimate(one: U32, other: U32) -> npt.NDArray[np.float64]:
+    """Estimated Jaccard similarity of rows of minima: the share of equal values; standard error at most 0.046."""
+    equal: npt.NDArray[np.float64] = np.count_nonzero(one == other, axis=-1) / N_PERMUTATIONS
+    return equal
+
+
+def _sign(batch: Batch) -> Signatures:
+    shingles = _distinct(word_runs(batch.words, SHINGLE_WORDS))
+    grams = word_runs(batch.words, GRAM_WORDS)
+    paragraphs = batch.paragraphs
+    return Signatures(
+        _minima(shingles),
+        shingles.counts,
+        grams.values,
+        grams.offsets,
+        paragraphs.values,
+        paragraphs.starts,
+        paragraphs.lengths,
+        paragraphs.offsets,
+    )
+
+
+def _distinct(hashes: Hashes) -> Hashes:
+    """Each document's hashes sorted and each but once; sorts in place."""
+    values, offsets = hashes.values, hashes.offsets
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        values[begin:end].sort()
+    first = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    first[offsets[:-1][hashes.counts > 0]] = True
+    kept = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(first, out=kept[1:])
+    return Hashes(values[first], kept[offsets])
+
+
+@lru_cache(maxsize=1)
+def _permutations() -> tuple[U32, U32]:
+    """What value k is xored with and multiplied by (odd: a bijection of 32 bits), by counting through splitmix64."""
+    state = (np.arange(1, 2 * N_PERMUTATIONS + 1, dtype=np.uint64) + np.uint64(_SEED)) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    values = (state >> np.uint64(32)).astype(np.uint32)
+    return values[:N_PERMUTATIONS], values[N_PERMUTATIONS:] | np.uint32(1)
+
+
+def _minima(shingles: Hashes) -> U32:
+    """MinHash values of sets of shingles, each document at least one row of its own."""
+    minima = np.full((len(shingles), N_PERMUTATIONS), _NOTHING)
+    filled = np.flatnonzero(shingles.counts)
+    if not len(filled):
+        return minima
+    values = (shingles.values >> np.uint64(32)).astype(np.uint32)
+    begins = shingles.offsets[:-1][filled]
+    if len(filled) == 1:  # perhaps a long document: the minimum of the minima of its slices
+        rows = [_permuted_minima(part, np.zeros(1, np.int64)) for part in _slices(values)]
+        minima[filled] = np.min(rows, axis=0)
+    else:
+        minima[filled] = _permuted_minima(values, begins)
+    return minima
+
+
+def _slices(values: U32) -> list[U32]:
+    return [values[start : start + _SLICE] for start in range(0, len(values), _SLICE)]
+
+
+def _permuted_minima(values: U32, begins: I64) -> U32:
+    """Minimum of each stretch that begins at `begins` (the last ends with the values) under each permutation."""
+    xored, factors = _permutations()
+    permuted = np.empty_like(values)
+    minima = np.empty((N_PERMUTATIONS, len(begins)), np.uint32)
+    for place in range(N_PERMUTATIONS):
+        np.bitwise_xor(values, xored[place], out=permuted)
+        np.multiply(permuted, factors[place], out=permuted)
+        np.minimum.reduceat(permuted, begins, out=minima[place])
+    return minima.T
+
+
+def _mapped(path: Path) -> npt.NDArray[np.generic]:
+    array: npt.NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array

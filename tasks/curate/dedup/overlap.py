@@ -1,0 +1,154 @@
+"""Text that stands in two places: validation in training, an external evaluation set in training, a paragraph twice.
+
+Similarity of whole documents does not see it: a page that stands word for word in a manual resembles the manual by
+less than a hundredth. What counts here is containment, the share of a document's runs of thirteen words that stand
+elsewhere. Memory follows the smaller side (validation, evaluation set); training text streams by in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.curate.dedup.minhash import GRAM_WORDS
+from tasks.curate.dedup.words import I64, U64, Hashes, distinct, word_hashes, word_runs
+
+# Documents of fewer runs (of fewer than 25 words: no two runs side by side) are not judged by containment: one single
+# stock phrase would make up all of such a text. If all of it is a document elsewhere, exact deduplication sees it.
+MIN_GRAMS = GRAM_WORDS
+
+_AT_ONCE = 1 << 18
+
+
+class GramIndex:
+    """A set of hashes that long arrays are looked up in.
+
+    A table of bits by the leading bits of the hashes says "no" to nearly all that is not in the set at the price of
+    one memory access; only the rest is searched for.
+
+    Attributes:
+        values: the set, sorted.
+    """
+
+    def __init__(self, hashes: U64) -> None:
+        self.values: U64 = distinct(hashes)
+        bits = min(max(len(self.values).bit_length() + 4, 10), 28)
+        self._shift = np.uint64(64 - bits)
+        self._seen = np.zeros(1 << bits, bool)
+        self._seen[self.values >> self._shift] = True
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def find(self, hashes: U64) -> tuple[I64, I64]:
+        """Places in `hashes` of those in the set, and their places in `values`."""
+        where = [np.zeros(0, np.int64)]
+        which = [np.zeros(0, np.int64)]
+        for start in range(0, len(hashes), _AT_ONCE):
+            part = hashes[start : start + _AT_ONCE]
+            likely = np.flatnonzero(self._seen[part >> self._shift])
+            wanted = part[likely]
+            place = np.minimum(np.searchsorted(self.values, wanted), max(len(self.values) - 1, 0))
+            hit = self.values[place] == wanted if len(place) else np.zeros(0, bool)
+            where.append(likely[hit] + start)
+            which.append(place[hit])
+        return np.concatenate(where), np.concatenate(which)
+
+    def count(self, documents: Hashes) -> I64:
+        """How many of each document's hashes (repeated ones count each time) are in the set."""
+        return _count(self.find(documents.values)[0], documents.offsets)
+
+
+@dataclass(frozen=True)
+class Containment:
+    """Shares between 0 and 1; 0 for documents of fewer than `MIN_GRAMS` runs, which are not judged.
+
+    Attributes:
+        validation: of each validation document, the share of its runs that stand in training text.
+        training: for each block, of each of its documents, the share of its runs that stand in validation text.
+    """
+
+    validation: npt.NDArray[np.float64]
+    training: list[npt.NDArray[np.float64]]
+
+
+def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int = MIN_GRAMS) -> Containment:
+    """How much of validation stands in training, and the other way round.
+
+    Args:
+        validation: runs of thirteen words of the validation documents.
+        blocks: those of the training documents, some at a time (the segments).
+        min_grams: runs a document needs to be judged.
+    """
+    index = GramIndex(validation.values)
+    stands = np.zeros(len(index), bool)
+    training = []
+    for block in blocks:
+        where, which = index.find(block.values)
+        stands[which] = True
+        training.append(_share(_count(where, block.offsets), block, min_grams))
+    where, which = index.find(validation.values)
+    return Containment(_share(_count(where[stands[which]], validation.offsets), validation, min_grams), training)
+
+
+def overlapping_spans(text: str, grams: U64) -> list[tuple[int, int]]:
+    """Stretches of a text whose runs of thirteen words stand in another, as (start, length) in characters.
+
+    A stretch goes from its first word to the end of its last; stretches that touch or overlap are one.
+
+    Args:
+        grams: sorted hashes, as `evaluation_grams` gives them. In them no document is shorter than a run, so a
+            text of fewer words overlaps with nothing.
+    """
+    words = word_hashes(text)
+    runs = word_runs(words, GRAM_WORDS).values
+    if not len(runs) or not len(grams) or len(words.values) < GRAM_WORDS:
+        return []
+    place = np.minimum(np.searchsorted(grams, runs), len(grams) - 1)
+    hits = np.flatnonzero(grams[place] == runs)
+    change = np.zeros(len(words.values) + 1, np.int64)
+    np.add.at(change, hits, 1)
+    np.add.at(change, hits + GRAM_WORDS, -1)
+    covered = np.zeros(len(words.values) + 2, bool)
+    covered[1:-1] = np.cumsum(change[:-1]) > 0
+    edges = np.flatnonzero(covered[1:] != covered[:-1])
+    begins = words.starts[edges[::2]]
+    last = edges[1::2] - 1
+    ends = words.starts[last] + words.lengths[last]
+    return list(zip(begins.tolist(), (ends - begins).tolist(), strict=True))
+
+
+def duplicate_paragraphs(paragraphs: Hashes, order: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which paragraphs stand in an earlier document as well.
+
+    Args:
+        paragraphs: hashes of each document's paragraphs.
+        order: of each document, a number; lower is earlier. No two alike.
+    """
+    earliness = np.empty(len(paragraphs), np.int64)
+    earliness[np.argsort(order, kind="stable")] = np.arange(len(paragraphs))
+    place = np.repeat(earliness, paragraphs.counts)
+    values = paragraphs.values[paragraphs.offsets[0] : paragraphs.offsets[-1]]
+    by_hash = np.lexsort((place, values))
+    ordered = values[by_hash]
+    new = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    first = place[by_hash][np.flatnonzero(new)][np.cumsum(new) - 1] if len(ordered) else place
+    duplicate = np.zeros(len(values), bool)
+    duplicate[by_hash] = place[by_hash] > first
+    return duplicate
+
+
+def _count(where: I64, offsets: I64) -> I64:
+    """Places per document."""
+    owner = np.searchsorted(offsets, where, side="right") - 1
+    return np.bincount(owner, minlength=len(offsets) - 1)
+
+
+def _share(hits: I64, documents: Hashes, min_grams: int) -> npt.NDArray[np.float64]:
+    counts = documents.counts
+    share: npt.NDArray[np.float64] = np.where(counts >= min_grams, hits / np.maximum(counts, 1), 0.0)
+    return share

@@ -1,0 +1,203 @@
+"""Deduplication over a whole corpus: which documents equal or nearly equal each other.
+
+Finds, and decides nothing: which member of a cluster is kept, and what follows for the split, is the business of
+`tasks.curate.selection`. Signatures were made segment by segment; similarities that were verified once are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.digest import rows_digest, sha256_json
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import CLUSTERS, NEAR_PAIRS, VERIFIED_PAIRS
+from storage.tables import read_columns, read_places, stream_rows, write_table
+from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, near_pairs
+from tasks.curate.kept import Shelf, holders, live_documents, shelves_of
+from tasks.curate.normalise import DOCUMENTS_FILE
+from tasks.settings import DedupSettings
+from tasks.stage import Work, stage
+
+PAIRS_FILE = "pairs.parquet"
+VERIFIED_FILE = "verified.parquet"
+CLUSTERS_FILE = "clusters.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedText:
+    """Where a distinct text lies: shelf, place on it, and the document that is read for it."""
+
+    text_sha256: str
+    shelf: int
+    place: int
+
+
+@stage("dedup", version=1)
+def dedup(work: Work, settings: DedupSettings, *, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
+    """Find exact and near-duplicates."""
+    shelves = shelves_of(work.store, documents)
+    signed = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, measures)}
+    known = [str(path) for path in work.resources.verified_pairs if path.is_file()]
+    made = work.apart(
+        find_duplicates,
+        sum((Path(shelf.folder) / DOCUMENTS_FILE).stat().st_size for shelf in shelves),
+        snapshot=str(work.folder(snapshot)),
+        shelves=[asdict(shelf) for shelf in shelves],
+        signed=[signed[shelf.segment] for shelf in shelves],
+        known=known,
+        out=str(work.out),
+        settings=asdict(settings),
+    )
+    work.counts.update(made["counts"])
+    return str(made["digest"])
+
+
+def find_duplicates(
+    snapshot: str,
+    shelves: list[dict[str, Any]],
+    signed: list[str],
+    known: list[str],
+    out: str,
+    settings: dict[str, Any],
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Write pairs and clusters of the live documents.
+
+    Args:
+        snapshot: folder of the files.
+        shelves: fields of `Shelf`, of the documents' tables.
+        signed: folders of measures and signatures, one for each shelf.
+        known: tables of pairs verified before.
+        out: where the tables go.
+    """
+    chosen = DedupSettings(**settings)
+    places = [Shelf(**shelf) for shelf in shelves]
+    texts, members = _distinct_texts(live_documents(Path(snapshot)), places)
+    signatures = _minima(texts, signed)
+    found = near_pairs(
+        signatures,
+        lambda wanted: _read_texts([texts[place] for place in wanted], places),
+        chosen.threshold,
+        max_bucket=chosen.max_bucket,
+        known=_known_pairs(known, texts),
+    )
+    folder = Path(out)
+    _write_verified(folder / VERIFIED_FILE, found.verified, texts)
+    digest = _write_tables(folder, found, texts, members)
+    progress(len(texts), len(texts))
+    return {"digest": digest, "counts": _counts(found, texts, members)}
+
+
+def _distinct_texts(live: dict[str, str], shelves: Sequence[Shelf]) -> tuple[list[SignedText], dict[str, list[str]]]:
+    """The distinct texts of the live documents in the order of their digests, and the documents that have each."""
+    chosen = holders(live, shelves, DOCUMENTS_FILE)
+    members: dict[str, list[str]] = {}
+    first: dict[str, SignedText] = {}
+    for number, shelf in enumerate(shelves):
+        columns = read_columns(Path(shelf.folder) / DOCUMENTS_FILE, ["doc_id", "text_sha256"])
+        for place, (doc_id, text) in enumerate(zip(columns["doc_id"], columns["text_sha256"], strict=True)):
+            if chosen.get(doc_id) == number:
+                members.setdefault(text, []).append(doc_id)
+                first.setdefault(text, SignedText(text, number, place))
+    return [first[text] for text in sorted(first)], members
+
+
+def _minima(texts: Sequence[SignedText], signed: Sequence[str]) -> Signatures:
+    """MinHash values of the texts; runs and paragraphs stay on disk, they are not needed and much larger."""
+    minima = np.zeros((len(texts), Signatures.join([]).minima.shape[1]), np.uint32)
+    n_shingles = np.zeros(len(texts), np.int64)
+    shelf = np.array([text.shelf for text in texts], np.int64)
+    place = np.array([text.place for text in texts], np.int64)
+    for number, folder in enumerate(signed):
+        own = np.flatnonzero(shelf == number)
+        if len(own):
+            stored = Signatures.load(Path(folder))
+            minima[own] = stored.minima[place[own]]
+            n_shingles[own] = stored.n_shingles[place[own]]
+    nothing = np.zeros(0, np.int64)
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    none = np.zeros(0, np.uint64)
+    return Signatures(minima, n_shingles, none, offsets, none, nothing, nothing, offsets)
+
+
+def _read_texts(wanted: Sequence[SignedText], shelves: Sequence[Shelf]) -> list[str]:
+    """Texts by their places, each table read once."""
+    by_shelf: dict[int, set[int]] = {}
+    for text in wanted:
+        by_shelf.setdefault(text.shelf, set()).add(text.place)
+    found: dict[tuple[int, int], str] = {}
+    for number, places in by_shelf.items():
+        texts = read_places(Path(shelves[number].folder) / DOCUMENTS_FILE, "text", sorted(places))
+        found |= {(number, place): text for place, text in texts.items()}
+    return [found[text.shelf, text.place] for text in wanted]
+
+
+def _known_pairs(tables: Sequence[str], texts: Sequence[SignedText]) -> Pairs | None:
+    """Pairs verified by earlier runs, in the indices of this one."""
+    place = {text.text_sha256: number for number, text in enumerate(texts)}
+    found: dict[tuple[int, int], float] = {}
+    for table in tables:
+        for row in stream_rows(Path(table)):
+            one, other = place.get(row["text_sha256"]), place.get(row["other_sha256"])
+            if one is not None and other is not None:
+                found[min(one, other), max(one, other)] = row["similarity"]
+    if not found:
+        return None
+    pairs = np.array(sorted(found), np.int64)
+    similarity = np.array([found[one, other] for one, other in pairs.tolist()])
+    return Pairs(pairs[:, 0], pairs[:, 1], similarity)
+
+
+def _pairs(pairs: Pairs) -> Iterator[tuple[int, int, float]]:
+    return zip(pairs.first.tolist(), pairs.second.tolist(), pairs.similarity.tolist(), strict=True)
+
+
+def _write_verified(path: Path, pairs: Pairs, texts: Sequence[SignedText]) -> None:
+    rows = (
+        {"text_sha256": texts[one].text_sha256, "other_sha256": texts[other].text_sha256, "similarity": similarity}
+        for one, other, similarity in _pairs(pairs)
+    )
+    write_table(path, VERIFIED_PAIRS, rows)
+
+
+def _write_tables(folder: Path, found: NearPairs, texts: Sequence[SignedText], members: dict[str, list[str]]) -> str:
+    """Write pairs and clusters; returns the digest of both."""
+    labels = clusters(len(texts), found.pairs)
+    sizes = np.bincount(labels, weights=[len(members[text.text_sha256]) for text in texts], minlength=len(texts))
+    near = []
+    for one, other, similarity in _pairs(found.pairs):
+        first, second = (min(members[texts[place].text_sha256]) for place in (one, other))
+        near.append({"doc_id": first, "other_id": second, "similarity": similarity})
+    write_table(folder / PAIRS_FILE, NEAR_PAIRS, near)
+    rows = [
+        {
+            "doc_id": doc_id,
+            "text_sha256": text.text_sha256,
+            "cluster": texts[label].text_sha256,  # texts are in order: the lowest digest of all members
+            "cluster_size": int(sizes[label]),
+        }
+        for text, label in zip(texts, labels.tolist(), strict=True)
+        for doc_id in members[text.text_sha256]
+    ]
+    rows.sort(key=lambda row: str(row["doc_id"]))
+    write_table(folder / CLUSTERS_FILE, CLUSTERS, rows)
+    near_digest = sha256_json([[row["doc_id"], row["other_id"], row["similarity"]] for row in near])
+    return sha256_json([near_digest, rows_digest((str(row["doc_id"]), str(row["cluster"])) for row in rows)])
+
+
+def _counts(found: NearPairs, texts: Sequence[SignedText], members: dict[str, list[str]]) -> dict[str, int]:
+    n_documents = sum(map(len, members.values()))
+    return {
+        "rows": n_documents,
+        "texts": len(texts),
+        "exact_duplicates": n_documents - len(texts),
+        "near_pairs": len(found.pairs),
+        "candidates": found.n_candidates,
+        "giant_buckets": found.n_giant_buckets,
+        "largest_bucket": found.largest_bucket,
+    }

@@ -1,0 +1,65 @@
+"""The stages that look at each document of a segment alone: measures, PII spans and signatures, in one pass.
+
+Nothing is decided here. What depends on thresholds or on other documents comes after, and computes none of this again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from storage.digest import sha256_json
+from storage.manifest import ArtifactRef
+from storage.schemas import MEASURES
+from storage.tables import stream_rows, union_digest, write_table
+from tasks.curate.dedup import Signatures, signatures
+from tasks.curate.measures import measure_documents
+from tasks.curate.normalise import DOCUMENTS_FILE
+from tasks.stage import Work, stage
+
+MEASURES_FILE = "measures.parquet"
+BATCH_DOCUMENTS = 256
+COLUMNS = ["doc_id", "kind", "title", "programming_language", "text", "text_sha256"]
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """Settings of the stage; there are none: a measure is no decision."""
+
+
+@stage("measure", version=1, unit="document")
+def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
+    """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
+    source = work.folder(documents) / DOCUMENTS_FILE
+    made = work.apart(measure_segment, source.stat().st_size, source=str(source), out=str(work.out))
+    work.counts["rows"] = work.counts["units"] = made["rows"]
+    work.counts["pii_spans"] = made["pii_spans"]
+    return str(made["digest"])
+
+
+def measure_segment(source: str, out: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Write measures and signatures of a table of documents; returns counts and a digest."""
+    signed: list[Signatures] = []
+    spans = 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal spans
+        documents = stream_rows(Path(source), COLUMNS)
+        done = 0
+        while batch := list(islice(documents, BATCH_DOCUMENTS)):
+            signed.append(signatures([row["text"] for row in batch]))
+            for row, measured in zip(batch, measure_documents(batch), strict=True):
+                spans += len(measured["pii"])
+                # the signatures are no columns, but follow from the text
+                content = {name: value for name, value in measured.items() if name != "doc_id"}
+                yield {**measured, "digest": sha256_json([row["text_sha256"], content])}
+            done += len(batch)
+            progress(done, done)
+
+    folder = Path(out)
+    count = write_table(folder / MEASURES_FILE, MEASURES, rows())
+    Signatures.join(signed).save(folder)
+    return {"rows": count, "pii_spans": spans, "digest": union_digest([folder / MEASURES_FILE])}

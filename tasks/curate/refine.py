@@ -1,0 +1,139 @@
+"""Refining: the text that models see, after cuts and redactions.
+
+Per segment again: a segment in which nothing is cut anew is not refined anew, whatever the rest of the corpus does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from storage.digest import sha256_json
+from storage.manifest import ArtifactRef
+from storage.schemas import REFINED
+from storage.tables import stream_rows, union_digest, write_table
+from tasks.curate.measure import MEASURES_FILE
+from tasks.curate.normalise import DOCUMENTS_FILE
+from tasks.curate.redaction import STAND_INS, cut, redact
+from tasks.stage import Work, stage
+
+Span = tuple[int, int]
+Cuts = dict[str, list[Span]]
+
+
+@dataclass(frozen=True)
+class RefineStageSettings:
+    """What is done to the texts of one segment.
+
+    Attributes:
+        redact: kinds of personal data that give way to stand-ins.
+        cuts: digest of what is cut out of the segment's documents; the cuts themselves come as a resource.
+    """
+
+    redact: tuple[str, ...]
+    cuts: str
+
+    @classmethod
+    def of(cls, kinds: tuple[str, ...], cuts: Cuts) -> RefineStageSettings:
+        """The settings for some cuts."""
+        return cls(kinds, sha256_json(sorted(cuts.items())))
+
+
+@stage("refine", version=1, unit="document", modules=("tasks.curate.curate",))
+def refine(work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef) -> str:
+    """Cut and redact the texts of one segment."""
+    source = work.folder(documents) / DOCUMENTS_FILE
+    listed = work.scratch / "cuts.json"  # may be long
+    listed.write_text(json.dumps(work.resources.cuts[settings.cuts]), encoding="utf-8")
+    made = work.apart(
+        refine_segment,
+        source.stat().st_size,
+        documents=str(source),
+        measures=str(work.folder(measures) / MEASURES_FILE),
+        cuts=str(listed),
+        redact_kinds=list(settings.redact),
+        out=str(work.out / DOCUMENTS_FILE),
+    )
+    work.counts.update(made["counts"])
+    return str(made["digest"])
+
+
+def refine_segment(
+    documents: str, measures: str, cuts: str, redact_kinds: list[str], out: str, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Write the refined documents of a segment; returns counts and a digest."""
+    cut_out: Cuts = json.loads(Path(cuts).read_text(encoding="utf-8"))
+    counts = {"redactions": 0, "cut_chars": 0}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        found = zip(
+            stream_rows(Path(documents), ["doc_id", "kind", "text"]),
+            stream_rows(Path(measures), ["doc_id", "pii"]),  # row for row the same documents
+            strict=True,
+        )
+        for row, measured in found:
+            spans = [(start, length) for start, length in cut_out.get(row["doc_id"], [])]
+            text, n_redacted = refine_text(row["text"], measured["pii"], redact_kinds, spans)
+            n_cut = sum(length for _, length in spans)
+            counts["redactions"] += n_redacted
+            counts["cut_chars"] += n_cut
+            encoded = text.encode()
+            yield {
+                "doc_id": row["doc_id"],
+                "kind": row["kind"],
+                "text": text,
+                "n_bytes": len(encoded),
+                "redactions": n_redacted,
+                "cut_chars": n_cut,
+                "digest": sha256_json([row["kind"], hashlib.sha256(encoded).hexdigest(), n_redacted, n_cut]),
+            }
+
+    n_rows = write_table(Path(out), REFINED, rows())
+    progress(n_rows, n_rows)
+    return {"counts": {**counts, "rows": n_rows, "units": n_rows}, "digest": union_digest([Path(out)])}
+
+
+def refine_text(
+    text: str, pii: Sequence[Mapping[str, Any]], kinds: Sequence[str], cuts: Sequence[Span]
+) -> tuple[str, int]:
+    """A text without what is cut out of it, and with stand-ins for what is private.
+
+    Args:
+        pii: spans with `kind`, `start` and `length`.
+        kinds: those that are replaced.
+        cuts: starts and lengths; like the spans in characters of this text.
+
+    Returns:
+        The text, and how many spans were replaced.
+    """
+    # a span that a cut touches goes with it, or what is left of it would be
+    whole = [(start, start + length) for start, length in cuts]
+    spans = [
+        span
+        for span in pii
+        if span["kind"] in kinds
+        and not any(start < span["start"] + span["length"] and span["start"] < end for start, end in whole)
+    ]
+    if not spans:
+        return (cut(text, cuts) if cuts else text), 0
+    redacted, counts = redact(text, spans, kinds)
+    return (cut(redacted, _moved(text, spans, cuts)) if cuts else redacted), sum(counts.values())
+
+
+def _moved(text: str, spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[Span]:
+    """Cuts in the characters of the redacted text."""
+    ordered = sorted(spans, key=lambda span: int(span["start"]))
+    starts = [int(span["start"]) for span in ordered]
+    grown = [
+        len(STAND_INS["ipv6" if span["kind"] == "ip" and ":" in text[start : start + span["length"]] else span["kind"]])
+        - span["length"]
+        for start, span in zip(starts, ordered, strict=True)
+    ]
+    shifts = [0, *accumulate(grown)]
+    return [(start + shifts[bisect_right(starts, start)], length) for start, length in cuts]

@@ -1,0 +1,194 @@
+"""Members of containers: goes through archives, archives inside them, and tables, and extracts each document.
+
+A container may break anywhere without harm to the members before, and one member's trouble is no other's. What is
+left out, by a limit or by damage, has a row of its own that says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from tasks.ingest.archives import read_archive
+from tasks.ingest.detect import CONTAINERS, Detected, identify
+from tasks.ingest.entries import Budget, Entry, numbered
+from tasks.ingest.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText
+from tasks.ingest.tables import read_table
+from tasks.ingest.text import clean
+
+# How a document that is no container is extracted: pages as they come, then the outcome without them.
+ExtractLeaf = Callable[[bytes, Detected], Generator[PageText, None, Extraction]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A member that holds no members: a document, a row, or something that could not be read."""
+
+    locator: str
+    entry: Entry
+    detected: Detected
+
+
+class Members:
+    """The members of one file.
+
+    Args:
+        data: The file.
+        detected: What it is; a container.
+        options: Limits, and what holds documents in a table.
+        passwords: Tried on encrypted members.
+        extract: Extracts a member that is a document.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        detected: Detected,
+        options: ExtractOptions,
+        passwords: Sequence[str],
+        extract: ExtractLeaf,
+    ) -> None:
+        self._data = data
+        self._detected = detected
+        self._options = options
+        self._passwords = passwords
+        self._extract = extract
+        self._budget = Budget(options)
+
+    def run(self, skip: int) -> Generator[MemberStarted | Extraction | None, None, str]:
+        """Extracts all members in order.
+
+        Args:
+            skip: So many members are passed over: they were done before.
+
+        Yields:
+            For each member: that it begins, None after each of its pages, its outcome.
+
+        Returns:
+            What was left out, in words; empty if nothing was.
+
+        Raises:
+            ExtractionProblem: The container cannot be opened, or holds nothing.
+        """
+        number, left_out = 0, ""
+        for leaf in self._leaves(self._data, self._detected, "", 1):
+            number += 1
+            over = number > self._options.archive_max_members
+            if over:
+                left_out = (
+                    f"members from {leaf.locator} on were not read: more than {self._options.archive_max_members} in "
+                    "one file (archive_max_members)"
+                )
+            elif self._budget.spent:
+                left_out = (
+                    f"members after {leaf.locator} were not read: all together they unpack to more than "
+                    f"{self._options.archive_max_bytes} bytes (archive_max_bytes)"
+                )
+            if number > skip:
+                yield MemberStarted(leaf.locator)
+                if over:
+                    yield _outcome(leaf, ExtractionProblem("rejected", "too_many", left_out))
+                else:
+                    yield from self._finish(leaf)
+            if left_out:
+                break
+        if number == 0:
+            raise ExtractionProblem("skipped", "empty", f"the {self._detected.kind} holds no members")
+        return left_out
+
+    def _finish(self, leaf: _Leaf) -> Iterator[Extraction | None]:
+        """A sign of life for each page, then the member's outcome."""
+        entry, outcome = leaf.entry, _outcome(leaf)
+        if entry.problem is None and entry.text is not None:
+            text = clean(entry.text)
+            outcome.encoding, outcome.encoding_confidence = "utf-8", 1.0
+            outcome.pages = [PageText(1, text, "text", "decoder", 1.0)]
+            if not text.strip():
+                outcome.status, outcome.reason_code, outcome.reason = "rejected", "no_text", "no text"
+        elif entry.problem is None:
+            pages: list[PageText] = []
+            outcome = yield from self._pages(leaf, pages)
+            outcome.pages = pages
+        if entry.problem is None:
+            outcome.size, outcome.sha256 = len(entry.data), hashlib.sha256(entry.data).hexdigest()
+        outcome.locator = leaf.locator
+        yield outcome
+
+    def _pages(self, leaf: _Leaf, pages: list[PageText]) -> Generator[None, None, Extraction]:
+        """Extracts a member's pages into the list; returns its outcome."""
+        try:
+            extraction = self._extract(leaf.entry.data, leaf.detected)
+            while True:
+                try:
+                    pages.append(next(extraction))
+                except StopIteration as end:
+                    outcome: Extraction = end.value
+                    return outcome
+                yield None
+        except MemoryError:
+            problem = ExtractionProblem("failed", "memory", "the member needs more memory than is left")
+        # As with a file: whatever a library raises about a hostile member is that member's outcome.
+        except Exception as error:  # noqa: BLE001
+            problem = ExtractionProblem("failed", "crashed", f"the extractor failed: {type(error).__name__}: {error}")
+        return _outcome(leaf, problem)
+
+    def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Iterator[_Leaf]:
+        """The members of a container, and those of the containers in it, at their place."""
+        n_entries = 0
+        try:
+            for entry in self._entries(data, detected):
+                n_entries += 1
+                yield from self._of_entry(entry, prefix, depth)
+                if self._budget.spent:
+                    return
+        except ExtractionProblem as problem:
+            if depth == 1 and n_entries == 0:
+                raise
+            # The whole file has no locator; what comes after its last sound entry does.
+            locator = prefix.removesuffix("/") if n_entries == 0 else numbered(prefix, n_entries + 1)
+            yield _Leaf(locator, Entry(locator, problem=problem), detected)
+        else:
+            if depth > 1 and n_entries == 0:
+                problem = ExtractionProblem("skipped", "empty", f"the {detected.kind} holds no members")
+                yield _Leaf(prefix.removesuffix("/"), Entry(prefix, problem=problem), detected)
+
+    def _entries(self, data: bytes, detected: Detected) -> Iterator[Entry]:
+        """The entries of one container."""
+        if detected.kind == "table":
+            return read_table(data, detected.media_type, self._options, self._budget)
+        return read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
+
+    def _of_entry(self, entry: Entry, prefix: str, depth: int) -> Iterator[_Leaf]:
+        """The entry itself, or what is in it."""
+        locator = prefix + entry.locator
+        if entry.problem is not None:
+            yield _Leaf(locator, entry, Detected("", "application/octet-stream"))
+            return
+        if entry.text is not None:
+            yield _Leaf(locator, entry, Detected("text", "text/plain"))
+            return
+        detected = identify(entry.data, entry.suffix, self._options)
+        if detected.kind not in CONTAINERS:
+            yield _Leaf(locator, entry, detected)
+        elif detected.kind == "archive" and depth >= self._options.archive_depth:
+            reason = f"an archive inside {depth} others; the limit is {self._options.archive_depth} (archive_depth)"
+            problem = ExtractionProblem("rejected", "too_deep", reason)
+            yield _Leaf(locator, Entry(locator, problem=problem), detected)
+        else:
+            yield from self._leaves(entry.data, detected, locator + "/", depth + 1)
+
+
+def _outcome(leaf: _Leaf, problem: ExtractionProblem | None = None) -> Extraction:
+    """The outcome of a member before it is read, or of one that cannot be."""
+    outcome = Extraction(
+        "ok",
+        kind=leaf.detected.kind,
+        media_type=leaf.detected.media_type,
+        programming_language=leaf.detected.programming_language,
+        locator=leaf.locator,
+    )
+    problem = problem or leaf.entry.problem
+    if problem is not None:
+        outcome.status, outcome.reason_code, outcome.reason = problem.status, problem.code, problem.reason
+    return outcome

@@ -1,0 +1,255 @@
+"""A document on its way through the pool: what each process is asked for, and how the answers become one outcome.
+
+A document is usually one part. It becomes more where many of its pages need OCR, so that all processes share them, and
+where a page or a member of a container takes its process down: the rest is then asked for again without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText, ReasonCode, judge_pages
+
+OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
+MAX_LOST_PAGES = 3  # A document that takes down more processes than this is given up.
+MAX_LOST_MEMBERS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractJob:
+    """A document to extract.
+
+    Attributes:
+        path: The file.
+        sha256: The digest that its bytes must have; if they do not, the outcome is "changed".
+        suffix: The suffix with the dot, or "".
+        options: What changes the result.
+        passwords: To be tried on what is encrypted.
+    """
+
+    path: Path
+    sha256: str
+    suffix: str
+    options: ExtractOptions = field(default_factory=ExtractOptions)
+    passwords: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a process was lost.
+
+    Attributes:
+        whole_document: Whether it was the document's own deadline, after which nothing more is tried.
+    """
+
+    code: ReasonCode
+    reason: str
+    whole_document: bool = False
+
+
+@dataclass(slots=True)
+class PartResult:
+    """What one process made of a part.
+
+    Attributes:
+        pages: The pages that arrived.
+        members: The members of a container that were finished.
+        member: Locator of the member that was in work at the end, if any.
+        detected: What is known of the document if the process says no more.
+        done: The process's own verdict, without pages and members; None if it was lost.
+        loss: Why it was lost; None if it was not.
+    """
+
+    pages: list[PageText] = field(default_factory=list)
+    members: list[Extraction] = field(default_factory=list)
+    member: str | None = None
+    detected: Extraction = field(default_factory=lambda: Extraction("failed"))
+    done: Extraction | None = None
+    loss: Loss | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process is asked for.
+
+    Attributes:
+        pages: Only these pages, in order; None for all.
+        first_page: Where to go on, if `pages` is None.
+        skip: Members of a container that were done before.
+        share_ocr: Whether pages may be put off, to be read by OCR in other processes.
+    """
+
+    document: Document
+    pages: tuple[int, ...] | None = None
+    first_page: int = 1
+    skip: int = 0
+    share_ocr: bool = True
+
+    def message(self, limits: Limits) -> dict[str, Any]:
+        """What the worker is told."""
+        job = self.document.job
+        return {
+            "path": str(job.path),
+            "sha256": job.sha256,
+            "suffix": job.suffix,
+            "options": job.options.to_dict(),
+            "passwords": list(job.passwords),
+            "limits": limits.to_dict(),
+            "pages": self.pages,
+            "first_page": self.first_page,
+            "skip": self.skip,
+            "ocr_pages": OCR_PAGES_PER_PART if self.share_ocr else None,
+        }
+
+    def where(self, result: PartResult) -> str:
+        """The place that the process is at."""
+        if result.member is not None:
+            return f"member {result.member!r}"
+        return f"page {self.page_in_work(result)}"
+
+    def rest(self, result: PartResult, lost: bool) -> Part | None:
+        """What is left to do after a process was lost; None if that was all.
+
+        Args:
+            lost: Whether the page or member in work is given up.
+        """
+        if result.member is not None or result.members:
+            return dataclasses.replace(self, skip=self.skip + len(result.members) + lost)
+        if self.pages is not None:
+            left = self.pages[len(result.pages) + lost :]
+            return dataclasses.replace(self, pages=left) if left else None
+        return dataclasses.replace(self, first_page=self.page_in_work(result) + lost)
+
+    def opens_document(self, result: PartResult) -> bool:
+        """Whether the process was still at the document's beginning."""
+        return self.pages is None and self.first_page == 1 and not result.pages
+
+    def page_in_work(self, result: PartResult) -> int:
+        """The page that the process was on."""
+        if self.pages is not None:
+            return self.pages[min(len(result.pages), len(self.pages) - 1)]
+        return result.pages[-1].page + 1 if result.pages else self.first_page
+
+
+class Document:
+    """A document in the making; its parts may be finished by several threads.
+
+    Args:
+        job: The document.
+
+    Attributes:
+        future: Gets the outcome.
+    """
+
+    def __init__(self, job: ExtractJob) -> None:
+        self.job = job
+        self.future: Future[Extraction] = Future()
+        self._lock = threading.Lock()
+        self._parts = 1
+        self._pages: dict[int, PageText] = {}
+        self._members: list[Extraction] = []
+        self._verdicts: list[Extraction] = []
+        self._detected = Extraction("failed")
+        self._losses: list[Loss] = []
+        self._given_up = False
+
+    def first_part(self) -> Part:
+        """The part that everything begins with."""
+        return Part(self)
+
+    def take(self, result: PartResult) -> None:
+        """Keeps what arrived."""
+        with self._lock:
+            self._pages.update((page.page, page) for page in result.pages)
+            self._members += result.members
+            if result.detected.media_type != self._detected.media_type:
+                self._detected = result.detected
+            if result.done is not None:
+                self._verdicts.append(result.done)
+
+    def lose(self, part: Part, result: PartResult) -> Part | None:
+        """Gives up the page or member that took a process down; returns what is to be tried next, if anything."""
+        loss = result.loss
+        assert loss is not None
+        with self._lock:
+            self._losses.append(loss)
+            if loss.whole_document:
+                self._given_up = True
+                return None
+            if result.member is not None:
+                self._members.append(Extraction("failed", loss.reason, loss.code, locator=result.member))
+                self._given_up = len(self._losses) > MAX_LOST_MEMBERS
+            elif result.members or part.skip or part.opens_document(result):
+                self._given_up = True  # The way to the next member or to the first page is the trouble.
+            else:
+                number = part.page_in_work(result)
+                self._pages[number] = _unread(self._pages.get(number), number, loss.reason)
+                self._given_up = len(self._losses) > MAX_LOST_PAGES
+            return None if self._given_up else part.rest(result, lost=True)
+
+    def shared_out(self, part: Part) -> Iterator[Part]:
+        """New parts for the pages that the first one put off for OCR."""
+        if not part.share_ocr:
+            return
+        with self._lock:
+            waiting = sorted(number for number, page in self._pages.items() if page.method == "deferred")
+            chunks = [waiting[at : at + OCR_PAGES_PER_PART] for at in range(0, len(waiting), OCR_PAGES_PER_PART)]
+            self._parts += len(chunks)
+        for chunk in chunks:
+            yield Part(self, pages=tuple(chunk), share_ocr=False)
+
+    def end_part(self) -> None:
+        """Notes that a part is over; the last one's end gives the outcome."""
+        with self._lock:
+            self._parts -= 1
+            if not self._parts and not self.future.done():
+                self.future.set_result(self._outcome())
+
+    def fail(self, error: BaseException) -> None:
+        """Hands an error of the pool to whoever waits; only the first one counts."""
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(error)
+
+    def _outcome(self) -> Extraction:
+        """All parts' results as one."""
+        outcome = dataclasses.replace(self._verdicts[0] if self._verdicts else self._detected)
+        outcome.pages = [self._final_page(self._pages[number]) for number in sorted(self._pages)]
+        outcome.members = self._members
+        if not self._losses and len(self._verdicts) == 1:
+            return outcome
+        if not self._members:
+            self._judge(outcome)
+        if self._losses and (self._given_up or not self._members):
+            # A document that is there but for a page stays one; what it lacks is told all the same.
+            last = self._losses[-1]
+            outcome.reason_code, outcome.reason = last.code, last.reason
+            if self._given_up or outcome.status != "ok":
+                outcome.status = "failed"
+        return outcome
+
+    def _judge(self, outcome: Extraction) -> None:
+        """Sets status and reason of a document that was read in several parts."""
+        judge_pages(outcome, self.job.options.ocr)
+        failed = next((verdict for verdict in self._verdicts if verdict.status == "failed"), None)
+        if outcome.status != "ok" and failed:
+            outcome.status, outcome.reason_code, outcome.reason = "failed", failed.reason_code, failed.reason
+
+    def _final_page(self, page: PageText) -> PageText:
+        """The page itself; one that was put off and never read says why."""
+        if page.method != "deferred":
+            return page
+        why = next((verdict.reason for verdict in self._verdicts if verdict.status == "failed"), "not read by OCR")
+        return _unread(page, page.page, why)
+
+
+def _unread(layer: PageText | None, number: int, error: str) -> PageText:
+    """A page that could not be read; its text layer stays where there is one."""
+    text = layer.text if layer else ""
+    return PageText(number, text, "text" if text.strip() else "none", layer.engine if layer else "", error=error)

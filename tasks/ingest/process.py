@@ -1,0 +1,210 @@
+"""One extraction process as its parent sees it: started, given a part of a document, listened to with deadlines, killed.
+
+What comes back is a `PartResult`: the pages and members that arrived, and either the worker's own verdict or the
+reason why the process was lost. Losing a process is an everyday result here, not an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.ingest.messages import MessageReader, ProtocolError, write_ascii_message
+from tasks.ingest.parts import Loss, Part, PartResult
+from tasks.ingest.records import Extraction, Limits, PageText
+
+START_SECONDS = 120.0  # Importing takes half a second; a machine that swaps may take a hundred times as long.
+
+
+class PoolError(RuntimeError):
+    """Raised when the pool itself fails: no worker can be started, or the pool is closed."""
+
+
+class WorkerProcess:
+    """One worker process and its folder for temporary files.
+
+    Args:
+        command: Its command line.
+        parent_folder: Where its folder is made.
+        number: Of the pool's thread that owns it.
+        stop: A descriptor that becomes readable when everything must end.
+    """
+
+    def __init__(self, command: Sequence[str], parent_folder: Path, number: int, stop: int) -> None:
+        self.served = 0
+        self._stop = stop
+        self._folder = Path(tempfile.mkdtemp(prefix=f"worker-{number}-", dir=parent_folder))
+        self._log = self._folder / "stderr.log"
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=_environment(self._folder),
+                    # A process group of its own can be killed whole, and a terminal's Ctrl-C does not reach
+                    # it.
+                    start_new_session=True,
+                    bufsize=0,
+                )
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise PoolError(f"no extraction process can be started with {command[0]}: {error}") from error
+        assert self._process.stdin and self._process.stdout
+        self._jobs, self._results = self._process.stdin, self._process.stdout
+        self._reader = MessageReader(self._results.fileno())
+        self._poll = select.poll()
+        self._poll.register(self._results, select.POLLIN)
+        self._poll.register(stop, select.POLLIN)
+        self._wait_until_ready()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it has had no work yet, so that nothing earlier can have damaged it."""
+        return self.served == 0
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        # Not reaped here: as long as it is not, its number, and so its group's, belongs to nobody else.
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def run(self, part: Part, limits: Limits) -> PartResult:
+        """Hands over a part of a document and collects what comes back.
+
+        A result with a `loss` means that the process hangs or died: it must be killed.
+
+        Raises:
+            PoolError: The pool is being closed.
+        """
+        self.served += 1
+        result = PartResult()
+        with contextlib.suppress(BrokenPipeError):  # A dead process is noticed where its answer is read.
+            write_ascii_message(self._jobs.fileno(), part.message(limits))
+        document_end = time.monotonic() + limits.document_seconds
+        while result.done is None and result.loss is None:
+            page_end = time.monotonic() + limits.page_seconds
+            try:
+                messages = self._next_messages(min(page_end, document_end))
+            except TimeoutError:
+                result.loss = _overdue(part.where(result), limits, whole_document=page_end > document_end)
+                break
+            except ProtocolError as error:
+                what = f"the extraction process sent something unreadable on {part.where(result)}: {error}"
+                result.loss = Loss("crashed", what)
+                break
+            if messages is None:
+                result.loss = self._died(part.where(result))
+                break
+            for message in messages:
+                if _take(message, result):
+                    # Each member of a container is a document, with a document's time.
+                    document_end = time.monotonic() + limits.document_seconds
+        return result
+
+    def kill(self) -> None:
+        """Kills the process with everything it started, and removes its temporary files."""
+        # Before it is reaped; see is_alive.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._jobs.close()
+        self._results.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_until_ready(self) -> None:
+        """Waits for the first message; a worker that cannot start is no document's fault."""
+        try:
+            messages = self._next_messages(time.monotonic() + START_SECONDS)
+        except (TimeoutError, ProtocolError, PoolError) as error:
+            self.kill()
+            if isinstance(error, PoolError):
+                raise
+            raise PoolError(f"an extraction process did not become ready: {error or 'it took too long'}") from None
+        if messages is None:
+            log = self._log.read_bytes()[-2000:].decode("utf-8", "replace")
+            self.kill()
+            raise PoolError(f"an extraction process could not start; its last words: {log.strip() or 'none'}")
+
+    def _next_messages(self, deadline: float) -> list[dict[str, Any]] | None:
+        """At least one message; None at the end of the stream.
+
+        Raises:
+            TimeoutError: None came before the deadline.
+            ProtocolError: What came is no message.
+            PoolError: The pool is being closed.
+        """
+        while True:
+            remaining = deadline - time.monotonic()
+            ready = dict(self._poll.poll(max(0.0, remaining) * 1000))
+            if self._stop in ready:
+                raise PoolError("the extraction pool was closed before this document was done")
+            if not ready:
+                raise TimeoutError
+            messages = self._reader.read_available()
+            if messages != []:
+                return messages
+
+    def _died(self, where: str) -> Loss:
+        """What to say of a process that is gone."""
+        # The rest of its group goes first; the leader's own exit status is settled by now.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        if status == -signal.SIGKILL:
+            reason = f"the extraction process was killed on {where}, most likely because memory ran out"
+            return Loss("memory", reason)
+        cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return Loss("crashed", f"the extraction process died ({cause}) on {where}")
+
+
+def _take(message: dict[str, Any], result: PartResult) -> bool:
+    """Adds one message to the result; returns whether a member of a container begins."""
+    if "page" in message:
+        result.pages.append(PageText.from_dict(message["page"]))
+    elif "member" in message:
+        result.member = message["member"]
+        return True
+    elif "member_done" in message:
+        result.members.append(Extraction.from_dict(message["member_done"]))
+        result.member = None
+    elif "detected" in message:
+        result.detected = dataclasses.replace(result.detected, **message["detected"])
+    elif "done" in message:
+        done = Extraction.from_dict(message["done"])
+        if done.reason_code == "memory":
+            result.loss = Loss("memory", done.reason)
+        else:
+            result.done = done
+    return False
+
+
+def _overdue(where: str, limits: Limits, whole_document: bool) -> Loss:
+    """What to say of a document that missed a deadline."""
+    if whole_document:
+        reason = f"the document took more than {limits.document_seconds:g} s; it was on {where}"
+        return Loss("timeout", reason, whole_document=True)
+    return Loss("timeout", f"{where} took more than {limits.page_seconds:g} s")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The worker's environment: its own folder for temporary files, one thread per OCR process."""
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_THREAD_LIMIT": "1"}
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        # Run from a source tree. The current folder is never searched (-P): a folder of documents may hold a
+        # json.py.
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = root + (os.pathsep + inherited if inherited else "")
+    return environment

@@ -1,0 +1,67 @@
+"""The language of a text: as py3langid says, only faster; and undetermined where nobody could say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.curate.measures import measure_documents
+from tasks.curate.measures.language import EXCERPT_CHARS, excerpt, identify
+
+TEXTS = {
+    "en": "The sheep went up the hill in the morning and came down again when the rain had begun to fall.",
+    "de": "Die Schafe gingen am Morgen auf den Hügel und kamen wieder herunter, als der Regen anfing.",
+    "fr": "Les moutons sont montés sur la colline le matin et sont redescendus quand la pluie a commencé.",
+    "es": "Las ovejas subieron a la colina por la mañana y bajaron cuando empezó a llover con fuerza.",
+    "ru": "Овцы поднялись утром на холм и спустились вниз, когда начался сильный дождь и подул ветер.",
+    "zh": "羊群早上上山吃草,下雨的时候又回来了。牧羊人和他的狗在山脚下等着它们回家。",
+    "ja": "羊たちは朝に丘へ登り、雨が降り始めるとまた下りてきた。羊飼いは犬と一緒に待っていた。",
+    "ar": "صعدت الخراف إلى التل في الصباح ثم نزلت عندما بدأ المطر يهطل بغزارة على المرعى الأخضر",
+}
+
+
+def test_each_text_is_of_its_language() -> None:
+    answers = identify(list(TEXTS.values()))
+    assert [language for language, _ in answers] == list(TEXTS)
+    assert all(confidence > 0.5 for _, confidence in answers)
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_the_answer_is_that_of_the_classifier_itself(language: str) -> None:
+    """Texts of one stride, which the automaton walks as the classifier does."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    text = TEXTS[language].encode()[:250].decode(errors="ignore")
+    ((found, confidence),) = identify([text])
+    expected, probability = model.classify(text)
+    assert found == expected
+    assert confidence == pytest.approx(probability, abs=0.002)
+
+
+def test_the_answer_does_not_depend_on_the_company() -> None:
+    texts = [text * n for n in (1, 9, 40) for text in TEXTS.values()]
+    assert identify(texts) == [identify([text])[0] for text in texts]
+
+
+@pytest.mark.parametrize("text", ["", "Sheep", "12345 " * 100, "... --- ...\n" * 50, "🐑" * 200])
+def test_what_is_too_short_or_no_language_is_undetermined(text: str) -> None:
+    assert identify([text]) == [("und", 0.0)]
+
+
+def test_capitals_are_read_as_small_letters() -> None:
+    assert identify([TEXTS["en"].upper()]) == identify([TEXTS["en"].lower()])
+
+
+def test_a_long_text_is_judged_by_its_beginning_and_its_middle() -> None:
+    text = "a" * 10_000 + "b" * 10_000
+    assert len(excerpt(text)) == 2 * EXCERPT_CHARS + 1
+    assert set(excerpt(text)) == {"a", "b", "\n"}
+    assert excerpt("short") == "short"
+
+
+def test_code_has_no_language() -> None:
+    rows = [
+        {"doc_id": kind, "kind": kind, "title": None, "programming_language": None, "text": TEXTS["en"]}
+        for kind in ("code", "pdf", "code", "text")
+    ]
+    assert [row["language"] for row in measure_documents(rows)] == ["und", "en", "und", "en"]

@@ -1,0 +1,245 @@
+"""Near-duplicates: every pair that brute force finds, with its exact similarity, and quickly where many are alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from dedup_samples import all_pairs, edited, plain_words, planted, prose
+
+from tasks.curate.dedup import (
+    NearPairs,
+    Pairs,
+    clusters,
+    giant_clusters,
+    keep_best,
+    near,
+    near_pairs,
+    shingle_sets,
+    signatures,
+)
+from tasks.curate.dedup.near import band_rows
+
+SHARES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
+
+
+class Reader:
+    """Gives texts, and remembers which were asked for."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+        self.asked: list[list[int]] = []
+
+    def __call__(self, documents: Sequence[int]) -> list[str]:
+        self.asked.append(list(documents))
+        return [self.texts[document] for document in documents]
+
+
+def find(texts: list[str], threshold: float = 0.8, **options: object) -> NearPairs:
+    return near_pairs(signatures(texts), Reader(texts), threshold, **options)  # type: ignore[arg-type]
+
+
+def as_dict(pairs: Pairs) -> dict[tuple[int, int], float]:
+    return dict(zip(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True), pairs.similarity, strict=True))
+
+
+def pairs_of(*pairs: tuple[int, int]) -> Pairs:
+    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Pairs.sorted(first, second, np.ones(len(pairs)))
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[str]:
+    return planted(60, SHARES)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 1.0])
+def test_what_brute_force_finds_is_found(corpus: list[str], threshold: float) -> None:
+    expected = all_pairs(corpus, threshold)
+    found = as_dict(find(corpus, threshold).pairs)
+    assert len(expected) > 50
+    assert len(found.keys() & expected.keys()) >= 0.98 * len(expected)
+
+
+def test_every_pair_found_has_the_similarity_of_brute_force(corpus: list[str]) -> None:
+    found = find(corpus)
+    truth = all_pairs(corpus, 0.01)
+    assert all(truth[pair] == similarity for pair, similarity in as_dict(found.verified).items())
+    assert as_dict(found.pairs) == {pair: value for pair, value in as_dict(found.verified).items() if value >= 0.8}
+
+
+def test_pairs_are_in_order(corpus: list[str]) -> None:
+    pairs = find(corpus).pairs
+    listed = list(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    assert listed == sorted(set(listed))
+    assert (pairs.first < pairs.second).all()
+
+
+@pytest.mark.parametrize("max_bucket", [3, 64])
+def test_the_order_of_documents_changes_nothing(corpus: list[str], max_bucket: int) -> None:
+    corpus = list({tuple(plain_words(text)): text for text in corpus}.values())
+    shuffled = random.Random(5).sample(range(len(corpus)), len(corpus))
+    before = as_dict(find(corpus, max_bucket=max_bucket).pairs)
+    after = as_dict(find([corpus[place] for place in shuffled], max_bucket=max_bucket).pairs)
+    assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
+
+
+def test_the_order_of_documents_of_the_same_words_changes_nothing_if_they_are_ranked() -> None:
+    texts = ["The same words in all of these", "the same words in all of these", "THE SAME WORDS IN ALL OF THESE!"] * 30
+    rank = np.arange(90)
+    shuffled = np.random.default_rng(1).permutation(90)
+    before = as_dict(find(texts, max_bucket=3, rank=rank).pairs)
+    after = as_dict(find([texts[place] for place in shuffled], max_bucket=3, rank=rank[shuffled]).pairs)
+    assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
+
+
+def test_documents_without_words_are_near_nothing() -> None:
+    assert len(find(["", "", "...", " \n"]).pairs) == 0
+
+
+def test_no_documents_and_one_document_have_no_pairs() -> None:
+    assert len(find([]).verified) == len(find(["alone in the world it is"]).verified) == 0
+
+
+def test_short_documents_pair_when_all_their_words_are_the_same() -> None:
+    texts = ["one", "One!", "two words", "two, words", "words two", "one two"]
+    assert as_dict(find(texts).pairs) == {(0, 1): 1.0, (2, 3): 1.0}
+
+
+def test_text_without_spaces_between_words_is_compared_character_by_character() -> None:
+    draw = random.Random(1)
+    page = "".join(chr(draw.randrange(0x4E00, 0x9000)) for _ in range(400))
+    changed = page[:200] + "變" + page[201:]
+    (similarity,) = find([page, changed, page[::-1]]).pairs.similarity
+    assert similarity == all_pairs([page, changed], 0.1)[0, 1] == pytest.approx(391 / 401)
+
+
+@pytest.fixture(scope="module")
+def masses() -> list[str]:
+    """Thousands of copies of nearly one page, and a few documents of their own."""
+    page = prose(200, seed=1)
+    copies = [f"{page} {number} visits" for number in range(5_000)]
+    return copies + planted(5, (0.01,))
+
+
+def test_masses_of_one_page_are_compared_with_few(masses: list[str]) -> None:
+    found = find(masses)
+    assert found.n_giant_buckets >= 20
+    assert found.largest_bucket >= 4_500
+    assert found.n_candidates < 60_000
+    assert giant_clusters(clusters(len(masses), found.pairs), 1_000) == [(0, 5_000)]
+
+
+def test_one_of_a_mass_is_kept(masses: list[str]) -> None:
+    rank = np.arange(len(masses))[::-1]
+    found = find(masses, rank=rank)
+    kept, stands_for = keep_best(len(masses), found.pairs, rank)
+    assert np.flatnonzero(kept[:5_000]).tolist() == [4_999]
+    assert (stands_for[:5_000] == 4_999).all()
+
+
+def test_the_same_text_many_times_is_no_trouble() -> None:
+    found = find(["the very same text again and again"] * 2_000)
+    assert (clusters(2_000, found.pairs) == 0).all()
+    assert found.n_candidates < 20_000
+
+
+def test_known_similarities_are_not_computed_again(corpus: list[str]) -> None:
+    first = find(corpus)
+    reader = Reader(corpus)
+    again = near_pairs(signatures(corpus), reader, known=first.verified)
+    assert reader.asked == []
+    assert as_dict(again.verified) == as_dict(first.verified)
+
+
+def test_growth_reads_only_what_has_new_candidates(corpus: list[str]) -> None:
+    old = find(corpus)
+    family = range(15 * (1 + len(SHARES)), 16 * (1 + len(SHARES)))
+    grown = [*corpus, edited(corpus[family[0]], 0.01, seed=9)]
+    reader = Reader(grown)
+    found = near_pairs(signatures(grown), reader, known=old.verified)
+    assert as_dict(found.verified) == as_dict(find(grown).verified)
+    read = {document for documents in reader.asked for document in documents}
+    assert len(grown) - 1 in read
+    assert read <= {*family, len(grown) - 1}
+
+
+def test_texts_are_read_in_blocks_of_bounded_size(corpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = as_dict(find(corpus).verified)
+    monkeypatch.setattr(near, "BLOCK_SHINGLES", 2_000)
+    reader = Reader(corpus)
+    assert as_dict(near_pairs(signatures(corpus), reader).verified) == expected
+    assert len(reader.asked) > 10
+    assert all(documents == sorted(set(documents)) for documents in reader.asked)
+    assert max(shingle_sets(reader(documents)).offsets[-1] for documents in list(reader.asked)) <= 2_000
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0, 1.5])
+def test_a_threshold_that_is_no_similarity_is_refused(threshold: float) -> None:
+    with pytest.raises(ValueError, match="expected a number above 0"):
+        find(["a"], threshold)
+
+
+@pytest.mark.parametrize("threshold", [0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+def test_bands_find_a_pair_at_the_threshold(threshold: float) -> None:
+    rows = band_rows(threshold)
+    assert 1 - (1 - threshold**rows) ** (120 // rows) >= 0.995
+
+
+def test_clusters_join_what_pairs_join() -> None:
+    pairs = pairs_of((5, 2), (2, 8), (8, 1), (3, 4))
+    assert clusters(10, pairs).tolist() == [0, 1, 1, 3, 3, 1, 6, 7, 1, 9]
+
+
+def test_clusters_agree_with_a_walk_through_the_graph() -> None:
+    draw = random.Random(2)
+    edges = {tuple(sorted(draw.sample(range(400), 2))) for _ in range(300)}
+    neighbours: dict[int, set[int]] = {place: {place} for place in range(400)}
+    for one, other in edges:
+        neighbours[one].add(other)
+        neighbours[other].add(one)
+    expected = []
+    for start in range(400):
+        seen, front = {start}, {start}
+        while front:
+            front = {other for place in front for other in neighbours[place]} - seen
+            seen |= front
+        expected.append(min(seen))
+    assert clusters(400, pairs_of(*edges)).tolist() == expected  # type: ignore[arg-type]
+
+
+def test_a_long_chain_is_one_cluster() -> None:
+    places = np.random.default_rng(1).permutation(20_000)
+    chain = Pairs.sorted(places[:-1], places[1:], np.ones(19_999))
+    assert (clusters(20_000, chain) == 0).all()
+
+
+def test_documents_without_pairs_are_clusters_and_are_kept() -> None:
+    kept, stands_for = keep_best(3, pairs_of(), np.zeros(3))
+    assert clusters(3, pairs_of()).tolist() == stands_for.tolist() == [0, 1, 2]
+    assert kept.all()
+
+
+def test_the_best_of_a_pair_is_kept() -> None:
+    kept, stands_for = keep_best(4, pairs_of((0, 1), (2, 3)), np.array([2, 1, 5, 9]))
+    assert kept.tolist() == [False, True, True, False]
+    assert stands_for.tolist() == [1, 1, 2, 2]
+
+
+def test_the_far_end_of_a_chain_is_kept() -> None:
+    kept, stands_for = keep_best(4, pairs_of((0, 1), (1, 2), (2, 3)), np.arange(4))
+    assert kept.tolist() == [True, False, True, False]
+    assert stands_for.tolist() == [0, 0, 2, 2]
+
+
+def test_the_best_neighbour_stands_for_a_document() -> None:
+    _, stands_for = keep_best(3, pairs_of((0, 2), (1, 2)), np.array([1, 0, 2]))
+    assert stands_for.tolist() == [0, 1, 1]
+
+
+def test_giant_clusters_are_listed_by_size() -> None:
+    labels = np.array([0, 0, 2, 2, 2, 5, 6, 6])
+    assert giant_clusters(labels, 1) == [(2, 3), (0, 2), (6, 2)]
+    assert giant_clusters(labels, 3) == []

@@ -1,0 +1,222 @@
+"""Overlap: shares as sets give them, spans that give the text back, paragraphs that stand twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dedup_samples import edited, plain_runs, prose
+
+from tasks.curate.dedup import (
+    EvaluationSetError,
+    GramIndex,
+    Hashes,
+    containment,
+    duplicate_paragraphs,
+    evaluation_grams,
+    gram_hashes,
+    overlapping_spans,
+    signatures,
+)
+
+PAGE = prose(120, seed=1)
+MANUAL = f"{prose(3_000, seed=2)} {PAGE} {prose(3_000, seed=3)}"
+
+
+def share(text: str, others: list[str]) -> float:
+    """Share of a text's runs of thirteen words in other texts, by sets."""
+    stored = {run for other in others for run in plain_runs(other, 13)}
+    runs = plain_runs(text, 13)
+    return sum(run in stored for run in runs) / len(runs) if len(runs) >= 13 else 0.0
+
+
+def write(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def full_grams(*texts: str) -> set[int]:
+    return set(gram_hashes(list(texts)).values.tolist())
+
+
+def test_a_page_inside_a_manual_is_wholly_contained() -> None:
+    found = containment(gram_hashes([PAGE]), [gram_hashes([MANUAL])])
+    assert found.validation.tolist() == [1.0]
+    assert found.training[0][0] == share(MANUAL, [PAGE]) < 0.02
+
+
+def test_shares_are_those_of_sets() -> None:
+    validation = [PAGE, edited(PAGE, 0.05, seed=1), prose(80, seed=9), "few words here", "", PAGE + PAGE]
+    training = [MANUAL, edited(PAGE, 0.02, seed=2), prose(500, seed=8), "few words here", "", PAGE]
+    blocks = [gram_hashes(training[:2]), gram_hashes([]), gram_hashes(training[2:])]
+    found = containment(gram_hashes(validation), blocks)
+    assert found.validation.tolist() == [share(text, training) for text in validation]
+    assert np.concatenate(found.training).tolist() == [share(text, validation) for text in training]
+    assert [len(block) for block in found.training] == [2, 0, 4]
+
+
+def test_a_text_spread_over_two_blocks_counts_in_both() -> None:
+    half = len(PAGE) // 2
+    parts = [prose(200, 5) + " " + PAGE[:half], PAGE[half:] + " " + prose(200, 6)]
+    found = containment(gram_hashes([PAGE]), [gram_hashes([part]) for part in parts])
+    assert found.validation[0] == share(PAGE, parts) > 0.7
+
+
+def test_short_documents_are_not_judged() -> None:
+    short, enough = prose(24, seed=1), prose(25, seed=1)
+    found = containment(gram_hashes([short, enough]), [gram_hashes([MANUAL, short, enough])])
+    assert found.validation.tolist() == [0.0, 1.0]
+
+
+def test_nothing_is_contained_in_nothing() -> None:
+    assert containment(gram_hashes([PAGE]), []).validation.tolist() == [0.0]
+    assert containment(gram_hashes([]), [gram_hashes([PAGE])]).training[0].tolist() == [0.0]
+
+
+def test_grams_kept_with_signatures_serve_as_blocks() -> None:
+    signed = signatures([prose(50, seed=4), PAGE])
+    found = containment(gram_hashes([PAGE]), [signed.gram_hashes])
+    assert found.training[0].tolist() == [0.0, 1.0]
+
+
+def test_an_index_finds_what_is_in_the_set_and_nothing_else() -> None:
+    values = np.random.default_rng(1).integers(0, 2**64, 300_000, dtype=np.uint64)
+    index = GramIndex(values[:1_000])
+    where, which = index.find(values)
+    assert where.tolist() == list(range(1_000))
+    assert np.array_equal(index.values[which], values[:1_000])
+
+
+def test_an_index_counts_per_document() -> None:
+    index = GramIndex(np.array([3, 5], np.uint64))
+    documents = Hashes(np.array([3, 3, 4, 5], np.uint64), np.array([0, 3, 3, 4]))
+    assert index.count(documents).tolist() == [2, 0, 1]
+
+
+def test_spans_give_the_text_back() -> None:
+    grams = evaluation_set(PAGE)
+    ((start, length),) = overlapping_spans(MANUAL, grams)
+    assert MANUAL[start : start + length] == PAGE.rstrip(",.\n")
+
+
+def evaluation_set(*texts: str) -> np.ndarray:
+    return np.unique(gram_hashes(list(texts)).values)
+
+
+def test_spans_that_touch_are_one_and_others_stay_apart() -> None:
+    first, second = prose(20, seed=4), prose(20, seed=5)
+    text = f"{first} {second} {prose(1, seed=6)} {first}"
+    spans = overlapping_spans(text, evaluation_set(first, second))
+    assert [text[start : start + length].split()[0] for start, length in spans] == [first.split()[0]] * 2
+    assert len(spans) == 2
+
+
+def test_cut_text_overlaps_no_more() -> None:
+    text = MANUAL
+    grams = evaluation_set(PAGE)
+    for start, length in reversed(overlapping_spans(text, grams)):
+        text = text[:start] + text[start + length :]
+    assert overlapping_spans(text, grams) == []
+    assert len(text) >= len(MANUAL) - len(PAGE)
+
+
+def test_spans_are_counted_in_characters_beyond_the_basic_plane() -> None:
+    text = f"😀 {prose(10, 3)} 😀😀 {PAGE}"
+    ((start, length),) = overlapping_spans(text, evaluation_set(PAGE))
+    assert text[start : start + length] == PAGE.rstrip(",.\n")
+
+
+@pytest.mark.parametrize("text", ["", "short", prose(100, seed=20)])
+def test_text_that_stands_nowhere_else_has_no_spans(text: str) -> None:
+    assert overlapping_spans(text, evaluation_set(PAGE)) == []
+    assert overlapping_spans(text, np.zeros(0, np.uint64)) == []
+
+
+def test_evaluation_sets_are_read_from_every_string(tmp_path: Path) -> None:
+    texts = [prose(20, seed) for seed in range(8)]
+    table = pa.table(
+        {
+            "question": [texts[0], None],
+            "choices": [[texts[1], texts[2]], []],
+            "meta": [{"source": texts[3], "number": 1}, None],
+            "kind": pa.array([texts[4], texts[4]]).dictionary_encode(),
+            "score": [1.0, 2.0],
+        }
+    )
+    pq.write_table(table, tmp_path / "set.parquet")
+    lines = [{"text": texts[5], "n": 3}, {"nested": [{"answer": texts[6]}]}]
+    write(tmp_path / "set.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
+    write(tmp_path / "set.txt", texts[7])
+    found = evaluation_grams([tmp_path / name for name in ("set.parquet", "set.jsonl", "set.txt")])
+    assert set(found.tolist()) == full_grams(*texts)
+    assert found.tolist() == sorted(found.tolist())
+
+
+def test_a_folder_stands_for_the_files_in_it(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    write(tmp_path / "deep" / "a.json", json.dumps([PAGE]))
+    write(tmp_path / "picture.bin", "no text")
+    assert set(evaluation_grams([tmp_path]).tolist()) == full_grams(PAGE)
+
+
+def test_short_texts_of_an_evaluation_set_forbid_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json.dumps({"q": PAGE, "a": "yes it is"}))
+    grams = evaluation_grams([path])
+    assert overlapping_spans("yes it is", grams) == []
+    assert set(grams.tolist()) == full_grams(PAGE)
+
+
+def test_evaluation_texts_go_through_what_documents_went_through(tmp_path: Path) -> None:
+    text = prose(20, seed=1) + " e\u0301te\u0301"
+    composed = text.replace("e\u0301", "é")
+    assert set(evaluation_grams([write(tmp_path / "a.txt", text)]).tolist()) == full_grams(composed)
+    upside_down = evaluation_grams([tmp_path / "a.txt"], normalise=lambda text: " ".join(text.split()[::-1]))
+    assert set(upside_down.tolist()) == full_grams(" ".join(text.split()[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"a": "b"}\n{oops\n', "line 2: no valid JSON"),
+        ("a.json", b"[" * 100_000, "no valid JSON"),
+        ("a.txt", b"\xff\xfe\x00", "no UTF-8 text"),
+        ("a.jsonl", b'"\xff"\n', "no UTF-8 text"),
+        ("a.parquet", b"PAR1 but no more", "cannot be read as Parquet"),
+        ("a.txt", b"  \n", "holds no text"),
+    ],
+)
+def test_a_damaged_evaluation_set_is_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(EvaluationSetError, match=message):
+        evaluation_grams([tmp_path / name])
+
+
+def test_a_missing_evaluation_set_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationSetError, match="is not there"):
+        evaluation_grams([tmp_path / "nowhere"])
+    with pytest.raises(EvaluationSetError, match="folder without any file"):
+        evaluation_grams([tmp_path])
+
+
+def test_a_paragraph_of_an_earlier_document_is_marked() -> None:
+    first, second, third = (prose(40, seed) for seed in (1, 2, 3))
+    texts = [f"{first}\n\n{second}", f"{third}\n\n{second}", "", f"{second}\n\n{first}"]
+    signed = signatures(texts)
+    paragraphs = signed.paragraph_spans
+    in_order = duplicate_paragraphs(paragraphs, np.arange(4))
+    assert in_order.tolist() == [False, False, False, True, True, True]
+    backwards = duplicate_paragraphs(paragraphs, np.array([9, 7, 3, 2]))
+    assert backwards.tolist() == [True, True, False, True, False, False]
+
+
+def test_a_paragraph_repeated_in_one_document_alone_is_not_marked() -> None:
+    paragraphs = Hashes(np.array([7, 7, 8, 7], np.uint64), np.array([0, 3, 4]))
+    assert duplicate_paragraphs(paragraphs, np.arange(2)).tolist() == [False, False, False, True]
+
+
+def test_no_paragraphs_give_no_marks() -> None:
+    assert duplicate_paragraphs(Hashes(np.zeros(0, np.uint64), np.zeros(4, np.int64)), np.arange(3)).tolist() == []

@@ -1,0 +1,149 @@
+"""Words and paragraphs as hashes: the words that plain Python finds, at their places, the same in any company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dedup_samples import plain_runs, plain_words, prose
+
+from tasks.curate.dedup import words as module
+from tasks.curate.dedup.words import BATCH_CHARS, Hashes, Spanned, joined, read_batches, word_hashes, word_runs
+
+PINNED_WORDS = ["0x48c07d5a8e0e72fa", "0x8bb5d581b6daf0cd"]
+PINNED_RUN = "0x6d219ab5f228acc0"
+PINNED_PARAGRAPH = "0x5f0b6b9f814fce2a"
+TEXTS = [
+    "",
+    " \n\n ",
+    "one",
+    "One, two; two_three 4five!",
+    "Größe naïve ÀÉ",
+    "他们在学校 and 学校",
+    "ひらがなカタカナ々 word漢字word",
+    "한국어 문장 입니다",
+    "emoji 😀 between 𐐀𐐨",
+    "lone \ud800 surrogate",
+    "-- ... !!",
+    "tab\tand\u00a0no-break\u3000wide",
+]
+
+
+def whole(texts: list[str]) -> Hashes:
+    return joined([batch.words for batch in read_batches(texts)])
+
+
+def paragraphs_of(text: str) -> Spanned:
+    (batch,) = read_batches([text], with_paragraphs=True)
+    return batch.paragraphs
+
+
+@pytest.mark.parametrize("text", [*TEXTS, prose(500, seed=1)])
+def test_words_stand_where_plain_python_finds_them(text: str) -> None:
+    words = word_hashes(text)
+    found = [text[start : start + length].lower() for start, length in zip(words.starts, words.lengths, strict=True)]
+    assert found == plain_words(text)
+
+
+def test_equal_words_have_equal_hashes_and_no_others() -> None:
+    text = " ".join([*TEXTS, prose(3_000, seed=2), *(f"w{number}" for number in range(20_000))])
+    hashes = word_hashes(text).values.tolist()
+    assert len(set(zip(plain_words(text), hashes, strict=True))) == len(set(hashes)) == len(set(plain_words(text)))
+
+
+def test_case_and_the_place_of_a_sigma_make_no_difference() -> None:
+    assert len(set(word_hashes("ΟΔΟΣ οδος οδοσ Οδός".replace("ό", "ο")).values.tolist())) == 1
+
+
+def test_hashes_are_the_same_for_ever() -> None:
+    assert [hex(value) for value in word_hashes("Sheepfold, 羊").values.tolist()] == PINNED_WORDS
+    assert hex(int(word_runs(word_hashes("a b c d e"), 5).values[0])) == PINNED_RUN
+    assert hex(int(paragraphs_of("a b " * 30).values[0])) == PINNED_PARAGRAPH
+
+
+def test_a_document_hashes_the_same_in_any_company() -> None:
+    texts = [*TEXTS, *(prose(900, seed) for seed in range(60))]
+    together = whole(texts)
+    for place, text in enumerate(texts):
+        assert np.array_equal(together.of(place), word_hashes(text).values)
+
+
+@pytest.mark.parametrize("n", [2, 5, 13])
+def test_runs_are_those_of_plain_python(n: int) -> None:
+    texts = [*TEXTS, *(prose(length, seed=7) for length in range(1, 30)), "a a a a a a a a a a a a a a a a a a"]
+    runs = word_runs(whole(texts), n)
+    pairs = set()
+    for place, text in enumerate(texts):
+        expected = plain_runs(text, n)
+        assert runs.counts[place] == len(expected)
+        pairs.update(zip(expected, runs.of(place).tolist(), strict=True))
+    assert len(pairs) == len({run for run, _ in pairs}) == len({value for _, value in pairs})
+
+
+def test_a_long_text_gives_the_words_of_its_parts() -> None:
+    text = prose(BATCH_CHARS // 2, seed=3)
+    assert len(text) > 2 * BATCH_CHARS
+    words = word_hashes(text)
+    cut = text.index(" ", len(text) // 3)
+    expected = [word_hashes(text[:cut]).values, word_hashes(text[cut:]).values]
+    assert np.array_equal(words.values, np.concatenate(expected))
+    assert text[words.starts[-1] :][: words.lengths[-1]].lower() == plain_words(text)[-1]
+
+
+def test_a_word_longer_than_a_piece_is_cut_the_same_in_any_company() -> None:
+    endless = "x" * (3 * BATCH_CHARS)
+    assert np.array_equal(whole(["a b", endless, "c"]).of(1), word_hashes(endless).values)
+    assert len(word_hashes(endless).values) == 3
+
+
+def test_paragraphs_are_blocks_between_empty_lines() -> None:
+    first, second = prose(30, seed=1).replace("\n", "\n  "), prose(30, seed=2)
+    text = f"\n\n{first}\n \t\nToo short.\n\n\n{second}\n"
+    found = paragraphs_of(text)
+    stretches = [text[start : start + length] for start, length in zip(found.starts, found.lengths, strict=True)]
+    assert stretches == [first.strip(), second.strip()]
+
+
+def test_paragraphs_differ_by_their_words_and_not_by_their_white_space() -> None:
+    text = prose(40, seed=1)
+    folded = " ".join(text.split())
+    same, case = paragraphs_of(text), paragraphs_of(folded)
+    assert same.values.tolist() == case.values.tolist()
+    assert paragraphs_of(folded.title()).values.tolist() != same.values.tolist()
+    assert paragraphs_of(folded.replace(",", ";")).values.tolist() != same.values.tolist()
+
+
+def test_a_paragraph_needs_eighty_characters_after_folding() -> None:
+    assert len(paragraphs_of("x" * 39 + "   \n   " + "y" * 40).values) == 1
+    assert len(paragraphs_of("x" * 39 + "   \n   " + "y" * 39).values) == 0
+
+
+def test_paragraphs_end_with_their_document() -> None:
+    text = prose(40, seed=1)
+    (batch,) = read_batches([text, text, "", text], with_paragraphs=True)
+    assert batch.paragraphs.counts.tolist() == [1, 1, 0, 1]
+    assert batch.paragraphs.starts.tolist() == [0, 0, 0]
+    assert len(set(batch.paragraphs.values.tolist())) == 1
+
+
+def test_paragraphs_of_a_long_text_are_all_found() -> None:
+    paragraphs = [prose(60, seed) for seed in range(1_000)]
+    text = "\n\n".join(paragraphs)
+    assert len(text) > 2 * BATCH_CHARS
+    assert paragraphs_of(text).values.tolist() == [int(paragraphs_of(part).values[0]) for part in paragraphs]
+
+
+def test_batches_hold_every_text_once_and_in_order() -> None:
+    texts = [prose(50, seed) for seed in range(300)] + ["x " * BATCH_CHARS, "", "end"]
+    batches = list(read_batches(texts))
+    assert [place for batch in batches for place in range(batch.first, batch.first + batch.count)] == list(range(303))
+    assert len(batches) > 2
+
+
+def test_no_texts_give_no_batches() -> None:
+    assert list(read_batches([])) == []
+
+
+@pytest.mark.parametrize("unit", ["\n", " \n", "a", "\n\na", "漢", "\t", "a\u0301"])
+def test_monotonous_text_takes_linear_time(unit: str) -> None:
+    words = module.word_hashes(unit * 1_000_000)
+    assert len(words.values) == len(words.starts)

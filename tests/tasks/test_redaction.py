@@ -1,0 +1,106 @@
+"""Redaction and cutting: what stands in for personal data, and what a cut leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.curate.measures.pii import KINDS, find_pii
+from tasks.curate.redaction import cut, redact
+
+LETTER = (
+    "Jane (jane@sheep.farm, +49 711 1234567) logged in from 93.184.216.34 and 2a00:1450:4001:81b::200e,\n"
+    "pays from DE89 3704 0044 0532 0130 00 or with 4111 1111 1111 1111; password = 'hG7$kQ2!mZ9'."
+)
+
+
+def spans(text: str) -> list[dict[str, Any]]:
+    return [span.to_dict() for span in find_pii(text)]
+
+
+def test_each_kind_gives_way_to_its_stand_in() -> None:
+    text, counts = redact(LETTER, spans(LETTER), KINDS)
+    assert text == (
+        "Jane (email@example.com, +1 202-555-0143) logged in from 192.0.2.1 and 2001:db8::1,\n"
+        "pays from [IBAN] or with [CARD]; password = '[SECRET]'."
+    )
+    assert counts == {"card": 1, "email": 1, "iban": 1, "ip": 2, "phone": 1, "secret": 1}
+
+
+def test_a_second_look_finds_nothing() -> None:
+    assert find_pii(redact(LETTER, spans(LETTER), KINDS)[0]) == []
+
+
+def test_other_kinds_stay() -> None:
+    text, counts = redact(LETTER, spans(LETTER), ["email"])
+    assert text == LETTER.replace("jane@sheep.farm", "email@example.com")
+    assert counts == {"email": 1}
+
+
+def test_a_text_without_spans_stays_as_it_is() -> None:
+    assert redact("all well", [], KINDS) == ("all well", {})
+
+
+def test_the_order_of_the_spans_does_not_matter() -> None:
+    assert redact(LETTER, spans(LETTER)[::-1], KINDS) == redact(LETTER, spans(LETTER), KINDS)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot redact shoe size; expected kinds among card, email"):
+        redact("text", [], ["shoe size"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [{"kind": "email", "start": 0, "length": 5}, {"kind": "ip", "start": 4, "length": 2}],
+        [{"kind": "ip", "start": 8, "length": 9}],
+    ],
+    ids=["overlap", "beyond the end"],
+)
+def test_spans_of_another_text_are_refused(wrong: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="must be those of this very text"):
+        redact("0123456789", wrong, KINDS)
+
+
+def cut_out(marked: str) -> str:
+    """Cut what stands in double square brackets."""
+    stretches, text = [], ""
+    for number, part in enumerate(marked.replace("]]", "[[").split("[[")):
+        if number % 2:
+            stretches.append((len(text), len(part)))
+        text += part
+    return cut(text, stretches)
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("one [[two]] three", "one three"),
+        ("one\n[[two]]\nthree", "one\nthree"),
+        ("one\n[[two\n]]three", "one\nthree"),
+        ("one [[two\nthree]] four", "one four"),
+        ("one[[ two ]]three", "onethree"),
+        ("one\n\n[[two]]\n\nthree", "one\n\nthree"),
+        ("one\n[[two]]\n\nthree", "one\n\nthree"),
+        ("one\n[[two]] three", "one\nthree"),
+        ("one [[two]]\nthree", "one\nthree"),
+        ("[[one]]\n\n  two", "  two"),
+        ("[[one ]]two", "two"),
+        ("one\n[[two]]", "one"),
+        ("[[one]]", ""),
+        ("one [[two]] [[three]] four", "one four"),
+        ("one\n[[two]]\n[[three]]\nfour", "one\nfour"),
+        ("[[one]] [[two]]\nthree [[four]]\n", "three"),
+        ("def a():\n    [[pass]]\n    return 1", "def a():\n    return 1"),
+        ("as  it\n\n\n is  [[not]]", "as  it\n\n\n is"),
+        ("nothing is cut  here \n", "nothing is cut  here \n"),
+    ],
+)
+def test_a_cut_leaves_no_seam(marked: str, expected: str) -> None:
+    assert cut_out(marked) == expected
+
+
+def test_overlapping_stretches_and_those_beyond_the_text_are_one_cut() -> None:
+    assert cut("one two three", [(4, 4), (6, 100), (-5, 2), (3, 0)]) == "one"
