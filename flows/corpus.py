@@ -40,15 +40,14 @@ MaybeSet = RefSet | Pending
 
 
 @dataclass(frozen=True)
-class Ingested:
-    """A corpus after ingestion; the lists have one entry for each segment.
+class Documents:
+    """A corpus as text; the lists have one entry for each segment.
 
     Attributes:
         segments: extraction segments in use.
         live: the live documents of each; empty where a plan cannot know them.
-        normalised, measured, refined: what was made of each.
-        curated: what is kept, dropped and held out.
-        texts: the refined documents as one table.
+        sizes: how many documents of each are live, or files where a plan does not know better.
+        normalised: the texts of each.
     """
 
     snapshot: Maybe
@@ -56,6 +55,18 @@ class Ingested:
     live: list[set[str]]
     sizes: list[int]
     normalised: list[Maybe]
+
+
+@dataclass(frozen=True)
+class Ingested(Documents):
+    """A corpus after ingestion.
+
+    Attributes:
+        measured, refined: what was made of each segment.
+        curated: what is kept, dropped and held out.
+        texts: the refined documents as one table.
+    """
+
     measured: list[Maybe]
     duplicates: Maybe
     curated: Maybe
@@ -76,38 +87,42 @@ class Extracted:
     contents: list[set[str]]
 
 
-def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> Ingested:
-    """Everything from the sources to the text that models see."""
+def read_documents(session: Session, sources: Sequence[Source], settings: Settings) -> Documents:
+    """From the sources to one clean text per document."""
     extracted = _extract(session, sources, settings)
     union = session.union(extracted.segments, "extracts.parquet", extracted.contents, identity="file_sha256")
     taken = session.run(snapshot, extracted.listing.settings(), segments=union)
     live = [_live(session, ref, wanted) for ref, wanted in zip(extracted.segments, extracted.contents, strict=True)]
     sizes = [len(found) or len(wanted) for found, wanted in zip(live, extracted.contents, strict=True)]
-
     segments = zip(extracted.segments, sizes, strict=True)
     normalised = session.run_each(normalise, [Call(settings.normalise, {"segment": ref}, n) for ref, n in segments])
-    texts = zip(normalised, sizes, strict=True)
-    measured = session.run_each(measure, [Call(MeasureSettings(), {"documents": ref}, n) for ref, n in texts])
-    documents = session.union(normalised, DOCUMENTS_FILE, live)
-    measures = session.union(measured, MEASURES_FILE, live)
+    return Documents(taken, extracted.segments, live, sizes, normalised)
 
+
+def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> Ingested:
+    """Everything from the sources to the text that models see."""
+    read = read_documents(session, sources, settings)
+    texts = zip(read.normalised, read.sizes, strict=True)
+    measured = session.run_each(measure, [Call(MeasureSettings(), {"documents": ref}, n) for ref, n in texts])
+    documents = session.union(read.normalised, DOCUMENTS_FILE, read.live)
+    measures = session.union(measured, MEASURES_FILE, read.live)
     if session.resources is not None:
         session.resources.verified_pairs = _verified_pairs(session)
-    duplicates = session.run(dedup, settings.dedup, snapshot=taken, documents=documents, measures=measures)
+    duplicates = session.run(dedup, settings.dedup, snapshot=read.snapshot, documents=documents, measures=measures)
     curated = session.run(
         curate,
         CurationSettings(settings.curate, settings.policy),
-        snapshot=taken,
+        snapshot=read.snapshot,
         documents=documents,
         measures=measures,
         duplicates=duplicates,
         evaluation=_evaluation_sets(session, settings),
     )
-    refined = _refine(session, settings, curated, normalised, measured, live, sizes)
+    refined = _refine(session, settings, read, curated, measured)
+    refined_texts = session.union(refined, DOCUMENTS_FILE, read.live)
     return Ingested(
-        taken, extracted.segments, live, sizes, normalised, measured, duplicates, curated, refined,
-        session.union(refined, DOCUMENTS_FILE, live),
-    )  # fmt: skip
+        **vars(read), measured=measured, duplicates=duplicates, curated=curated, refined=refined, texts=refined_texts
+    )
 
 
 def _list(session: Session, sources: Sequence[Source], settings: Settings) -> list[ListedFile]:
@@ -200,30 +215,23 @@ def _evaluation_sets(session: Session, settings: Settings) -> Maybe:
 
 
 def _refine(
-    session: Session,
-    settings: Settings,
-    curated: Maybe,
-    normalised: Sequence[Maybe],
-    measured: Sequence[Maybe],
-    live: Sequence[set[str]],
-    sizes: Sequence[int],
+    session: Session, settings: Settings, read: Documents, curated: Maybe, measured: Sequence[Maybe]
 ) -> list[Maybe]:
     """Cut and redact each segment; a plan that does not know the cuts yet waits for them."""
     kinds = settings.refine.kinds
     if isinstance(curated, Pending):
         waiting = RefineStageSettings(kinds, "")
-        calls = [
-            Call(waiting, {"documents": curated, "measures": ref}, n) for ref, n in zip(measured, sizes, strict=True)
-        ]
-        return session.run_each(refine, calls)
+        return session.run_each(
+            refine, [Call(waiting, {"documents": curated, "measures": curated}, size) for size in read.sizes]
+        )
     cuts = _read_cuts(session.store.folder(curated) / CUTS_FILE)
     calls = []
-    for documents, measures, own, n in zip(normalised, measured, live, sizes, strict=True):
-        chosen = {doc_id: spans for doc_id, spans in cuts.items() if doc_id in own} if cuts else {}
-        stage_settings = RefineStageSettings.of(kinds, chosen)
+    for documents, measures, live, size in zip(read.normalised, measured, read.live, read.sizes, strict=True):
+        own = {doc_id: spans for doc_id, spans in cuts.items() if doc_id in live} if cuts else {}
+        call = Call(RefineStageSettings.of(kinds, own), {"documents": documents, "measures": measures}, size)
         if session.resources is not None:
-            session.resources.cuts[stage_settings.cuts] = chosen
-        calls.append(Call(stage_settings, {"documents": documents, "measures": measures}, n))
+            session.resources.cuts[call.settings.cuts] = own
+        calls.append(call)
     return session.run_each(refine, calls)
 
 

@@ -262,3 +262,11 @@ MEASURES = _schema(
     ),
     _required("digest", pa.string()),
 )
+
+# What the user's classifier says of each document of a segment: the probability, 0 to 1, that it is good.
+SCORES = _schema(
+    "scores",
+    _required("doc_id", pa.string()),
+    _required("score", pa.float64()),
+    _required("digest", pa.string()),
+)

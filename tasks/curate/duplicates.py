@@ -109,20 +109,18 @@ def _distinct_texts(live: dict[str, str], shelves: Sequence[Shelf]) -> tuple[lis
 
 def _minima(texts: Sequence[SignedText], signed: Sequence[str]) -> Signatures:
     """MinHash values of the texts; runs and paragraphs stay on disk, they are not needed and much larger."""
-    minima = np.zeros((len(texts), Signatures.join([]).minima.shape[1]), np.uint32)
-    n_shingles = np.zeros(len(texts), np.int64)
-    shelf = np.array([text.shelf for text in texts], np.int64)
-    place = np.array([text.place for text in texts], np.int64)
-    for number, folder in enumerate(signed):
-        own = np.flatnonzero(shelf == number)
-        if len(own):
-            stored = Signatures.load(Path(folder))
-            minima[own] = stored.minima[place[own]]
-            n_shingles[own] = stored.n_shingles[place[own]]
-    nothing = np.zeros(0, np.int64)
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    none = np.zeros(0, np.uint64)
-    return Signatures(minima, n_shingles, none, offsets, none, nothing, nothing, offsets)
+    by_shelf: dict[int, list[int]] = {}
+    for number, text in enumerate(texts):
+        by_shelf.setdefault(text.shelf, []).append(number)
+    parts = []
+    order: list[int] = []
+    for shelf, own in by_shelf.items():
+        places = np.array([texts[number].place for number in own], np.int64)
+        parts.append(Signatures.load(Path(signed[shelf])).outline().take(places))
+        order += own
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return Signatures.join(parts).take(back)
 
 
 def _read_texts(wanted: Sequence[SignedText], shelves: Sequence[Shelf]) -> list[str]:

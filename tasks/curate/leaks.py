@@ -33,8 +33,13 @@ class SignedShelf:
         ids = read_columns(measures / MEASURES_FILE, ["doc_id"])["doc_id"]
         self.places = [place for place, doc_id in enumerate(ids) if doc_id in wanted]
         self.doc_ids = [ids[place] for place in self.places]
-        self.signatures = Signatures.load(measures)
+        self._measures = measures
         self._documents = documents
+
+    @property
+    def signatures(self) -> Signatures:
+        """Mapped anew at each use: held open, those of a hundred segments would use up the files a process may have."""
+        return Signatures.load(self._measures)
 
     def drop(self, gone: Container[str]) -> None:
         """Take documents out of use."""
@@ -44,8 +49,7 @@ class SignedShelf:
 
     def grams(self, chosen: Sequence[int]) -> Hashes:
         """Runs of thirteen words of some of the documents, by their numbers here."""
-        taken = self.signatures.take(np.array([self.places[number] for number in chosen], np.int64))
-        return Hashes(taken.grams, taken.gram_offsets)
+        return self.signatures.gram_hashes.take(np.array([self.places[number] for number in chosen], np.int64))
 
     def texts(self, chosen: Sequence[int]) -> Iterator[tuple[int, str]]:
         """Texts of some of the documents."""
@@ -95,12 +99,12 @@ def repeated_paragraphs(shelves: Sequence[SignedShelf], order: Mapping[str, int]
     Args:
         order: the place of each document; lower is earlier.
     """
-    taken = [shelf.signatures.take(np.array(shelf.places, np.int64)) for shelf in shelves]
-    paragraphs = joined([Hashes(part.paragraphs, part.paragraph_offsets) for part in taken])
+    taken = [shelf.signatures.paragraph_spans.take(np.array(shelf.places, np.int64)) for shelf in shelves]
+    paragraphs = joined(taken)
     names = [doc_id for shelf in shelves for doc_id in shelf.doc_ids]
     mask = duplicate_paragraphs(paragraphs, np.array([order[name] for name in names], np.int64))
-    starts = np.concatenate([np.zeros(0, np.int64), *(part.paragraph_starts for part in taken)])
-    lengths = np.concatenate([np.zeros(0, np.int64), *(part.paragraph_lengths for part in taken)])
+    starts = np.concatenate([np.zeros(0, np.int64), *(part.starts for part in taken)])
+    lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in taken)])
     for number, name in enumerate(names):
         own = slice(int(paragraphs.offsets[number]), int(paragraphs.offsets[number + 1]))
         hit = np.flatnonzero(mask[own])

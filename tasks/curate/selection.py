@@ -113,7 +113,7 @@ def _refuse_near(
         return
     ends = np.array(sorted(similarity), np.int64)
     values = np.array([similarity[first, second] for first, second in ends.tolist()])
-    kept, stands_for = keep_best(len(ranked), Pairs(ends[:, 0], ends[:, 1], values), np.arange(len(ranked)))
+    kept, stands_for = keep_best(len(ranked), Pairs.sorted(ends[:, 0], ends[:, 1], values), np.arange(len(ranked)))
     for number in np.flatnonzero(~kept).tolist():
         keeper = int(stands_for[number])
         shared = similarity[min(number, keeper), max(number, keeper)]

@@ -30,6 +30,7 @@ COMPRESSED = ("application/gzip", "application/x-bzip2", "application/x-xz")
 _ZIP_ENTRY = b"PK\x01\x02"
 _ENTRIES_PER_MEMBER = 10  # A directory of this many times the member limit is not even looked through.
 _SMALL_CHUNK = 4096  # Python decompresses BZIP2 and LZMA inside ZIP without a bound on what one chunk expands to.
+_BUFFER_BYTES = 256 * 1024
 _LONGEST_TAR_HEADER = 32 * 1024  # Names and attributes; tarfile's search in them is quadratic in the worst case.
 _ENCRYPTED_FLAG = 0x1
 _AES_METHOD = 99
@@ -57,7 +58,7 @@ _TAR_KINDS = {
 _EXTENSIONS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,  # type: ignore[attr-defined]
+    tarfile.SOLARIS_XHDTYPE,
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
@@ -211,7 +212,9 @@ def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budg
         "application/x-bzip2": bz2.BZ2File,
         "application/x-xz": lzma.LZMAFile,
     }
-    stream = io.BufferedReader(_Booked(openers[media_type](io.BytesIO(data)), budget), 256 * 1024)
+    stream = io.BufferedReader(
+        cast("io.RawIOBase", _Booked(openers[media_type](io.BytesIO(data)), budget)), _BUFFER_BYTES
+    )
     name = _gzip_name(data) if media_type == "application/gzip" else ""
     locator = Locators().of(name or "content")
     try:
@@ -255,7 +258,7 @@ class _TarHeader(tarfile.TarInfo):
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _TarHeader:  # type: ignore[override]
         try:
-            header = cast("_TarHeader", super().fromtarfile(tarfile_))
+            header = super().fromtarfile(tarfile_)
         except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:

@@ -161,7 +161,7 @@ def looks_like_text(head: bytes, whole: bool = True) -> bool:
     Returns:
         False where NUL or other control bytes, speak against it.
     """
-    if not head or head.startswith(_WIDE_MARKS) or utf16_without_mark(head):
+    if not head or head.startswith(_WIDE_MARKS) or _wide_without_mark(head):
         return True
     controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
     try:
@@ -210,10 +210,15 @@ def _is_plain_ascii(head: bytes, suffix: str) -> bool:
 
 def _readable(head: bytes) -> str:
     """The head as text, as far as marks go, all of which are ASCII."""
-    wide = utf16_without_mark(head)
+    wide = _wide_without_mark(head)
     if wide or head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return head.decode(wide or "utf-16", "replace").lstrip("\ufeff")
     return head.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
+
+
+def _wide_without_mark(head: bytes) -> str | None:
+    """UTF-16 told by its zero bytes; most files have none, and need no closer look."""
+    return utf16_without_mark(head) if b"\x00" in head else None
 
 
 def _by_markup(text: str, suffix: str) -> Detected | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from tasks.ingest.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, SQLITE, Detected, identify
+from tasks.ingest.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, Detected, identify
 from tasks.ingest.formats.docx import read_docx
 from tasks.ingest.formats.html import read_html
 from tasks.ingest.formats.notebook import read_notebook
@@ -19,6 +19,7 @@ from tasks.ingest.image import extract_image
 from tasks.ingest.members import Members
 from tasks.ingest.pdf import extract_pdf
 from tasks.ingest.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
+from tasks.ingest.tables import SQLITE
 from tasks.ingest.text import decode
 
 _Title = TypeVar("_Title")

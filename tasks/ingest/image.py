@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import cast
 
 from PIL import Image, UnidentifiedImageError
@@ -22,12 +22,20 @@ FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
 PLAUSIBLE_DPI = range(70, 1201)  # Cameras and editors write 1 or 72 dpi into anything; Tesseract's estimate beats that.
 
 
-def extract_image(data: bytes, options: ExtractOptions) -> Generator[PageText, None, None]:
+def extract_image(
+    data: bytes,
+    options: ExtractOptions,
+    pages: Sequence[int] | None = None,
+    ocr_pages: int | None = None,
+) -> Generator[PageText, None, None]:
     """Reads an image, one page per frame of a TIFF.
 
     Args:
         data: The file.
         options: OCR options.
+        pages: Only these pages (from 1); None for all.
+        ocr_pages: After so many pages read by OCR the others are not read but yielded at once with the method
+            "deferred"; None for no limit.
 
     Yields:
         The pages; a damaged frame has an `error`, and the others go on.
@@ -46,13 +54,19 @@ def extract_image(data: bytes, options: ExtractOptions) -> Generator[PageText, N
         except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
             raise ExtractionProblem("failed", "corrupt", f"image cannot be opened: {error}") from None
         with image:
-            yield from _frames(image, options)
+            yield from _frames(image, options, pages, ocr_pages)
 
 
-def _frames(image: Image.Image, options: ExtractOptions) -> Generator[PageText, None, None]:
+def _frames(
+    image: Image.Image, options: ExtractOptions, pages: Sequence[int] | None, ocr_pages: int | None
+) -> Generator[PageText, None, None]:
     """The pages of an open image."""
+    wanted = None if pages is None else frozenset(pages)
+    n_read_by_ocr = 0
     page = 0
     while page == 0 or image.format == "TIFF":
+        if wanted is not None and page >= max(wanted, default=0):
+            return
         try:
             image.seek(page)
         except EOFError:
@@ -72,7 +86,14 @@ def _frames(image: Image.Image, options: ExtractOptions) -> Generator[PageText, 
         if page > options.max_pages:
             yield _failed(page, f"the image has more than {options.max_pages} frames; the rest was not read")
             return
-        yield _read_frame(image, page, options)
+        if wanted is not None and page not in wanted:
+            continue
+        if options.ocr and ocr_pages is not None and n_read_by_ocr >= ocr_pages:
+            yield PageText(page, "", "deferred", "pillow")
+            continue
+        record = _read_frame(image, page, options)
+        n_read_by_ocr += record.engine == "tesseract"
+        yield record
 
 
 def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageText:

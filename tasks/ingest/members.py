@@ -150,8 +150,8 @@ class Members:
             yield _Leaf(locator, Entry(locator, problem=problem), detected)
         else:
             if depth > 1 and n_entries == 0:
-                problem = ExtractionProblem("skipped", "empty", f"the {detected.kind} holds no members")
-                yield _Leaf(prefix.removesuffix("/"), Entry(prefix, problem=problem), detected)
+                nothing = ExtractionProblem("skipped", "empty", f"the {detected.kind} holds no members")
+                yield _Leaf(prefix.removesuffix("/"), Entry(prefix, problem=nothing), detected)
 
     def _entries(self, data: bytes, detected: Detected) -> Iterator[Entry]:
         """The entries of one container."""

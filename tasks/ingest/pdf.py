@@ -128,7 +128,8 @@ def _read_layer(page: pdfium.PdfPage) -> tuple[str, Routing]:
         n_characters = layer.count_chars()
         text = _text(layer, n_characters)
         text = text_in_column_order(page, layer, text, n_characters)
-                text = text.replace("\ufffe", "").replace("\u0002", "")
+        # PDFium puts U+FFFE where it joined a word hyphenated at a line end (in other calls U+0002).
+        text = text.replace("\ufffe", "").replace("\u0002", "")
         return text, route_page(page, layer, text, n_characters)
 
 

@@ -25,7 +25,10 @@ from tasks.ingest.parts import Document, ExtractJob, Part
 from tasks.ingest.process import PoolError, WorkerProcess
 from tasks.ingest.records import Extraction, Limits
 
-DOCUMENTS_PER_WORKER = 200  # Then a fresh one: native libraries leak, and fragment their heaps.
+# Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
+# files, so growth decides, and the number only bounds what growth does not show.
+DOCUMENTS_PER_WORKER = 5000
+GROWN_BYTES = 256 * 1024**2
 WORKER_COMMAND = (sys.executable, "-P", "-m", "tasks.ingest.worker")
 
 # Parts of documents in work come before new documents, and the end after both.
@@ -169,10 +172,10 @@ class ExtractionPool:
         result = worker.run(part, self._limits)
         document.take(result)
         if result.loss is None:
-            if worker.served >= DOCUMENTS_PER_WORKER or not worker.is_alive():
-                worker.kill()
-                return None, None
-            return None, worker
+            if worker.served < DOCUMENTS_PER_WORKER and worker.grown_bytes() < GROWN_BYTES and worker.is_alive():
+                return None, worker
+            worker.kill()
+            return None, None
         worker.kill()
         # An earlier document may have left the process damaged: only a fresh worker's word is final, so that an
         # outcome does not depend on a document's neighbours.

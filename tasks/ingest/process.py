@@ -24,6 +24,7 @@ from tasks.ingest.messages import MessageReader, ProtocolError, write_ascii_mess
 from tasks.ingest.parts import Loss, Part, PartResult
 from tasks.ingest.records import Extraction, Limits, PageText
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 START_SECONDS = 120.0  # Importing takes half a second; a machine that swaps may take a hundred times as long.
 
 
@@ -69,6 +70,7 @@ class WorkerProcess:
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(stop, select.POLLIN)
         self._wait_until_ready()
+        self._first_bytes = self._resident_bytes()
 
     @property
     def is_fresh(self) -> bool:
@@ -79,6 +81,17 @@ class WorkerProcess:
         """Whether the process still runs."""
         # Not reaped here: as long as it is not, its number, and so its group's, belongs to nobody else.
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def grown_bytes(self) -> int:
+        """Resident memory that it has gained since it was ready; 0 where nobody can tell."""
+        return self._resident_bytes() - self._first_bytes
+
+    def _resident_bytes(self) -> int:
+        try:
+            statm = Path(f"/proc/{self._process.pid}/statm").read_text("ascii")
+        except OSError:
+            return 0
+        return int(statm.split()[1]) * _PAGE_BYTES
 
     def run(self, part: Part, limits: Limits) -> PartResult:
         """Hands over a part of a document and collects what comes back.

@@ -132,13 +132,13 @@ def _is_text(kind: pa.DataType) -> bool:
 
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)  # type: ignore[no-any-return]
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _as_text(value: Any) -> str | None:
     """The value of one cell; text that is not UTF-8, which Parquet allows to be written, is repaired."""
     try:
-        return value.as_py()  # type: ignore[no-any-return]
+        return value.as_py()
     except UnicodeDecodeError as error:
         return bytes(error.object).decode("utf-8", "replace")
 
@@ -156,7 +156,8 @@ def json_lines_column(data: bytes, options: ExtractOptions) -> str | None:
     Returns:
         The first of these names that one of the first lines has with a text; None if there is none.
     """
-    start, names = 0, set()
+    start = 0
+    names: set[str] = set()
     for _ in range(LINES_LOOKED_AT):
         end = data.find(b"\n", start)
         line = data[start : end if end >= 0 else len(data)]
@@ -229,9 +230,9 @@ def _read_sqlite(data: bytes, options: ExtractOptions, budget: Budget) -> Iterat
             result = database.execute(options.sqlite_query)
             columns = [(str(column[0]), str(column[1])) for column in result.description or ()]
             texts = [name for name, kind in columns if kind in ("VARCHAR", "STRING")]
-            column = next((name for name in _wanted(options) if name in texts), None) or (texts or [None])[0]
+            column = next((name for name in (*_wanted(options), *texts) if name in texts), None)
             if column is None:
-                column = _choose_column([], options, [name for name, _ in columns])
+                column = _choose_column(texts, options, [name for name, _ in columns])
             place = [name for name, _ in columns].index(column)
             number = 0
             while rows := result.fetchmany(BATCH_ROWS):

@@ -12,6 +12,7 @@ from tasks.inspection.charts import BINS
 from tasks.inspection.elements import control_elements
 from tasks.inspection.inspection import Inspection, rounded
 from tasks.inspection.labels import visible
+from tasks.inspection.layout import fact_list, html_page, links, section
 from tasks.inspection.script import JAVASCRIPT
 from tasks.inspection.sections import (
     DIMENSIONS,
@@ -19,13 +20,11 @@ from tasks.inspection.sections import (
     attention_section,
     candidates_of,
     next_section,
-    section,
     sequence_section,
     states_section,
     trace_section,
     vectors_section,
 )
-from tasks.inspection.style import CSS
 from tasks.inspection.subject import Subject
 from tasks.inspection.svg import Picture, element, escape
 from tasks.inspection.tables import Cell, more, scrolled, table
@@ -64,17 +63,9 @@ def to_html(inspection: Inspection) -> str:
     )
     # "<" cannot end the script element or begin a comment in it when it is written as an escape
     data = json.dumps(page_data(inspection), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # nothing may be fetched, whatever a prompt holds
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        "script-src 'unsafe-inline'; img-src data:\">"
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{CSS}</style></head>'
-        f'<body><a class="skip" href="#trace">Skip to the trace</a>{_header(inspection)}<main>{made}</main>'
-        f"<footer>Made by sheepfold inspect. Dropout is off, as in generation.</footer>"
-        f'<script type="application/json" id="data">{data}</script><script>{JAVASCRIPT}</script></body></html>\n'
-    )
+    scripts = f'<script type="application/json" id="data">{data}</script><script>{JAVASCRIPT}</script>'
+    footer = "Made by sheepfold inspect. Dropout is off, as in generation."
+    return html_page(title, ("trace", "Skip to the trace"), _header(inspection), made, footer, scripts)
 
 
 def page_data(inspection: Inspection) -> dict[str, Any]:
@@ -115,7 +106,6 @@ def _header(inspection: Inspection) -> str:
         "Norm": f"{config.norm}, {config.norm_order}",
         "Weights": _origin(subject),
     }
-    listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     likeliest = candidates_of(inspection)[-1]["candidates"][0]
     lead = (
         f"{inspection.n_tokens} tokens go in; the likeliest next one is “{likeliest['text']}” "
@@ -123,11 +113,10 @@ def _header(inspection: Inspection) -> str:
     )
     if subject.fresh:
         lead += " The weights are fresh and untrained, so what it predicts is chance."
-    links = "".join(f'<a href="#{name}">{escape(text)}</a>' for name, text in SECTIONS.items())
     return (
-        f'<header><h1>Inside {escape(subject.name)}</h1><div class="prompt" dir="ltr" tabindex="0" role="group" '
+        f'<h1>Inside {escape(subject.name)}</h1><div class="prompt" dir="ltr" tabindex="0" role="group" '
         f'aria-label="Prompt">{escape(visible(inspection.prompt))}</div><p class="lead" style="margin-top:12px">'
-        f'{escape(lead)}</p><dl class="facts">{listed}</dl><nav aria-label="Sections">{links}</nav></header>'
+        f"{escape(lead)}</p>{fact_list(facts)}{links(SECTIONS)}"
     )
 
 

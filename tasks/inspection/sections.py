@@ -10,6 +10,7 @@ from model.trace import Step
 from tasks.inspection import charts
 from tasks.inspection.inspection import Inspection, next_tokens, rounded
 from tasks.inspection.labels import short
+from tasks.inspection.layout import section
 from tasks.inspection.steps import sentence, title
 from tasks.inspection.svg import element, escape
 from tasks.inspection.tables import Cell, figure, more, scrolled, table
@@ -19,12 +20,6 @@ DIMENSIONS = 32  # of a state that the map shows
 CANDIDATES = 12
 _ROWS = 12  # of a step's table; of longer prompts the first and the last are shown
 SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # ink of the value classes
-
-
-def section(name: str, heading: str, why: str, content: str) -> str:
-    """A titled part of the page."""
-    top = element("h2", escape(heading), id=f"{name}-heading") + element("p", escape(why), class_="why")
-    return element("section", top + content, id=name, aria_labelledby=f"{name}-heading")
 
 
 def trace_section(inspection: Inspection) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-import tracemalloc
 import unicodedata
 from typing import Any
 
 import pytest
 
-from tasks.curate.hygiene import normalise_text, strip_line_ends
-from tasks.curate.normalise import distinct_share, document_row, letter_share
+from tasks.curate import normalise
+from tasks.curate.hygiene import NormaliseSettings, normalise_text, strip_line_ends
 
 KINDS = ["pdf", "image", "text", "code"]
 PROSE = ["pdf", "image", "text"]
@@ -21,8 +20,15 @@ def record(kind: str = "text", **changes: Any) -> dict[str, Any]:
     return {"doc_id": "d" * 64, "kind": kind, "title": None, "programming_language": None, **changes}
 
 
-def pages(*texts: str) -> list[dict[str, Any]]:
-    return [{"doc_id": "d" * 64, "page": number, "text": text} for number, text in enumerate(texts, 1)]
+def pages(*texts: str, method: str = "text", confidence: float | None = None) -> list[dict[str, Any]]:
+    return [
+        {"doc_id": "d" * 64, "page": number, "text": text, "method": method, "confidence": confidence}
+        for number, text in enumerate(texts, 1)
+    ]
+
+
+def document_row(record: dict[str, Any], pages: list[dict[str, Any]], **settings: bool) -> dict[str, Any]:
+    return normalise.document_row(record, pages, NormaliseSettings(**settings))
 
 
 def noise(seed: int) -> str:
@@ -144,42 +150,40 @@ def test_pages_are_joined_by_a_blank_line_in_order_and_empty_ones_leave_none() -
     assert row["text"] == "first\n\nsecond"
 
 
-def test_measures_describe_the_normalised_text() -> None:
+def test_sizes_describe_the_normalised_text() -> None:
     row = document_row(record(), pages("né 1\r\nx"))
-    assert (row["n_chars"], row["n_bytes"], row["n_lines"], row["letter_share"]) == (6, 7, 2, 0.75)
+    assert (row["n_bytes"], row["n_pages"], row["text"]) == (7, 1, "né 1\nx")
 
 
-def test_repetition_has_far_fewer_distinct_phrases_than_prose() -> None:
-    prose = document_row(record(), pages(" ".join(map(str, random.Random(0).choices(range(5_000), k=2_000)))))
-    spam = document_row(record(), pages("buy now " * 2_000))
-    assert spam["distinct_share"] < 0.01 < 0.2 < prose["distinct_share"]
-
-
-@pytest.mark.parametrize("n_words", [0, 99, 100, 101, 1_000])
-def test_the_distinct_share_is_that_of_the_phrases_of_five_words(n_words: int) -> None:
-    for seed in range(20):
-        words = random.Random(seed).choices(["a", "b", "ä", "sheep", "b\u200ba"], k=n_words)
-        text = "".join(word + random.Random(seed).choice([" ", "\n", "\u3000 ", "\x1c"]) for word in words)
-        phrases = [tuple(words[place : place + 5]) for place in range(n_words - 4)]
-        expected = round(len(set(phrases)) / len(phrases), 4) if n_words >= 100 else 1.0
-        assert distinct_share(text) == expected
-
-
-def test_the_distinct_share_of_a_long_text_needs_little_memory() -> None:
-    text = " ".join(str(number % 99_991) for number in range(600_000))
-    distinct_share("one " * 200)  # what is loaded once is no part of it
-    tracemalloc.start()
-    try:
-        distinct_share(text)
-        assert tracemalloc.get_traced_memory()[1] < 10 * len(text)
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_document_without_text_has_no_lines_and_no_letters() -> None:
+def test_a_document_without_pages_has_an_empty_text() -> None:
     row = document_row(record(), [])
-    assert (row["text"], row["n_chars"], row["n_lines"], row["letter_share"]) == ("", 0, 0, 0.0)
-    assert letter_share(" \n") == 0.0
+    assert (row["text"], row["n_bytes"], row["n_pages"], row["ocr_share"], row["ocr_confidence"]) == ("", 0, 0, 0.0, None)
+
+
+def test_the_share_of_pages_that_were_read_by_ocr_counts_those_read_in_part() -> None:
+    found = [*pages("a", "b"), *pages("c", method="ocr", confidence=90.0), *pages("d", method="both", confidence=60.0)]
+    row = document_row(record("pdf"), found)
+    assert (row["ocr_share"], row["ocr_confidence"]) == (0.5, 75.0)
+
+
+def test_a_page_read_by_ocr_that_does_not_know_how_sure_it_is_counts_for_no_mean() -> None:
+    found = [*pages("c", method="ocr", confidence=80.0), *pages("d", method="ocr"), *pages("e", confidence=10.0)]
+    assert document_row(record("pdf"), found)["ocr_confidence"] == 80.0
+
+
+def test_running_heads_go_where_that_is_asked_for_and_only_there() -> None:
+    words = ["one sheep", "two lambs", "three rams", "four ewes", "five dogs", "six goats"]
+    found = pages(*(f"The Shepherd's Almanac\n\n{word} on the hill\n\n{number}" for number, word in enumerate(words, 1)))
+    assert "Almanac" in document_row(record("pdf"), found)["text"]
+    stripped = document_row(record("pdf"), found, strip_running_heads=True)["text"]
+    assert "Almanac" not in stripped
+    assert all(word in stripped for word in words)
+
+
+def test_mojibake_is_repaired_unless_that_is_switched_off() -> None:
+    broken = pages("the café".encode().decode("cp1252"))
+    assert document_row(record(), broken)["text"] == "the café"
+    assert document_row(record(), broken, repair_mojibake=False)["text"] != "the café"
 
 
 def test_a_lone_surrogate_does_not_sink_its_segment() -> None:
@@ -194,8 +198,9 @@ def test_a_lone_surrogate_does_not_sink_its_segment() -> None:
         document_row(record(title="A title"), pages("a text")),
         document_row(record("code"), pages("a text")),
         document_row(record(programming_language="Python"), pages("a text")),
+        document_row(record(), pages("a text", method="ocr")),
     ],
-    ids=["text", "title", "kind", "language"],
+    ids=["text", "title", "kind", "language", "method"],
 )
 def test_the_digest_changes_with_the_content(changed: dict[str, Any]) -> None:
     assert document_row(record(), pages("a text"))["digest"] != changed["digest"]
@@ -205,10 +210,9 @@ def test_the_digest_changes_with_the_content(changed: dict[str, Any]) -> None:
     "same",
     [
         document_row(record(), pages("a text\r\n")),
-        document_row(record(), pages("", "a text")),
         document_row(record(doc_id="e" * 64), pages("a text")),
     ],
-    ids=["line-ends", "blank-page", "doc-id"],
+    ids=["line-ends", "doc-id"],
 )
 def test_the_digest_stays_with_the_content(same: dict[str, Any]) -> None:
     assert document_row(record(), pages("a text"))["digest"] == same["digest"]

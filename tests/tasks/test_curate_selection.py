@@ -1,173 +1,253 @@
-"""Selection: a split that depends on text alone, duplicates dropped with a reason, never an empty side."""
+"""Selection: a split that depends on text alone, duplicates refused with a reason, never an empty side."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from tasks.curate.selection import EmptyCorpus, hash_share, select, split_clusters
+from tasks.curate.selection import (
+    Candidate,
+    hash_share,
+    refuse_duplicates,
+    split_clusters,
+    split_documents,
+)
 from tasks.settings import CurateSettings
 
 SETTINGS = CurateSettings(validation_share=0.2)
+Pair = tuple[str, str, float]
 
 
-def document(text: str, doc_id: str = "", distinct_share: float = 0.4) -> dict[str, Any]:
-    return {
-        "doc_id": doc_id or hashlib.sha256(b"id" + text.encode()).hexdigest(),
-        "segment": "s",
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "n_chars": len(text),
-        "n_bytes": len(text.encode()),
-        "distinct_share": distinct_share,
-    }
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def documents(count: int, start: int = 0) -> list[dict[str, Any]]:
-    return [document(f"document number {number}") for number in range(start, start + count)]
+def candidate(text: str, doc_id: str = "", cluster: str = "", n_bytes: int = 0, ocr_share: float = 0.0) -> Candidate:
+    return Candidate(
+        doc_id=doc_id or sha256("id" + text),
+        segment="s",
+        text_sha256=sha256(text),
+        cluster=cluster or sha256(text),
+        n_bytes=n_bytes or len(text.encode()),
+        ocr_share=ocr_share,
+    )
 
 
-def sides(rows: list[dict[str, Any]]) -> dict[str, str]:
-    return {row["doc_id"]: row["split"] for row in rows}
+def candidates(count: int, start: int = 0) -> list[Candidate]:
+    return [candidate(f"document number {number}") for number in range(start, start + count)]
 
 
-def share_of(row: dict[str, Any]) -> float:
-    return hash_share(row["text_sha256"], SETTINGS.salt)
+def sides(items: Sequence[Candidate], settings: CurateSettings = SETTINGS) -> dict[str, str]:
+    """The side of each document."""
+    split = split_documents(items, settings)
+    return {item.doc_id: split[item.cluster] for item in items if item.cluster in split}
+
+
+def refused(items: Sequence[Candidate], near: Sequence[Pair] = (), drop_near: bool = True) -> dict[str, str]:
+    """The documents that duplicates cost, with the code."""
+    refuse_duplicates(items, near, drop_near)
+    return {item.doc_id: item.refusal[0] for item in items if item.refusal is not None}
+
+
+def share_of(item: Candidate) -> float:
+    return hash_share(item.text_sha256, SETTINGS.salt)
 
 
 def test_a_document_is_in_validation_if_the_hash_of_its_text_says_so() -> None:
-    rows = documents(200)
-    chosen = sides(select(rows, SETTINGS)[0])
-    assert chosen == {row["doc_id"]: "validation" if share_of(row) < 0.2 else "train" for row in rows}
+    items = candidates(200)
+    assert sides(items) == {item.doc_id: "validation" if share_of(item) < 0.2 else "train" for item in items}
 
 
 def test_about_the_share_asked_for_is_held_out() -> None:
-    chosen = sides(select(documents(2_000), SETTINGS)[0])
-    assert 0.17 < list(chosen.values()).count("validation") / 2_000 < 0.23
+    assert 0.17 < list(sides(candidates(2_000)).values()).count("validation") / 2_000 < 0.23
 
 
 def test_added_documents_move_no_other_between_the_sides() -> None:
-    before = sides(select(documents(100), SETTINGS)[0])
-    after = sides(select(documents(400), SETTINGS)[0])
-    assert before.items() <= after.items()
+    assert sides(candidates(100)).items() <= sides(candidates(400)).items()
 
 
 def test_removed_documents_move_no_other_between_the_sides() -> None:
-    rows = documents(100)
-    whole = sides(select(rows, SETTINGS)[0])
-    assert sides(select(rows[::2], SETTINGS)[0]).items() <= whole.items()
+    assert sides(candidates(100)[::2]).items() <= sides(candidates(100)).items()
 
 
 def test_the_order_of_documents_changes_nothing() -> None:
-    rows = [*documents(30), document("x", "1"), document("x", "2"), document("")]
-    shuffled = random.Random(3).sample(rows, len(rows))
-    assert select(shuffled, SETTINGS) == select(rows, SETTINGS)
+    near = [("1", "3", 0.9), ("3", "4", 0.8)]
+
+    def items() -> list[Candidate]:
+        alike = [candidate("x", "1", "c"), candidate("x", "2", "c"), candidate("y", "3", "c"), candidate("z", "4", "c")]
+        return [*candidates(30), *alike]
+
+    ordered, mixed = items(), random.Random(3).sample(items(), 34)
+    refuse_duplicates(ordered, near, drop_near=True)
+    refuse_duplicates(mixed, [(other, one, value) for one, other, value in reversed(near)], drop_near=True)
+    assert sorted(mixed, key=lambda item: item.doc_id) == sorted(ordered, key=lambda item: item.doc_id)
+    assert sides(mixed) == sides(ordered)
 
 
 def test_identity_and_segment_of_a_document_do_not_enter_its_side() -> None:
-    renamed = [{**row, "doc_id": row["doc_id"][::-1], "segment": "t"} for row in documents(100)]
-    expected = {row["doc_id"]: side for row, side in zip(renamed, _ordered_sides(documents(100)), strict=True)}
-    assert sides(select(renamed, SETTINGS)[0]) == expected
-
-
-def _ordered_sides(rows: list[dict[str, Any]]) -> list[str]:
-    chosen = sides(select(rows, SETTINGS)[0])
-    return [chosen[row["doc_id"]] for row in rows]
+    items = candidates(100)
+    renamed = [replace(item, doc_id=item.doc_id[::-1], segment="t") for item in items]
+    assert list(sides(renamed).values()) == list(sides(items).values())
 
 
 def test_another_salt_holds_out_other_documents() -> None:
-    other = CurateSettings(validation_share=0.2, salt="another")
-    assert sides(select(documents(100), SETTINGS)[0]) != sides(select(documents(100), other)[0])
+    assert sides(candidates(100)) != sides(candidates(100), CurateSettings(validation_share=0.2, salt="another"))
+
+
+def test_a_cluster_is_held_out_only_if_the_hash_of_every_text_in_it_says_so() -> None:
+    held_out = [item for item in candidates(300) if share_of(item) < 0.2]
+    trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
+    together = [replace(item, cluster="c") for item in held_out[:3]]
+    others = held_out[3:6]
+    assert split_documents([*together, *others], SETTINGS)["c"] == "validation"
+    assert split_documents([*together, *others, replace(trained, cluster="c")], SETTINGS)["c"] == "train"
+
+
+def test_merging_clusters_only_ever_moves_documents_out_of_validation() -> None:
+    rng = random.Random(5)
+    for _ in range(50):
+        items = candidates(40)
+        before = sides(items)
+        merged = [replace(item, cluster=f"c{rng.randrange(12)}") for item in items]
+        merged.append(next(item for item in candidates(300) if share_of(item) < 0.2))  # else one had to be chosen
+        after = sides(merged)
+        assert not [name for name in before if before[name] == "train" and after[name] == "validation"]
+
+
+def test_a_member_that_is_not_used_decides_all_the_same() -> None:
+    """Else a threshold that refuses it could move its cluster into validation."""
+    held_out = next(item for item in candidates(300) if share_of(item) < 0.2)
+    trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
+    pair = [replace(held_out, cluster="c"), replace(trained, cluster="c", refusal=("near_duplicate", ""))]
+    others = [item for item in candidates(30, start=400) if share_of(item) < 0.2]
+    assert split_documents([*pair, *others], SETTINGS)["c"] == "train"
+
+
+def test_a_cluster_of_refused_documents_has_no_side() -> None:
+    gone = replace(candidate("gone"), refusal=("too_short", ""))
+    assert split_documents([gone, *candidates(5)], SETTINGS).keys() == {item.cluster for item in candidates(5)}
 
 
 def test_of_documents_with_the_same_text_the_lowest_id_is_kept() -> None:
-    rows = [document("same", "c"), document("same", "a"), document("same", "b"), *documents(5)]
-    selection, dropped = select(rows, SETTINGS)
-    kept = {row["doc_id"]: row["kept"] for row in selection}
-    assert (kept["a"], kept["b"], kept["c"]) == (True, False, False)
-    assert [(row["doc_id"], row["reason_code"], row["reason"]) for row in dropped] == [
-        ("b", "duplicate_text", "same text as document a"),
-        ("c", "duplicate_text", "same text as document a"),
+    items = [candidate("same", "c"), candidate("same", "a"), candidate("same", "b"), *candidates(5)]
+    refuse_duplicates(items, (), drop_near=True)
+    assert {item.doc_id: item.refusal for item in items if item.refusal} == {
+        "b": ("duplicate_text", "same text as document a"),
+        "c": ("duplicate_text", "same text as document a"),
+    }
+
+
+def test_of_documents_with_the_same_text_one_that_was_typed_is_kept_before_one_that_was_read_by_ocr() -> None:
+    assert refused([candidate("same", "a", ocr_share=0.5), candidate("same", "b")]) == {"a": "duplicate_text"}
+
+
+def test_of_near_duplicates_the_typed_one_is_kept_then_the_longest_then_the_lowest_id() -> None:
+    scan, short, long = (
+        candidate("scan", "a", "c", n_bytes=900, ocr_share=1.0),
+        candidate("short", "b", "c", n_bytes=100),
+        candidate("long", "d", "c", n_bytes=101),
+    )
+    all_pairs = [("a", "b", 0.9), ("a", "d", 0.9), ("b", "d", 0.9)]
+    items = [scan, short, long]
+    assert refused(items, all_pairs) == {"a": "near_duplicate", "b": "near_duplicate"}
+    equal = [candidate("one", "x", "c", n_bytes=7), candidate("two", "y", "c", n_bytes=7)]
+    assert refused(equal, [("y", "x", 0.9)]) == {"y": "near_duplicate"}
+
+
+def test_a_near_duplicate_is_refused_with_the_document_that_stands_for_it_and_how_like_it_is() -> None:
+    items = [candidate("short", "a", "c", n_bytes=10), candidate("long", "b", "c", n_bytes=20)]
+    refuse_duplicates(items, [("a", "b", 0.87654)], drop_near=True)
+    assert items[0].refusal == ("near_duplicate", "nearly the same text as document b (Jaccard similarity 0.877)")
+    assert items[1].refusal is None
+
+
+def test_near_duplicates_stay_where_they_are_to_be_kept_and_exact_ones_do_not() -> None:
+    items = [candidate("one", "a", "c"), candidate("two", "b", "c"), candidate("two", "d", "c")]
+    assert refused(items, [("a", "b", 0.9)], drop_near=False) == {"d": "duplicate_text"}
+
+
+def test_a_document_like_one_that_is_itself_refused_is_kept() -> None:
+    """In a chain only neighbours resemble each other: with the middle gone the ends have nothing in common."""
+    chain = [
+        candidate("best", "a", "c", n_bytes=30),
+        candidate("middle", "b", "c", n_bytes=20),
+        candidate("far", "d", "c", n_bytes=10),
     ]
+    assert refused(chain, [("a", "b", 0.9), ("b", "d", 0.9)]) == {"b": "near_duplicate"}
+
+
+def test_a_refused_document_takes_no_like_one_with_it() -> None:
+    long = replace(candidate("long", "a", "c", n_bytes=30), refusal=("minified", ""))
+    items = [long, candidate("short", "b", "c", n_bytes=20)]
+    assert refused(items, [("a", "b", 0.95)]) == {"a": "minified"}
+
+
+def test_a_pair_of_texts_holds_for_every_document_that_has_them() -> None:
+    """The pair names the lowest document of each text; it may be refused for other reasons."""
+    first = replace(candidate("x", "a", "c", n_bytes=30), refusal=("licence", ""))
+    items = [first, candidate("x", "b", "c", n_bytes=30), candidate("y", "d", "c", n_bytes=20)]
+    assert refused(items, [("a", "d", 0.95)]) == {"a": "licence", "d": "near_duplicate"}
 
 
 def test_documents_with_the_same_text_are_on_the_same_side() -> None:
-    rows = [document(f"text {number % 20}", f"{number:03}") for number in range(60)]
+    items = [candidate(f"text {number % 20}", f"{number:03}") for number in range(60)]
     found: dict[str, set[str]] = {}
-    for row in select(rows, SETTINGS)[0]:
-        found.setdefault(row["cluster"], set()).add(row["split"])
+    for item in items:
+        found.setdefault(item.text_sha256, set()).add(sides(items)[item.doc_id])
     assert len(found) == 20
     assert all(len(side) == 1 for side in found.values())
 
 
-def test_too_short_documents_are_dropped_with_their_length() -> None:
-    settings = CurateSettings(min_chars=5)
-    selection, dropped = select([document("1234", "short"), *documents(4)], settings)
-    assert "short" not in sides(selection)
-    assert dropped == [
-        {
-            "doc_id": "short",
-            "reason_code": "too_short",
-            "reason": "4 characters after normalising, fewer than 5",
-        }
-    ]
-
-
-def test_a_document_is_long_enough_at_exactly_the_limit() -> None:
-    selection, dropped = select([document("12345", "fits"), *documents(4)], CurateSettings(min_chars=5))
-    assert "fits" in sides(selection)
-    assert dropped == []
-
-
-def test_repetition_is_dropped_with_the_share_of_distinct_phrases() -> None:
-    settings = CurateSettings(min_distinct_share=0.05)
-    rows = [document("spam " * 99, "spam", 0.0123), document("poem " * 99, "poem", 0.05), *documents(4)]
-    selection, dropped = select(rows, settings)
-    assert "poem" in sides(selection)
-    assert "spam" not in sides(selection)
-    assert [(row["doc_id"], row["reason_code"]) for row in dropped] == [("spam", "repetitive")]
-    assert "1.23%" in dropped[0]["reason"]
-    assert "5%" in dropped[0]["reason"]
-
-
-def test_every_document_is_selected_or_dropped() -> None:
-    rows = [document(""), document("spam", "spam", 0.0), document("x", "1"), document("x", "2"), *documents(20)]
-    selection, dropped = select(rows, SETTINGS)
-    kept = {row["doc_id"] for row in selection if row["kept"]}
-    gone = {row["doc_id"] for row in dropped}
-    assert kept | gone == {row["doc_id"] for row in rows}
-    assert not kept & gone
-
-
 def test_the_cluster_of_lowest_hash_is_validation_where_no_other_is() -> None:
-    settings = CurateSettings(validation_share=1e-9)
-    rows = documents(20)
-    lowest = min(rows, key=share_of)
-    chosen = sides(select(rows, settings)[0])
-    assert [doc_id for doc_id, side in chosen.items() if side == "validation"] == [lowest["doc_id"]]
+    items = candidates(20)
+    chosen = sides(items, CurateSettings(validation_share=1e-9))
+    lowest = min(items, key=share_of)
+    assert [doc_id for doc_id, side in chosen.items() if side == "validation"] == [lowest.doc_id]
 
 
 def test_growth_from_the_fallback_moves_documents_out_of_validation_only() -> None:
     settings = CurateSettings(validation_share=0.02)
-    before = sides(select(documents(5), settings)[0])
+    before = sides(candidates(5), settings)
     for count in range(6, 120, 7):
-        after = sides(select(documents(count), settings)[0])
+        after = sides(candidates(count), settings)
         assert not [name for name, side in before.items() if side == "train" and after[name] == "validation"]
 
 
 def test_training_is_never_empty_either() -> None:
-    settings = CurateSettings(validation_share=1 - 1e-9)
-    assert list(sides(select(documents(20), settings)[0]).values()).count("train") == 1
-
-
-@pytest.mark.parametrize("rows", [[], documents(1), [document("same", "a"), document("same", "b")], [document("")] * 3])
-def test_fewer_than_two_texts_are_refused_with_what_to_do(rows: list[dict[str, Any]]) -> None:
-    with pytest.raises(EmptyCorpus, match=r"[01] distinct document.*at least two.*add documents.*sheepfold sql"):
-        select(rows, SETTINGS)
+    chosen = sides(candidates(20), CurateSettings(validation_share=1 - 1e-9))
+    assert list(chosen.values()).count("train") == 1
 
 
 def test_two_texts_are_enough_and_part() -> None:
-    chosen = split_clusters(["a", "b"], SETTINGS)
-    assert sorted(chosen.values()) == ["train", "validation"]
+    assert sorted(split_clusters({"a": ["a"], "b": ["b"]}, SETTINGS).values()) == ["train", "validation"]
+
+
+def test_a_single_cluster_is_trained_on() -> None:
+    assert split_clusters({"a": ["a", "b"]}, CurateSettings(validation_share=0.999)) == {"a": "train"}
+
+
+def test_nothing_has_no_sides() -> None:
+    assert split_clusters({}, SETTINGS) == {}
+    assert split_documents([], SETTINGS) == {}
+
+
+def test_barred_clusters_are_trained_on_and_the_next_lowest_hash_is_held_out() -> None:
+    clusters = {item.cluster: [item.text_sha256] for item in candidates(20)}
+    settings = CurateSettings(validation_share=1e-9)
+    order = sorted(clusters, key=lambda name: hash_share(name, settings.salt))
+    assert split_clusters(clusters, settings, barred=order[:3])[order[3]] == "validation"
+    assert list(split_clusters(clusters, settings, barred=order[:3]).values()).count("validation") == 1
+
+
+def test_where_all_clusters_are_barred_none_is_held_out() -> None:
+    assert set(split_clusters({"a": ["a"], "b": ["b"]}, SETTINGS, barred=["a", "b"]).values()) == {"train"}
+
+
+@pytest.mark.parametrize("barred", [["a"], ["b"]])
+def test_of_two_clusters_the_one_that_is_not_barred_is_held_out(barred: list[str]) -> None:
+    chosen = split_clusters({"a": ["a"], "b": ["b"]}, CurateSettings(validation_share=1e-9), barred)
+    assert chosen == {"a": "validation", "b": "validation"} | dict.fromkeys(barred, "train")

@@ -148,8 +148,9 @@ def test_files_that_hold_a_licence_are_known_by_their_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["license.py", "licences.py", "copying.c", "LicenseView.java", "README", "licence-form-of-2026-and-much-more.pdf.bak.old.copy",
-             "relicensing.md", "licensed.txt", "", "license.json"]
+    "name",
+    ["license.py", "licences.py", "copying.c", "LicenseView.java", "README", "",
+     "licence-form-of-2026-and-much-more.pdf.bak.old.copy", "relicensing.md", "licensed.txt", "license.json"],
 )  # fmt: skip
 def test_other_files_are_not(name: str) -> None:
     assert not is_licence_file(name)

@@ -42,7 +42,7 @@ def files_of(ran: Ran) -> dict[str, dict[str, Any]]:
 
 
 def selection_of(ran: Ran) -> dict[str, dict[str, Any]]:
-    rows = read_rows(ran.folder(ran.prepared.curated) / "selection.parquet")
+    rows = read_rows(ran.folder(ran.ingested.curated) / "selection.parquet")
     return {row["doc_id"]: row for row in rows}
 
 
@@ -58,7 +58,7 @@ def digests(ran: Ran) -> dict[str, str]:
     """Of everything between files and sequences that is one artefact."""
     return {
         "snapshot": artifact(ran.ingested.snapshot).digest,
-        "curate": artifact(ran.prepared.curated).digest,
+        "curate": artifact(ran.ingested.curated).digest,
         "evalset": artifact(ran.prepared.evalset).digest,
         "tokenizer": artifact(ran.prepared.tokenizer).digest,
         "dataset": artifact(ran.prepared.dataset).digest,
@@ -187,7 +187,7 @@ def test_the_same_bytes_at_two_paths_are_two_files_and_one_document(home: Home, 
 def test_the_same_text_in_other_bytes_is_dropped_as_a_duplicate(home: Home, source: Path) -> None:
     (source / "windows.txt").write_bytes(text_of(3).replace("\n", "\r\n").encode())
     ran = run_prepare(home, source)
-    dropped = read_rows(ran.folder(ran.prepared.curated) / "dropped.parquet")
+    dropped = read_rows(ran.folder(ran.ingested.curated) / "dropped.parquet")
     ids = sorted(files_of(ran)[name]["doc_id"] for name in ("text-03.txt", "windows.txt"))
     assert [(row["doc_id"], row["reason_code"]) for row in dropped] == [(ids[1], "duplicate_text")]
     assert [selection_of(ran)[doc_id]["kept"] for doc_id in ids] == [True, False]
@@ -225,7 +225,7 @@ def test_another_split_makes_another_evaluation_set(home: Home, source: Path) ->
     before = run_prepare(home, source)
     after = run_prepare(home, source, tiny_settings("curate.salt=pepper"))
     assert after.prepared.evalset != before.prepared.evalset
-    trained = kept_documents(after.session.store, artifact(after.prepared.curated), "train")
+    trained = kept_documents(after.session.store, artifact(after.ingested.curated), "train")
     rows = read_columns(after.folder(after.prepared.evalset) / "documents.parquet", ["doc_id"])
     assert trained.keys().isdisjoint(rows["doc_id"])
 
@@ -382,8 +382,8 @@ def test_a_file_renamed_to_another_suffix_keeps_its_document(
 
 
 def test_a_document_that_lies_nowhere_is_an_error_and_not_left_out(tiny: Ran) -> None:
-    kept = {**kept_documents(tiny.session.store, artifact(tiny.prepared.curated)), "lost": Kept("nowhere", "train")}
-    tables = RefSet(tuple(artifact(ref) for ref in tiny.prepared.normalised), "")
+    kept = {**kept_documents(tiny.session.store, artifact(tiny.ingested.curated)), "lost": Kept("nowhere", "train")}
+    tables = RefSet(tuple(artifact(ref) for ref in tiny.ingested.normalised), "")
     with pytest.raises(StoreError, match=r"document lost lies in 0 of the 1 segments.*--refresh snapshot"):
         list(kept_rows(tiny.session.store, kept, tables, "documents.parquet", ["doc_id"]))
 

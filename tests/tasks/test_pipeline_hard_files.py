@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageDraw
 from tiny_run import direct_session, home_at, tiny_settings, write_texts
 
-from flows import pipeline
+from flows import corpus, pipeline
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest import ocr
@@ -41,7 +41,7 @@ def ingest(home: Home, source: Path, *settings: str, **options: Any) -> tuple[di
 
 def ingest_while_it_vanishes(home: Home, source: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Ingest while a file that was walked is gone when its turn comes; afterwards it is there again."""
-    choose = pipeline._choose_members
+    choose = corpus._choose_contents
     kept = (source / VICTIM).read_bytes()
 
     def choose_and_lose(*arguments: Any) -> Any:
@@ -49,7 +49,7 @@ def ingest_while_it_vanishes(home: Home, source: Path, monkeypatch: pytest.Monke
         return choose(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_choose_members", choose_and_lose)
+        patch.setattr(corpus, "_choose_contents", choose_and_lose)
         rows, _ = ingest(home, source)
     (source / VICTIM).write_bytes(kept)
     assert rows[VICTIM]["status"] == "failed"
@@ -112,7 +112,7 @@ def test_an_image_is_read_again_once_its_language_is_installed(
 ) -> None:
     scan(source)
     ingest(home, source, "extract.ocr_languages=eng+xxx")
-    monkeypatch.setattr(pipeline, "ocr_ready", lambda languages: languages == "eng+xxx")
+    monkeypatch.setattr(corpus, "ocr_ready", lambda languages: languages == "eng+xxx")
     assert ingest(home, source, "extract.ocr_languages=eng+xxx")[1].computed == 1
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tasks.curate.measures.batch import MAX_DOCUMENTS, Batch, highest_between, make_batch, share
+from tasks.curate.measures.batch import MAX_DOCUMENTS, Batch, Hashes, highest_between, make_batch, share
 from tasks.curate.measures.characters import DIGIT, LETTER, SPACE, SYMBOL, UNSPACED, UPPER
 from tasks.curate.measures.code import blob_share, comment_share, is_generated, is_minified
 from tasks.curate.measures.language import UNDETERMINED, identify
@@ -142,14 +143,18 @@ def _words(batch: Batch) -> dict[str, np.ndarray]:
 
 def _stop_words(batch: Batch) -> np.ndarray:
     """How many of the eight stop words occur in each document, in lower case."""
-    wanted = make_batch([" ".join(STOP_WORDS)]).word_hashes
+    wanted = _stop_word_hashes()
     short = np.flatnonzero(batch.word_lengths <= max(map(len, STOP_WORDS)))
-    order = np.argsort(wanted)
-    place = np.minimum(np.searchsorted(wanted[order], batch.word_hashes[short]), len(wanted) - 1)
-    hit = wanted[order][place] == batch.word_hashes[short]
+    place = np.minimum(np.searchsorted(wanted, batch.word_hashes[short]), len(wanted) - 1)
+    hit = wanted[place] == batch.word_hashes[short]
     present = np.zeros((batch.n_documents, len(wanted)), dtype=np.int64)
     present[batch.word_documents[short[hit]], place[hit]] = 1
     return present.sum(axis=1)
+
+
+@lru_cache(maxsize=1)
+def _stop_word_hashes() -> Hashes:
+    return np.sort(make_batch([" ".join(STOP_WORDS)]).word_hashes)
 
 
 def digest_of(measures: Row) -> str:

@@ -63,8 +63,8 @@ def comment_share(text: str, language: str | None) -> float:
     """Share of the lines with something on them that begin as a comment; 0 for an unknown language."""
     if not language:
         return 0.0
-    lines = sum(1 for _ in _WRITTEN_LINE.finditer(text))
-    comments = sum(1 for _ in _PATTERNS.get(language, _C_PATTERN).finditer(text))
+    lines = len(_WRITTEN_LINE.findall(text))
+    comments = len(_PATTERNS.get(language, _C_PATTERN).findall(text))
     return round(comments / lines, 4) if lines else 0.0
 
 

@@ -58,12 +58,14 @@ def find_pii(text: str, lowered: str | None = None, longest_word: int | None = N
 # e-mail
 
 _LOCAL_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%+-'")
-_DOMAIN = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z]{2,24})(?![A-Za-z0-9-])")
-# `icon@2x.png` and the like are files
+_DOMAIN = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z]{2,24})(?![A-Za-z0-9-])(@?)")
+# `aes256-gcm@openssh.com` and its like are ciphers, `icon@2x.png` and the like are files
 _FILE_SUFFIXES = frozenset(
     ("css", "dll", "gif", "htm", "html", "ico", "jpeg", "jpg", "js", "json", "md", "pdf", "png", "py", "so", "svg")
 )
-_RESERVED = re.compile(r"(?:.*\.)?(?:example\.(?:com|org|net)|example|test|invalid|localhost|local)", re.IGNORECASE)
+_RESERVED = re.compile(
+    r"(?:.*\.)?(?:example\.(?:com|org|net)|openssh\.com|example|test|invalid|localhost|local)", re.IGNORECASE
+)
 
 
 def _emails(text: str) -> Iterator[Span]:
@@ -74,18 +76,20 @@ def _emails(text: str) -> Iterator[Span]:
             start -= 1
         while start < at and text[start] in ".%+-'":
             start += 1
-        domain = _DOMAIN.match(text, at + 1) if start < at and text[at - 1] != "." else None
+        # in TeX, `\\name@part` and `a@b@c.d` are names of macros
+        is_name = text[start - 1 : start] in ("\\", "@") or text[at - 1] == "."
+        domain = _DOMAIN.match(text, at + 1) if start < at and not is_name else None
         if (
             domain
             and _is_mail_domain(domain)
             and not _is_repository(text[start:at], text[domain.end() : domain.end() + 1])
         ):
-            yield Span(start, domain.end() - start, "email")
+            yield Span(start, domain.end(1) - start, "email")
         at = text.find("@", at + 1)
 
 
 def _is_mail_domain(domain: re.Match[str]) -> bool:
-    return domain[1].lower() not in _FILE_SUFFIXES and not _RESERVED.fullmatch(domain[0])
+    return domain[1].lower() not in _FILE_SUFFIXES and not _RESERVED.fullmatch(domain[0]) and domain[2] != "@"
 
 
 def _is_repository(local: str, behind: str) -> bool:
@@ -100,7 +104,7 @@ _IPV4 = re.compile(r"(?<![0-9A-Za-z_.\-])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Z
 _IP_CONTEXT = re.compile(r"(?:\bip|address|host|server|client|ping|dns|peer|from|://|@)\W{0,4}$", re.IGNORECASE)
 _VERSION_CONTEXT = re.compile(
     r"(?:\bv|versions?|release|\bver\.?|\brev\.?|revision|build|firmware|driver|section|chapter|clause|§|[A-Za-z0-9]/|"
-    r"\boid|==|>=|<=|~=)[\s:=]{0,3}$",
+    r"\boid|identifier|==|>=|<=|~=)[\s:=('\"]{0,3}$",
     re.IGNORECASE,
 )
 _CARD = re.compile(r"(?<![0-9A-Za-z.,\-+/])[0-9](?:[ \-]?[0-9]){12,18}(?![0-9A-Za-z]|[.,\-/][0-9])")
@@ -116,6 +120,7 @@ _NORTH_AMERICAN = re.compile(
 _NATIONAL = re.compile(
     r"(?<![0-9A-Za-z.+])\(?0[0-9]{1,5}\)?(?:[ \u00a0/\-]{0,3}[0-9]){5,10}(?![0-9A-Za-z]|[.\-/][0-9])"
 )
+_DATE = re.compile(r"\+[12][0-9]{3}-[0-9]{2}-[0-9]{2}")
 _PHONE_CONTEXT = re.compile(
     r"(?:\btel|phone|telefon|téléphone|mobile?|\bcell|\bfax|\bcall|☎)[^\n0-9]{0,12}$", re.IGNORECASE
 )
@@ -147,8 +152,8 @@ def _ipv4(text: str, start: int, end: int) -> Iterator[Span]:
         if any(int(octet) > 255 or (octet[0] == "0" and len(octet) > 1) for octet in octets):
             continue
         before = _before(text, found.start())
-        # sections of documents and versions are made of small numbers; such an address needs a word that says so
-        small = max(map(int, octets)) < 32
+        # sections, versions and object identifiers look so; such an address needs a word that says what it is
+        small = max(map(int, octets)) < 32 or octets[:2] in (["1", "3"], ["2", "5"])
         if _VERSION_CONTEXT.search(before) and not before.endswith("//"):
             continue
         if small and not _IP_CONTEXT.search(before):
@@ -242,6 +247,8 @@ def _phones(text: str, start: int, end: int) -> Iterator[Span]:
 
 def _is_international(number: str, text: str, start: int) -> bool:
     digits = re.sub(r"[^0-9]", "", number)
+    if _DATE.match(number):
+        return False
     if not 8 <= len(digits) <= 15 or digits[3:9].startswith("55501") or digits[-7:-2] == "55501":
         return False
     separators = re.sub(r"[0-9+]", "", number)

@@ -28,6 +28,7 @@ _KEYS = {
     "eyJ": re.compile(r"eyJ[A-Za-z0-9_\-]{8,2000}+\.eyJ[A-Za-z0-9_\-]{8,8000}+\.[A-Za-z0-9_\-]{8,2000}+"),
 }
 _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BODY = re.compile(r"[A-Za-z0-9+/=]{16}")
 _PRIVATE_KEY_CHARS = 16_384
 
 # what the names of secrets begin with, and how they go on
@@ -71,9 +72,9 @@ def find_secrets(text: str, lowered: str, longest_word: int | None = None) -> It
         yield from _keys(text)
     if "PRIVATE KEY" in text:
         yield from _private_keys(text)
-    # lower case may be longer than the text in rare scripts; places are then no longer the same
-    if len(lowered) == len(text):
-        yield from _assignments(text, lowered)
+    if len(lowered) != len(text):  # the one character that is two in lower case would move all places
+        lowered = text.replace("\u0130", "I").lower()
+    yield from _assignments(text, lowered)
 
 
 def _keys(text: str) -> Iterator[tuple[int, int]]:
@@ -102,7 +103,8 @@ def _private_keys(text: str) -> Iterator[tuple[int, int]]:
             continue
         closing = opening[0].replace("BEGIN", "END", 1)
         end = text.find(closing, opening.end(), opening.end() + _PRIVATE_KEY_CHARS)
-        if end >= 0:
+        # code that reads and writes such files holds both lines, too, with no key between
+        if end >= 0 and _KEY_BODY.search(text, opening.end(), end):
             done = end + len(closing)
             yield start, done - start
 
@@ -111,6 +113,8 @@ def _assignments(text: str, lowered: str) -> Iterator[tuple[int, int]]:
     """Values that names like `password` and `api_key` are given, if they look random."""
     for name, rest in _NAMES.items():
         for start in _places(lowered, name):
+            if lowered.endswith("publickey", 0, start):  # the name of a .NET assembly has a token that is public
+                continue
             named = rest.match(lowered, start + len(name))
             found = _ASSIGNED.match(text, named.end()) if named else None
             if found is None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-# One character class and no alternation: linear on any input.
-_SPACES = re.compile(r"[ \t\n\r\f]+")
 _BLANK_RUNS = re.compile(r"\n{3,}")
 
 
@@ -24,7 +22,7 @@ class TextFlow:
 
     def text(self, text: str) -> None:
         """Adds text in which white space is only a separator."""
-        words = _SPACES.sub(" ", text)
+        words = _fold(text)
         if words in ("", " "):
             self._space = self._space or bool(words)
             return
@@ -69,3 +67,13 @@ class TextFlow:
         self._pieces.append(text)
         self._wanted = self._breaks = 0
         self._space = False
+
+
+def _fold(text: str) -> str:
+    """The text with one space for each run of white space; a no-break space is none."""
+    for character in "\t\n\r\f":
+        text = text.replace(character, " ")
+    # Each round halves the longest run, so this is n log n at worst, and much faster than an expression.
+    while "  " in text:
+        text = text.replace("  ", " ")
+    return text

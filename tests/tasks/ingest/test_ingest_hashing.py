@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.ingest import hashing
-from tasks.ingest.hashing import HashMemo, digest_files, hash_files, open_regular
+from tasks.ingest.hashing import HashMemo, digest_files, open_regular
 from tasks.ingest.walk import walk
 
 
@@ -44,25 +44,21 @@ def sha256(text: str) -> str:
 
 def test_digests_are_those_of_the_contents(tmp_path):
     files = make(tmp_path / "in", a="one", b="", c="two" * 100_000)
-    found = hash_files(files, HashMemo(tmp_path / "memo.db"), 2)
-    assert {path.name: digest for path, digest in found.items()} == {
-        "a": sha256("one"),
-        "b": sha256(""),
-        "c": sha256("two" * 100_000),
-    }
+    found = digest_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    assert found == [sha256("one"), sha256(""), sha256("two" * 100_000)]
 
 
 def test_an_unchanged_file_is_not_opened_again(tmp_path, opened, settled):
     files = make(tmp_path / "in", a="one", b="two")
-    first = hash_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    first = digest_files(files, HashMemo(tmp_path / "memo.db"), 2)
     opened.clear()
-    assert hash_files(files, HashMemo(tmp_path / "memo.db"), 2) == first
+    assert digest_files(files, HashMemo(tmp_path / "memo.db"), 2) == first
     assert opened == []
 
 
 def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_path, opened, settled):
     memo = HashMemo(tmp_path / "memo.db")
-    hash_files(make(tmp_path / "in", a="one", b="two"), memo, 2)
+    digest_files(make(tmp_path / "in", a="one", b="two"), memo, 2)
     changed = tmp_path / "in" / "a"
     before = changed.stat()
     deadline = time.monotonic() + 5
@@ -70,7 +66,7 @@ def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_
         changed.write_text("eno")
         os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
     opened.clear()
-    assert hash_files(walk([tmp_path / "in"]), memo, 2)[changed] == sha256("eno")
+    assert digest_files(walk([tmp_path / "in"]), memo, 2) == [sha256("eno"), sha256("two")]
     assert opened == [changed]
 
 
@@ -128,17 +124,17 @@ def test_a_name_that_is_not_utf8_is_remembered(tmp_path, opened, settled):
 def test_a_file_written_just_now_is_read_again_next_time(tmp_path, opened):
     files = make(tmp_path / "in", a="one")
     memo = HashMemo(tmp_path / "memo.db")
-    hash_files(files, memo, 1)
-    hash_files(files, memo, 1)
+    digest_files(files, memo, 1)
+    digest_files(files, memo, 1)
     assert len(opened) == 2
 
 
 def test_a_file_that_cannot_be_read_is_an_error_and_the_others_are_not(tmp_path):
     files = make(tmp_path / "in", gone="x", kept="y")
     (tmp_path / "in" / "gone").unlink()
-    found = hash_files(files, HashMemo(tmp_path / "memo.db"), 2)
-    assert isinstance(found[tmp_path / "in" / "gone"], FileNotFoundError)
-    assert found[tmp_path / "in" / "kept"] == sha256("y")
+    gone, kept = digest_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    assert isinstance(gone, FileNotFoundError)
+    assert kept == sha256("y")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database at all, but long enough" * 200], ids=["empty", "junk"])
@@ -146,26 +142,26 @@ def test_a_damaged_memo_is_replaced(tmp_path, content, opened, settled):
     (tmp_path / "memo.db").write_bytes(content)
     files = make(tmp_path / "in", a="one")
     for _ in range(2):
-        assert list(hash_files(files, HashMemo(tmp_path / "memo.db"), 1).values()) == [sha256("one")]
+        assert digest_files(files, HashMemo(tmp_path / "memo.db"), 1) == [sha256("one")]
     assert len(opened) == 1
 
 
 def test_a_memo_damaged_in_the_middle_costs_only_a_rehash(tmp_path, settled):
     files = make(tmp_path / "in", **{f"f{number}": str(number) for number in range(200)})
     path = tmp_path / "memo.db"
-    first = hash_files(files, HashMemo(path), 2)
+    first = digest_files(files, HashMemo(path), 2)
     size = path.stat().st_size
     with path.open("r+b") as memo:
         memo.seek(4096)
         memo.write(b"\xff" * (size - 4096))
-    assert hash_files(files, HashMemo(path), 2) == first
-    assert hash_files(files, HashMemo(path), 2) == first
+    assert digest_files(files, HashMemo(path), 2) == first
+    assert digest_files(files, HashMemo(path), 2) == first
 
 
 def test_a_memo_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     files = make(tmp_path / "in", a="one")
-    assert list(hash_files(files, HashMemo(tmp_path / "file" / "memo.db"), 1).values()) == [sha256("one")]
+    assert digest_files(files, HashMemo(tmp_path / "file" / "memo.db"), 1) == [sha256("one")]
 
 
 def test_several_processes_may_use_the_memo_at_once(tmp_path):
@@ -176,8 +172,8 @@ def test_several_processes_may_use_the_memo_at_once(tmp_path):
         "from tasks.ingest.walk import walk\n"
         "hashing.DISTRUST_NS, hashing.BATCH_FILES = -10**13, 5\n"
         "memo = hashing.HashMemo(pathlib.Path(sys.argv[2]))\n"
-        "found = hashing.hash_files(walk([pathlib.Path(sys.argv[1])]), memo, 2)\n"
-        "assert len(found) == 100 and all(isinstance(digest, str) for digest in found.values())\n"
+        "found = hashing.digest_files(walk([pathlib.Path(sys.argv[1])]), memo, 2)\n"
+        "assert len(found) == 100 and all(isinstance(digest, str) for digest in found)\n"
     )
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", script, str(tmp_path / "in"), str(tmp_path / "memo.db")]

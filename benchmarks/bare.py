@@ -1,0 +1,84 @@
+"""The other side of `benchmarks.ingest`: engines called as plainly as they can be, with nothing around them.
+
+    python -m benchmarks.bare pdf FILE...          one loop of pypdfium2 over the pages
+    python -m benchmarks.bare nasty ENGINE FILE    whether an engine finds a text layer
+
+Each prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def read_pdfs(paths: Sequence[str]) -> dict[str, int]:
+    """Pages and characters of the text layers."""
+    import pypdfium2
+
+    pages = chars = 0
+    for path in paths:
+        document = pypdfium2.PdfDocument(path)
+        for index in range(len(document)):
+            page = document[index]
+            layer = page.get_textpage()
+            chars += len(layer.get_text_range())
+            layer.close()
+            page.close()
+            pages += 1
+        document.close()
+    return {"pages": pages, "chars": chars}
+
+
+def has_text(engine: str, path: str) -> dict[str, bool]:
+    """Whether an engine by itself finds a letter in a PDF."""
+    if engine == "pypdf":
+        import pypdf
+
+        reader = pypdf.PdfReader(path)
+        if reader.is_encrypted:
+            reader.decrypt("")
+        return {"text": any(page.extract_text().strip() for page in reader.pages)}
+    import pypdfium2
+
+    document = pypdfium2.PdfDocument(path)
+    return {"text": any(page.get_textpage().get_text_range().strip() for page in document)}
+
+
+def in_parallel(shares: Sequence[Sequence[str]], environment: dict[str, str] | None = None) -> tuple[float, list[str]]:
+    """Run one command per share at once; returns seconds from the first start to the last end, and what they printed.
+
+    Args:
+        shares: whole command lines.
+    """
+    started = time.perf_counter()
+    running = [
+        subprocess.Popen(share, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        for share in shares
+    ]
+    printed = [process.communicate()[0] for process in running]
+    seconds = time.perf_counter() - started
+    for process, share in zip(running, shares, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(share[:4])} ... ended with exit code {process.returncode}")
+    return seconds, printed
+
+
+def dealt(paths: Sequence[Path], sizes: Sequence[float], hands: int) -> list[list[str]]:
+    """Files shared out so that the hands have about equal work: the largest first, each to whoever has least."""
+    shares: list[list[str]] = [[] for _ in range(hands)]
+    loads = [0.0] * hands
+    for size, path in sorted(zip(sizes, map(str, paths), strict=True), reverse=True):
+        least = loads.index(min(loads))
+        shares[least].append(path)
+        loads[least] += size
+    return shares
+
+
+if __name__ == "__main__":
+    task, *arguments = sys.argv[1:]
+    print(json.dumps(read_pdfs(arguments) if task == "pdf" else has_text(arguments[0], arguments[1])))

@@ -1,0 +1,224 @@
+"""Reading the examples that a classifier learns from, as the documents it will judge are read.
+
+In go files and folders, out come the distinct normalised texts of one side, in the order of their hashes: where an
+example lies, what its file is called and how often it is there change nothing. A file is one example, or a table of
+them; formats that need an extractor are refused, because what it makes of them should be seen before it is learnt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.digest import sha256_file
+from storage.errors import UserError
+from tasks.curate.classifier.features import READ_CHARS
+from tasks.curate.hygiene import normalise_text
+from tasks.ingest.detect import HEAD_BYTES, detect
+from tasks.ingest.tables import JSON_LINES, PARQUET
+from tasks.ingest.text import decode
+
+COLUMN = "text"
+MIN_EXAMPLES = 10
+MAX_EXAMPLES = 2_000  # of one side; more would cost much and teach little
+MAX_CHARS = 2**24  # of all examples of one side
+POSSIBLE = "possible are text files and, with a column named text, JSON lines (.jsonl, .ndjson) and Parquet"
+
+_READ_BYTES = 8 * READ_CHARS  # of a text file: enough characters in every encoding, with what normalising takes out
+_ROWS_AT_ONCE = 1_000
+_LINES_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson")
+
+
+class ExamplesError(UserError):
+    """Examples that are missing, too few, on both sides, or in no form that can be read."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of one side.
+
+    Attributes:
+        texts: normalised, distinct, in the order of their hashes; at most the first `READ_CHARS` characters of each.
+        repeated: how many more were equal to one of them.
+        empty: how many held no text.
+        left_out: how many were beyond `MAX_EXAMPLES` or `MAX_CHARS`.
+        places: hash of each distinct text, and where it was first found.
+    """
+
+    texts: list[str]
+    repeated: int
+    empty: int
+    left_out: int
+    places: dict[bytes, str]
+
+
+def file_identities(side: str, paths: Sequence[Path]) -> tuple[str, ...]:
+    """What identifies the examples of one side: for each file how it is read and its sha256, sorted.
+
+    Args:
+        side: `good` or `bad`, for messages.
+        paths: files and folders.
+
+    Raises:
+        ExamplesError: if one is not there, or is nothing that can be read.
+    """
+    return tuple(sorted({f"{_form(side, path)} {sha256_file(path)}" for path in _files(side, paths)}))
+
+
+def read_examples(side: str, paths: Sequence[Path]) -> Examples:
+    """Read the examples of one side.
+
+    Args:
+        side: `good` or `bad`, for messages.
+        paths: files and folders; hidden files in folders are left out.
+
+    Raises:
+        ExamplesError: if they cannot be read, or are fewer than `MIN_EXAMPLES`.
+    """
+    places: dict[bytes, str] = {}
+    chosen: dict[bytes, str] = {}
+    repeated = empty = held = 0
+    for path in _files(side, paths):
+        for place, raw in _raw_texts(side, path):
+            text = normalise_text(raw[: 2 * READ_CHARS], "text")[:READ_CHARS]
+            if not text.strip():
+                empty += 1
+                continue
+            digest = hashlib.sha256(text.encode()).digest()
+            if digest in places:
+                repeated += 1
+                continue
+            places[digest] = place
+            chosen[digest] = text
+            held += len(text)
+            if len(chosen) > 2 * MAX_EXAMPLES or held > 2 * MAX_CHARS:  # what is beyond the limits now, stays so
+                chosen = _within_limits(chosen)
+                held = sum(map(len, chosen.values()))
+    chosen = _within_limits(chosen)
+    if len(chosen) < MIN_EXAMPLES:
+        raise ExamplesError(
+            f"classifier.{side} gives {len(chosen)} different texts ({repeated} repeated, {empty} empty), expected "
+            f"{MIN_EXAMPLES} or more: add examples; {POSSIBLE}"
+        )
+    return Examples(list(chosen.values()), repeated, empty, len(places) - len(chosen), places)
+
+
+def refuse_shared(good: Examples, bad: Examples) -> None:
+    """Refuse texts that are examples of both sides.
+
+    Raises:
+        ExamplesError: if there are any, naming one.
+    """
+    shared = sorted(good.places.keys() & bad.places.keys())
+    if shared:
+        raise ExamplesError(
+            f"{len(shared)} texts are examples of both sides, such as {good.places[shared[0]]} in classifier.good and "
+            f"{bad.places[shared[0]]} in classifier.bad: leave each out on one side"
+        )
+
+
+def _within_limits(texts: dict[bytes, str]) -> dict[bytes, str]:
+    """The texts of the lowest hashes, as many as the limits allow."""
+    chosen: dict[bytes, str] = {}
+    chars = 0
+    for digest in sorted(texts)[:MAX_EXAMPLES]:
+        chars += len(texts[digest])
+        if chars > MAX_CHARS:
+            break
+        chosen[digest] = texts[digest]
+    return chosen
+
+
+def _files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("[!.]*") if file.is_file())
+            if not inside:
+                raise ExamplesError(f"classifier.{side} names {path}, a folder without files; {POSSIBLE}")
+            yield from inside
+        elif path.is_file():
+            yield path
+        else:
+            raise ExamplesError(f"classifier.{side} names {path}, which is not there: expected a file or a folder")
+
+
+def _form(side: str, path: Path) -> str:
+    """How a file is read: `text`, `lines` or `parquet`."""
+    suffix = path.suffix.lower()
+    with path.open("rb") as handle:
+        head = handle.read(HEAD_BYTES)
+    found = detect(head, path.stat().st_size, suffix)
+    if found.media_type == JSON_LINES or (suffix in _LINES_SUFFIXES and found.kind == "text"):
+        return "lines"
+    if found.media_type == PARQUET:
+        return "parquet"
+    if found.kind in ("text", "code") and found.media_type.startswith("text/") and found.media_type != "text/html":
+        return "text"
+    raise ExamplesError(f"classifier.{side}: {path} is {found.media_type}, which is no example; {POSSIBLE}")
+
+
+def _raw_texts(side: str, path: Path) -> Iterator[tuple[str, str]]:
+    """Where each text of a file stands, and the text."""
+    form = _form(side, path)
+    if form == "lines":
+        yield from _line_texts(side, path)
+    elif form == "parquet":
+        yield from _parquet_texts(side, path)
+    else:
+        with path.open("rb") as handle:
+            yield str(path), decode(handle.read(_READ_BYTES)).text
+
+
+def _line_texts(side: str, path: Path) -> Iterator[tuple[str, str]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            place = f"{path}, line {number}"
+            try:
+                row = json.loads(line.decode("utf-8-sig")) if line.strip() else None
+            except (ValueError, RecursionError) as error:
+                raise ExamplesError(f"classifier.{side}: {place}: no valid JSON in UTF-8 ({error})") from error
+            if line.strip():
+                yield place, _text_of(side, place, row)
+
+
+def _text_of(side: str, place: str, row: Any) -> str:
+    value = row.get(COLUMN, 0) if isinstance(row, dict) else row
+    if value is None and isinstance(row, dict):
+        return ""
+    if isinstance(row, dict) and isinstance(value, str):
+        return value
+    found = f"an object with {', '.join(sorted(row)) or 'nothing'}" if isinstance(row, dict) else type(row).__name__
+    raise ExamplesError(f'classifier.{side}: {place} holds {found}, expected {{"{COLUMN}": "..."}}')
+
+
+def _parquet_texts(side: str, path: Path) -> Iterator[tuple[str, str]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            if COLUMN not in names or not _holds_text(table.schema_arrow.field(COLUMN).type):
+                columns = ", ".join(f"{field.name} ({field.type})" for field in table.schema_arrow) or "none"
+                raise ExamplesError(
+                    f"classifier.{side}: {path} has the columns {columns}, expected one named {COLUMN} that holds text"
+                )
+            number = 0
+            for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[COLUMN]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", text or ""
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ExamplesError(f"classifier.{side}: {path} cannot be read as Parquet: {error}") from error
+
+
+def _holds_text(kind: Any) -> bool:
+    import pyarrow.types as kinds
+
+    if kinds.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))

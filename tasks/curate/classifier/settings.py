@@ -1,0 +1,47 @@
+"""Settings of the classifier: where the examples lie. Imports nothing heavy, for every command reads settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ClassifierSettings:
+    """Examples that a classifier of documents learns from; without any there is no classifier.
+
+    Attributes:
+        good: files or folders, one a line, with texts as they are wanted. A text file is one example; JSON lines and
+            Parquet hold one in each row, in the column `text`.
+        bad: the same, with texts as they are not wanted.
+    """
+
+    good: str = ""
+    bad: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.good_paths) != bool(self.bad_paths):
+            given, missing = ("good", "bad") if self.good_paths else ("bad", "good")
+            raise ValueError(
+                f"classifier.{given} is given, but classifier.{missing} is not: a classifier learns from examples of "
+                "both; give both or neither"
+            )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is to be a classifier."""
+        return bool(self.good_paths)
+
+    @property
+    def good_paths(self) -> list[Path]:
+        """Files and folders of the good examples."""
+        return _paths(self.good)
+
+    @property
+    def bad_paths(self) -> list[Path]:
+        """Files and folders of the bad examples."""
+        return _paths(self.bad)
+
+
+def _paths(lines: str) -> list[Path]:
+    return [Path(line.strip()).expanduser() for line in lines.splitlines() if line.strip()]

@@ -1,0 +1,128 @@
+"""The stages of the classifier: one trains it, one scores the documents of a segment with it.
+
+A score decides nothing; thresholds are the policy's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.digest import sha256_file, sha256_json
+from storage.manifest import ArtifactRef
+from storage.schemas import SCORES
+from storage.tables import stream_rows, union_digest, write_table
+from tasks.curate.classifier.examples import file_identities, read_examples, refuse_shared
+from tasks.curate.classifier.training import score_texts, train
+from tasks.curate.normalise import DOCUMENTS_FILE
+from tasks.stage import Work, stage
+
+WEIGHTS_FILE = "weights.npy"
+METRICS_FILE = "metrics.json"
+SCORES_FILE = "scores.parquet"
+BATCH_DOCUMENTS = 256
+
+logger = logging.getLogger("sheepfold")
+
+
+@dataclass(frozen=True)
+class ClassifierStageSettings:
+    """Identity of the examples; where they lie comes as a resource.
+
+    Attributes:
+        good, bad: how each file is read, and its digest; sorted.
+    """
+
+    good: tuple[str, ...]
+    bad: tuple[str, ...]
+
+    @classmethod
+    def of(cls, good: Sequence[Path], bad: Sequence[Path]) -> ClassifierStageSettings:
+        """What of the examples goes into the stage's key.
+
+        Raises:
+            ExamplesError: if one is not there, or is nothing that can be read.
+        """
+        return cls(file_identities("good", good), file_identities("bad", bad))
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """Settings of the stage; there are none: the classifier is an input."""
+
+
+@stage("classifier", version=1)
+def classifier(work: Work, settings: ClassifierStageSettings) -> str:
+    """Learn good from bad texts by the user's examples, and measure how well that went."""
+    good_paths, bad_paths = work.resources.classifier_examples
+    good, bad = read_examples("good", good_paths), read_examples("bad", bad_paths)
+    refuse_shared(good, bad)
+    trained = train(good.texts, bad.texts, lambda done, total: work.progress.update(done, total, "fits"))
+    counts = {
+        f"{side}_{name}": value
+        for side, found in (("good", good), ("bad", bad))
+        for name, value in (
+            ("examples", len(found.texts)),
+            ("repeated", found.repeated),
+            ("empty", found.empty),
+            ("left_out", found.left_out),
+        )
+    }
+    metrics = {**trained.metrics, **counts}
+    np.save(work.out / WEIGHTS_FILE, trained.weights, allow_pickle=False)
+    text = json.dumps(metrics, indent=1, sort_keys=True, allow_nan=False)
+    (work.out / METRICS_FILE).write_text(text + "\n", encoding="utf-8")
+    if metrics["note"]:
+        logger.warning("%s", metrics["note"])
+    work.counts.update(counts)
+    work.counts["rows"] = len(good.texts) + len(bad.texts)
+    work.counts["weak"] = int(bool(metrics["note"]))
+    # of the weights alone: an example given twice alters a count, but no score
+    return sha256_file(work.out / WEIGHTS_FILE)
+
+
+@stage("score", version=1, unit="document")
+def score(work: Work, settings: ScoreSettings, *, documents: ArtifactRef, classifier: ArtifactRef) -> str:
+    """Score the documents of one segment: the probability that each is good."""
+    source = work.folder(documents) / DOCUMENTS_FILE
+    weights = work.folder(classifier) / WEIGHTS_FILE
+    size = source.stat().st_size
+    made = work.apart(score_segment, size, source=str(source), weights=str(weights), out=str(work.out))
+    work.counts["rows"] = work.counts["units"] = made["rows"]
+    return str(made["digest"])
+
+
+def score_segment(source: str, weights: str, out: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Write the scores of a table of documents; returns their number and a digest."""
+    parameters = np.load(weights, allow_pickle=False)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        documents = stream_rows(Path(source), ["doc_id", "text"])
+        done = 0
+        while batch := list(islice(documents, BATCH_DOCUMENTS)):
+            scores = score_texts([row["text"] for row in batch], parameters).tolist()
+            for row, value in zip(batch, scores, strict=True):
+                yield {"doc_id": row["doc_id"], "score": value, "digest": sha256_json(value)}
+            done += len(batch)
+            progress(done, done)
+
+    table = Path(out) / SCORES_FILE
+    count = write_table(table, SCORES, rows())
+    return {"rows": count, "digest": union_digest([table])}
+
+
+def load_metrics(folder: Path) -> dict[str, Any]:
+    """The figures of a trained classifier.
+
+    Args:
+        folder: of the artefact.
+    """
+    metrics: dict[str, Any] = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
+    return metrics
