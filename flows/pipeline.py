@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flows.corpus import Ingested, Maybe, MaybeSet, ingest
+from flows.corpus import Ingested, Maybe, MaybeSet
+from flows.corpus import ingest as ingest
 from storage.catalog import corpus_ref, read_state
 from storage.errors import UserError
 from storage.lineage import manifest_of

@@ -271,7 +271,7 @@ class _TarHeader(tarfile.TarInfo):
         is_extension = self.type in _EXTENSIONS
         if self.size < 0 or (is_extension and self.size > _LONGEST_TAR_HEADER):
             raise _DamagedTar(f"a header of {self.size} bytes")
-        return super()._proc_member(tarfile_)  # type: ignore[misc,no-any-return]
+        return super()._proc_member(tarfile_)  # type: ignore[misc]
 
 
 def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked: bool) -> Iterator[Entry]:

@@ -217,8 +217,9 @@ def _readable(head: bytes) -> str:
 
 
 def _wide_without_mark(head: bytes) -> str | None:
-    """UTF-16 told by its zero bytes; most files have none, and need no closer look."""
-    return utf16_without_mark(head) if b"\x00" in head else None
+    """UTF-16 or UTF-32 without a mark; both have zeros or other control bytes, and most files have none."""
+    is_plain = len(head.translate(None, _CONTROL_BYTES)) == len(head)
+    return None if is_plain else utf16_without_mark(head)
 
 
 def _by_markup(text: str, suffix: str) -> Detected | None:

@@ -130,7 +130,7 @@ def _read_extracted(
                 continue
             for name in ("kind", "media_type", "status", "reason", "reason_code"):
                 row[name] = shared.setdefault(row[name], row[name])
-            record = Extracted(*(row[name] for name in Extracted._fields[:-1]), ref.key)
+            record = Extracted._make([*(row[name] for name in Extracted._fields[:-1]), ref.key])
             found.setdefault(row["file_sha256"], []).append(record)
     for records in found.values():
         records.sort(key=lambda record: record.locator != "")  # stable: members stay in the file's order

@@ -24,7 +24,9 @@ PARQUET = "application/vnd.apache.parquet"
 SQLITE = "application/vnd.sqlite3"
 JSON_LINES = "application/jsonl"
 
-BATCH_ROWS = 64
+# A file of some kilobytes may repeat a value of megabytes in a million rows, so few are unpacked at a time; larger
+# batches are no faster.
+BATCH_ROWS = 16
 COPY_ROWS = 10_000  # Rows that go from SQLite to DuckDB at a time.
 LINES_LOOKED_AT = 20  # Within these a JSON Lines file must show a column that holds documents.
 NAMES_SHOWN = 20
@@ -109,18 +111,19 @@ def _read_parquet(data: bytes, options: ExtractOptions, budget: Budget) -> Itera
     pa.set_memory_pool(pa.system_memory_pool())
     number = 0
     try:
-        with parquet.ParquetFile(pa.BufferReader(data)) as file:
+        with parquet.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:
             schema = file.schema_arrow
             texts = [field.name for field in schema if _is_text(field.type)]
             column = _choose_column(texts, options, schema.names)
-        # By dictionary: a file of some kilobytes may repeat a value of megabytes in a million rows.
-        with parquet.ParquetFile(pa.BufferReader(data), read_dictionary=[column], pre_buffer=False) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False):
                 for value in batch.column(0):
                     number += 1
                     yield _entry(number, _as_text(value), budget)
                     if budget.spent:
                         return
+    except MemoryError:
+        reason = f"the rows after row {number} need more memory than is allowed"
+        raise ExtractionProblem("failed", "memory", reason) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = f"the Parquet file is damaged after {number} rows: {_first_line(error)}"
         raise ExtractionProblem("failed", "corrupt", reason) from None

@@ -1,11 +1,13 @@
-"""Tokens as a person can see them: nothing invisible, nothing that turns the line around."""
+"""Tokens and names as a person can see them: nothing invisible, nothing that turns the line around."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tasks.tokens.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from tasks.tokens.tokenizer import Tokenizer
 
 _SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
@@ -13,6 +15,12 @@ _SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 def visible(text: str) -> str:
     """The text with a sign for every character that cannot be seen or that rearranges its neighbours."""
     return "".join(map(_sign, text))
+
+
+def legible(text: str) -> str:
+    """Text of a document or the name of a file, to be read: a sign only for what would hide or rearrange its line."""
+    composed = unicodedata.normalize("NFC", text)
+    return "".join(char if char == " " or unicodedata.category(char)[0] == "M" else _sign(char) for char in composed)
 
 
 def _sign(char: str) -> str:

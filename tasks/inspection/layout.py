@@ -29,7 +29,9 @@ def links(sections: Mapping[str, str]) -> str:
     return f'<nav aria-label="Sections">{inside}</nav>'
 
 
-def html_page(title: str, skip: tuple[str, str], header: str, main: str, footer: str, scripts: str = "") -> str:
+def html_page(
+    title: str, skip: tuple[str, str], header: str, main: str, footer: str, scripts: str = "", style: str = ""
+) -> str:
     """A whole page.
 
     Args:
@@ -38,6 +40,7 @@ def html_page(title: str, skip: tuple[str, str], header: str, main: str, footer:
         header: markup, like `main`.
         footer: text.
         scripts: script elements; none may run where there are none.
+        style: rules of its own, after those that all reports share.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     if scripts:
@@ -47,7 +50,7 @@ def html_page(title: str, skip: tuple[str, str], header: str, main: str, footer:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # nothing may be fetched, whatever a text holds
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{CSS}</style></head>'
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{CSS}{style}</style></head>'
         f'<body><a class="skip" href="#{skip[0]}">{escape(skip[1])}</a><header>{header}</header><main>{main}</main>'
         f"<footer>{escape(footer)}</footer>{scripts}</body></html>\n"
     )

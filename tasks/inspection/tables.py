@@ -15,11 +15,13 @@ class Cell:
     Attributes:
         class_: `token` for token text, `wrap` for sentences, `left`.
         share: 0 to 1, draws a small bar in front of the text.
+        hint: shown when a pointer rests on it, such as what the text was shortened from.
     """
 
     text: str
     class_: str = ""
     share: float | None = None
+    hint: str | None = None
 
     def markup(self, tag: str = "td", scope: str | None = None) -> str:
         """The cell."""
@@ -27,7 +29,7 @@ class Cell:
         if self.share is not None:
             bar = f'<span class="mini"><i style="width:{100 * self.share:.1f}%"></i></span>'
             inside = f'{bar}<span class="count">{inside}</span>'  # of one width, so that bars stand in line
-        return element(tag, inside, class_=self.class_ or None, scope=scope)
+        return element(tag, inside, class_=self.class_ or None, scope=scope, title=self.hint)
 
 
 def figure(value: float) -> str:

@@ -16,7 +16,20 @@ from storage.manifest import ArtifactRef
 from storage.store import LocalStore, StoreError
 
 Put = Callable[..., ArtifactRef]
-VIEWS = {"files", "pages", "documents", "tokens", "dataset", "completions", "metrics", "quarantine"}
+VIEWS = {
+    "files",
+    "pages",
+    "documents",
+    "measures",
+    "near_pairs",
+    "clusters",
+    "cuts",
+    "tokens",
+    "dataset",
+    "completions",
+    "metrics",
+    "quarantine",
+}
 
 
 def row(schema: pa.Schema, **values: Any) -> dict[str, Any]:
@@ -48,10 +61,12 @@ class Corpus:
             file("c.txt", "ok", "c", new),
             file("copy of c.txt", "duplicate", "c", new),
             file("broken.pdf", "failed", reason_code="deadline", reason="took longer than 60 s"),
+            file("box.zip", "ok"),
+            file("box.zip/in.bin", "rejected", container="box.zip", reason_code="binary", reason="no text"),
         ]
         selection = [
             row(schemas.SELECTION, doc_id="a", segment=old, split="train", kept=True, cluster="x"),
-            row(schemas.SELECTION, doc_id="b", segment=new, split="validation", kept=True, cluster="y"),
+            row(schemas.SELECTION, doc_id="b", segment=new, split="validation", kept=True, cluster="y", licence="MIT"),
             row(schemas.SELECTION, doc_id="c", segment=new, split="train", kept=False, cluster="z"),
         ]
         dropped = [row(schemas.DROPPED, doc_id="c", reason_code="too_short", reason="5 characters")]
@@ -59,25 +74,52 @@ class Corpus:
         curated = {
             "selection.parquet": (schemas.SELECTION, selection),
             "dropped.parquet": (schemas.DROPPED, dropped),
+            "cuts.parquet": (schemas.CUTS, [row(schemas.CUTS, doc_id="a", length=3, reason_code="evaluation_set")]),
         }
         self.state["curate"] = [put("curate", "c", tables=curated)]
+        near = {
+            "pairs.parquet": (schemas.NEAR_PAIRS, [row(schemas.NEAR_PAIRS, doc_id="a", other_id="c", similarity=0.9)]),
+            "clusters.parquet": (schemas.CLUSTERS, [row(schemas.CLUSTERS, doc_id=name) for name in "abc"]),
+        }
+        self.state["dedup"] = [put("dedup", "d", tables=near)]
         save(store, self.state)
 
     def _segment(self, put: Put, name: str, texts: dict[str, str]) -> str:
         pages = [row(schemas.PAGES, doc_id=doc_id, page=1, text=text) for doc_id, text in texts.items()]
         segment = put("extract", name, tables={"pages.parquet": (schemas.PAGES, pages)})
-        normalised = [row(schemas.NORMALISED, doc_id=doc_id, text=text) for doc_id, text in texts.items()]
+        normalised = [
+            row(schemas.NORMALISED, doc_id=doc_id, text=text, n_bytes=len(text), ocr_share=0.5)
+            for doc_id, text in texts.items()
+        ]
         documents = put(
             "normalise",
             name,
             tables={"documents.parquet": (schemas.NORMALISED, normalised)},
             inputs={"segment": segment},
         )
+        measured = [row(schemas.MEASURES, doc_id=doc_id, n_chars=len(text), kind="text") for doc_id, text in texts.items()]
+        measures = put(
+            "measure",
+            name,
+            tables={"measures.parquet": (schemas.MEASURES, measured)},
+            inputs={"documents": documents},
+        )
+        refined = [
+            row(schemas.REFINED, doc_id=doc_id, text=text.upper(), n_bytes=1, redactions=2, cut_chars=3)
+            for doc_id, text in texts.items()
+        ]
+        final = put(
+            "refine",
+            name,
+            tables={"documents.parquet": (schemas.REFINED, refined)},
+            inputs={"documents": documents, "measures": measures},
+        )
         encoded = [row(schemas.TOKENS, doc_id=doc_id, length=len(text)) for doc_id, text in texts.items()]
         tokens = put(
-            "tokenise", name, tables={"tokens.parquet": (schemas.TOKENS, encoded)}, inputs={"documents": documents}
+            "tokenise", name, tables={"tokens.parquet": (schemas.TOKENS, encoded)}, inputs={"documents": final}
         )
-        for stage, ref in (("extract", segment), ("normalise", documents), ("tokenise", tokens)):
+        made = (segment, documents, measures, final, tokens)
+        for stage, ref in zip(("extract", "normalise", "measure", "refine", "tokenise"), made, strict=True):
             self.state.setdefault(stage, []).append(ref)
         return segment.key
 
@@ -102,7 +144,8 @@ def test_every_path_has_a_row_in_files_duplicates_among_them(catalog: Catalog) -
     assert catalog.query("select status, count(*) as n from files group by 1 order by 1") == [
         {"status": "duplicate", "n": 2},
         {"status": "failed", "n": 1},
-        {"status": "ok", "n": 3},
+        {"status": "ok", "n": 4},
+        {"status": "rejected", "n": 1},
     ]
 
 
@@ -125,12 +168,39 @@ def test_documents_and_tokens_are_those_that_curation_kept_with_their_split(cata
     expected = [{"doc_id": "a", "split": "train"}, {"doc_id": "b", "split": "validation"}]
     assert catalog.query("select doc_id, split from documents order by 1") == expected
     assert catalog.query("select doc_id, split from tokens order by 1") == expected
-    assert catalog.query("select text, cluster from documents where doc_id = 'b'") == [{"text": "beta", "cluster": "y"}]
+    assert catalog.query("select text, cluster, licence from documents where doc_id = 'b'") == [
+        {"text": "BETA", "cluster": "y", "licence": "MIT"}
+    ]
     assert catalog.query("select length from tokens where doc_id = 'b'") == [{"length": 4}]
+
+
+def test_documents_carry_the_sizes_of_the_text_that_models_see_and_the_measures_of_the_one_that_was_measured(
+    catalog: Catalog,
+) -> None:
+    assert catalog.query(
+        "select n_bytes, n_chars, redactions, cut_chars, ocr_share, kind from documents where doc_id = 'b'"
+    ) == [{"n_bytes": 1, "n_chars": 4, "redactions": 2, "cut_chars": 3, "ocr_share": 0.5, "kind": ""}]
+
+
+def test_measures_are_those_of_every_live_document_the_dropped_among_them(catalog: Catalog) -> None:
+    assert catalog.query("select doc_id, n_chars from measures order by 1") == [
+        {"doc_id": "a", "n_chars": 5},
+        {"doc_id": "b", "n_chars": 4},
+        {"doc_id": "c", "n_chars": 5},
+    ]
+
+
+def test_near_pairs_clusters_and_cuts_are_shown(catalog: Catalog) -> None:
+    assert catalog.query("select * from near_pairs") == [{"doc_id": "a", "other_id": "c", "similarity": 0.9}]
+    assert catalog.query("select doc_id from clusters order by 1") == [{"doc_id": name} for name in "abc"]
+    assert catalog.query("select * from cuts") == [
+        {"doc_id": "a", "start": 0, "length": 3, "reason_code": "evaluation_set"}
+    ]
 
 
 def test_quarantine_lists_refused_files_and_dropped_documents_each_once(catalog: Catalog) -> None:
     assert catalog.query("select path, stage, reason_code, reason from quarantine order by path") == [
+        {"path": "box.zip/in.bin", "stage": "ingest", "reason_code": "binary", "reason": "no text"},
         {"path": "broken.pdf", "stage": "ingest", "reason_code": "deadline", "reason": "took longer than 60 s"},
         {"path": "c.txt", "stage": "curate", "reason_code": "too_short", "reason": "5 characters"},
     ]
@@ -143,7 +213,8 @@ def test_a_stage_that_did_not_run_gives_an_empty_view_of_the_right_columns(store
     for view in VIEWS - {"files"}:
         assert catalog.query(f"select * from {view}") == []
     described = {entry["column_name"] for entry in catalog.query("describe documents")}
-    assert described == (set(schemas.NORMALISED.names) | {"cluster", "split"}) - {"digest"}
+    own = {"cluster", "split", "title", "programming_language", "text", "n_bytes", "redactions", "cut_chars"}
+    assert described == (set(schemas.MEASURES.names) | own | {"n_pages", "ocr_share", "ocr_confidence"}) - {"digest"}
 
 
 def test_a_corpus_without_a_run_is_refused_with_the_names_of_those_that_have_one(store: LocalStore) -> None:

@@ -15,12 +15,14 @@ Put = Callable[..., ArtifactRef]
 
 @pytest.fixture
 def chain(put: Put) -> dict[str, ArtifactRef]:
-    """extract -> normalise -> tokenise -> dataset, with the tokenizer fitted on the documents."""
+    """extract -> normalise -> measure, refine -> tokenise -> dataset, with the tokenizer fitted on the documents."""
     refs = {"extract": put("extract", "e"), "other": put("extract", "other")}
     refs["normalise"] = put("normalise", "n", inputs={"segment": refs["extract"]})
-    documents = RefSet((refs["normalise"],), "union")
+    refs["measure"] = put("measure", "m", inputs={"documents": refs["normalise"]})
+    refs["refine"] = put("refine", "r", inputs={"documents": refs["normalise"], "measures": refs["measure"]})
+    documents = RefSet((refs["refine"],), "union")
     refs["tokenizer"] = put("tokenizer", "t", inputs={"documents": documents})
-    refs["tokenise"] = put("tokenise", "s", inputs={"documents": refs["normalise"], "tokenizer": refs["tokenizer"]})
+    refs["tokenise"] = put("tokenise", "s", inputs={"documents": refs["refine"], "tokenizer": refs["tokenizer"]})
     refs["dataset"] = put(
         "dataset", "d", inputs={"tokens": RefSet((refs["tokenise"],), "union"), "tokenizer": refs["tokenizer"]}
     )
@@ -35,8 +37,10 @@ def test_ancestors_come_once_each_with_their_distance_the_nearest_first(
         (0, chain["dataset"]),
         (1, chain["tokenizer"]),
         (1, chain["tokenise"]),
-        (2, chain["normalise"]),
-        (3, chain["extract"]),
+        (2, chain["refine"]),
+        (3, chain["normalise"]),
+        (3, chain["measure"]),
+        (4, chain["extract"]),
     ]
 
 
@@ -46,7 +50,7 @@ def test_an_ancestor_is_found_by_its_stage(store: LocalStore, chain: dict[str, A
         ancestor(store, chain["dataset"], "train")
 
 
-@pytest.mark.parametrize("stage", ["extract", "normalise", "tokenise"])
+@pytest.mark.parametrize("stage", ["extract", "normalise", "measure", "refine", "tokenise"])
 def test_a_per_segment_artefact_leads_back_to_its_segment(
     store: LocalStore, chain: dict[str, ArtifactRef], stage: str
 ) -> None:

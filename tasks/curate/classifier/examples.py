@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from storage.digest import sha256_file
 from storage.errors import UserError
 from tasks.curate.classifier.features import READ_CHARS
+from tasks.curate.dedup import keep_best, near_pairs, signatures
 from tasks.curate.hygiene import normalise_text
 from tasks.ingest.detect import HEAD_BYTES, detect
 from tasks.ingest.tables import JSON_LINES, PARQUET
@@ -43,7 +46,8 @@ class Examples:
 
     Attributes:
         texts: normalised, distinct, in the order of their hashes; at most the first `READ_CHARS` characters of each.
-        repeated: how many more were equal to one of them.
+        repeated: how many more were equal, or nearly equal, to one of them: on both sides of a cross-validation they
+            would make the classifier look better than it is.
         empty: how many held no text.
         left_out: how many were beyond `MAX_EXAMPLES` or `MAX_CHARS`.
         places: hash of each distinct text, and where it was first found.
@@ -99,12 +103,14 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
                 chosen = _within_limits(chosen)
                 held = sum(map(len, chosen.values()))
     chosen = _within_limits(chosen)
-    if len(chosen) < MIN_EXAMPLES:
+    texts = _without_near_duplicates(list(chosen.values()))
+    repeated += len(chosen) - len(texts)
+    if len(texts) < MIN_EXAMPLES:
         raise ExamplesError(
-            f"classifier.{side} gives {len(chosen)} different texts ({repeated} repeated, {empty} empty), expected "
-            f"{MIN_EXAMPLES} or more: add examples; {POSSIBLE}"
+            f"classifier.{side} gives {len(texts)} different texts (besides {repeated} repeated or nearly so, and "
+            f"{empty} empty), expected {MIN_EXAMPLES} or more: add examples; {POSSIBLE}"
         )
-    return Examples(list(chosen.values()), repeated, empty, len(places) - len(chosen), places)
+    return Examples(texts, repeated, empty, len(places) - len(chosen), places)
 
 
 def refuse_shared(good: Examples, bad: Examples) -> None:
@@ -131,6 +137,13 @@ def _within_limits(texts: dict[bytes, str]) -> dict[bytes, str]:
             break
         chosen[digest] = texts[digest]
     return chosen
+
+
+def _without_near_duplicates(texts: list[str]) -> list[str]:
+    """The texts but those that nearly equal one before them."""
+    found = near_pairs(signatures(texts), lambda wanted: [texts[place] for place in wanted])
+    kept, _ = keep_best(len(texts), found.pairs, np.arange(len(texts)))
+    return [text for text, is_kept in zip(texts, kept, strict=True) if is_kept]
 
 
 def _files(side: str, paths: Sequence[Path]) -> Iterator[Path]:

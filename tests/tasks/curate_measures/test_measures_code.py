@@ -73,6 +73,7 @@ def test_encoded_data_is_seen(text: str) -> None:
     "text",
     [
         "plain words",
+        "01" * 100,
         "=" * 300,
         "1234 5678 " * 100,
         "-" * 80 + "\n" + "ab" * 100,

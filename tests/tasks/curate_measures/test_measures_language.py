@@ -18,6 +18,9 @@ TEXTS = {
     "ar": "صعدت الخراف إلى التل في الصباح ثم نزلت عندما بدأ المطر يهطل بغزارة على المرعى الأخضر",
 }
 
+# hard to tell from its neighbours, and known to the classifier in two scripts
+SERBIAN = "Ovce su ujutru otišle na brdo i vratile se kada je počela kiša, a čobanin ih je čekao kod kuće."
+
 
 def test_each_text_is_of_its_language() -> None:
     answers = identify(list(TEXTS.values()))
@@ -25,16 +28,16 @@ def test_each_text_is_of_its_language() -> None:
     assert all(confidence > 0.5 for _, confidence in answers)
 
 
-@pytest.mark.parametrize("language", TEXTS)
-def test_the_answer_is_that_of_the_classifier_itself(language: str) -> None:
+@pytest.mark.parametrize("text", [*TEXTS.values(), SERBIAN], ids=[*TEXTS, "sr"])
+def test_the_answer_is_that_of_the_classifier_itself(text: str) -> None:
     """Texts of one stride, which the automaton walks as the classifier does."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    text = TEXTS[language].encode()[:250].decode(errors="ignore")
+    text = text.encode()[:250].decode(errors="ignore")
     ((found, confidence),) = identify([text])
     expected, probability = model.classify(text)
-    assert found == expected
+    assert found == (expected if probability >= 0.5 else "und")
     assert confidence == pytest.approx(probability, abs=0.002)
 
 

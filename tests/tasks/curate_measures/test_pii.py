@@ -89,6 +89,7 @@ NOT_FOUND = [
     "commit 3f2504e04f8941d39a0c0305e82c3301a1b2c3d4", "3f2504e0-4f89-41d3-9a0c-0305e82c3301",
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     # secrets
+    'password = "aaaaaaaaaaaa1"', "api_key = aaaaaaaaaaaaaaaa1111",
     'publicKeyToken="1fc8b3b9a1e18e3b"', 'A = "-----BEGIN RSA PRIVATE KEY-----"\nB = "-----END RSA PRIVATE KEY-----"',
     'password = "changeme123"', 'password = "your-password-1"', "password = os.environ['DB_PASSWORD1']",
     'token = "tokenizer"', "token: str = 'a'", "api_key = ${API_KEY_123456789}", "secret = 'correcthorsebattery'",

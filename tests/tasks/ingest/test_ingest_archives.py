@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 
 import pytest
+from ingest_samples import encrypted_pdf, text_pdf
 
 from tasks.ingest.extract import extract_document, yield_document
 from tasks.ingest.records import Extraction, ExtractOptions, MemberStarted
@@ -517,3 +518,18 @@ def test_members_that_are_done_are_passed_over_without_a_word(skip):
     rest = [item for item in yield_document(data, "", OPTIONS, skip=skip) if isinstance(item, Extraction)]
     assert rest == whole[skip:]
     assert len(whole) == 4
+
+
+def test_a_pdf_inside_an_archive_is_read_page_by_page():
+    items = list(yield_document(zip_of({"a.pdf": text_pdf(["first page", "second page"], title="T")}), "", OPTIONS))
+    assert items[:3] == [MemberStarted("a.pdf"), None, None]
+    member = items[3]
+    assert isinstance(member, Extraction)
+    assert (member.kind, member.title, [page.page for page in member.pages]) == ("pdf", "T", [1, 2])
+    assert "second page" in member.pages[1].text
+
+
+def test_passwords_reach_a_pdf_inside_an_archive():
+    data = zip_of({"a.pdf": encrypted_pdf("secret words", "open", "AES-256")})
+    assert members_of(data)["a.pdf"].reason_code == "encrypted"
+    assert "secret words" in text_of(members_of(data, passwords=["open"])["a.pdf"])
