@@ -1,20 +1,28 @@
-"""Checks of a corpus's meaning: no text on both sides of the split, tokens that give their text back."""
+"""Checks of a corpus's meaning: no text on both sides of the split, tokens that give their text back.
+
+They believe no stage: containment is computed again from the texts, not read from what the stages noted.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
-from storage.manifest import ArtifactRef
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, RefSet
 from storage.store import Store
-from storage.tables import read_rows
+from storage.tables import read_rows, stream_rows
 from storage.verify import Check
-from tasks.curate.kept import kept_documents
+from tasks.curate.dedup import Hashes, containment, gram_hashes
+from tasks.curate.kept import kept_documents, kept_rows
 from tasks.tokens.shards import SHARD_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 State = dict[str, list[ArtifactRef]]
+
+DOCUMENTS_AT_ONCE = 1_000
 
 
 def check_split(store: Store, state: State) -> Check:
@@ -37,15 +45,76 @@ def check_split(store: Store, state: State) -> Check:
     return check
 
 
+def check_containment(store: Store, state: State) -> Check:
+    """No held-out document stands in training text, and no training document in held-out text.
+
+    What counts is the share of a document's runs of thirteen words, on the normalised texts: that is what the split
+    promises. Held out are the validation documents and the evaluation set, which may hold some that are gone since.
+    """
+    check = Check("containment")
+    curated = state["curate"][0]
+    limit = float(manifest_of(store, curated).settings["curate"]["max_containment"])
+    held_out = dict(_texts(store, state, "validation"))
+    for ref in state.get("evalset", []):
+        documents = stream_rows(store.folder(ref) / "documents.parquet", ["doc_id", "text"])
+        missing = [row["doc_id"] for row in documents if row["doc_id"] not in held_out]
+        held_out |= _as_normalised(store, state, ref, missing)
+    names = list(held_out)
+    trained: list[str] = []
+
+    def blocks() -> Iterator[Hashes]:
+        block: list[str] = []
+        for doc_id, text in _texts(store, state, "train"):
+            trained.append(doc_id)
+            block.append(text)
+            if len(block) == DOCUMENTS_AT_ONCE:
+                yield gram_hashes(block)
+                block = []
+        yield gram_hashes(block)
+
+    found = containment(gram_hashes([held_out[name] for name in names]), blocks())
+    shares = np.concatenate([np.zeros(0), *found.training])
+    check.checked = len(names) + len(trained)
+    check.problems += _leaks(names, found.validation.tolist(), "held out", "training", limit)
+    check.problems += _leaks(trained, shares.tolist(), "trained on", "held-out", limit)
+    return check
+
+
+def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str, limit: float) -> Iterator[str]:
+    for name, share in zip(names, shares, strict=True):
+        if share >= limit:
+            yield (
+                f"document {name} is {role}, but {share:.1%} of its runs of thirteen words stand in {other} text "
+                f"(curate.max_containment is {limit})"
+            )
+
+
+def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
+    """The normalised texts of one side."""
+    tables = RefSet(tuple(state["normalise"]), "")
+    kept = kept_documents(store, state["curate"][0], split)
+    for _, row in kept_rows(store, kept, tables, "documents.parquet", ["doc_id", "text"]):
+        yield row["doc_id"], row["text"]
+
+
+def _as_normalised(store: Store, state: State, evalset: ArtifactRef, wanted: Container[str]) -> dict[str, str]:
+    """Texts of evaluation documents that are in no split now: normalised where they still lie, else as they froze."""
+    refined = stream_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    texts = {row["doc_id"]: row["text"] for row in refined if row["doc_id"] in wanted}
+    for ref in state["normalise"]:
+        for row in stream_rows(store.folder(ref) / "documents.parquet", ["doc_id", "text"]):
+            if row["doc_id"] in texts:
+                texts[row["doc_id"]] = row["text"]
+    return texts
+
+
 def check_tokens(store: Store, state: State) -> Check:
-    """The flat shards hold the ids of the tables, and ids give the text back where nothing became unk."""
+    """The flat shards hold the ids of the tables, and ids give the refined text back where nothing became unk."""
     check = Check("token round trip")
     tokenizer = load_tokenizer(store.folder(state["tokenizer"][0]) / TOKENIZER_FILE)
-    texts = {}
-    for ref in state["normalise"]:
-        for row in read_rows(store.folder(ref) / "documents.parquet", ["doc_id", "text"]):
-            texts[row["doc_id"]] = row["text"]
     for ref in state["tokenise"]:
+        source = store.folder(manifest_of(store, ref).input_refs("documents")[0]) / "documents.parquet"
+        texts = {row["doc_id"]: row["text"] for row in stream_rows(source, ["doc_id", "text"])}
         shard = np.load(store.folder(ref) / SHARD_FILE, mmap_mode="r", allow_pickle=False)
         for row in read_rows(store.folder(ref) / "tokens.parquet"):
             check.checked += 1

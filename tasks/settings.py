@@ -317,8 +317,9 @@ def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     section, _, leaf = name.partition(".")
     known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
     if section in sections and leaf in sections[section] and leaf != "overrides":
-        if isinstance(value, bool) and not isinstance(sections[section][leaf], bool):
-            raise SettingsError(f"{name} is {str(value).lower()}, expected a {type(sections[section][leaf]).__name__}")
+        declared = str(type(getattr(Settings(), section)).__annotations__[leaf])
+        if isinstance(value, bool) and "bool" not in declared:
+            raise SettingsError(f"{name} is {str(value).lower()}, expected a {declared.partition(' ')[0]}")
         sections[section][leaf] = value
         return
     if section in ("model", "train"):
@@ -328,6 +329,7 @@ def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
             return
         known += [f"{section}.{item}" for item in free]
     close = difflib.get_close_matches(name, known, n=1)
+    close = [item for item in known if item.partition(".")[2] == leaf] or close  # the right name in the wrong section
     hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
     raise SettingsError(f"unknown setting {name!r}{hint}")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ from storage.manifest import ArtifactRef
 from storage.schemas import MEASURES
 from storage.tables import stream_rows, union_digest, write_table
 from tasks.curate.dedup import Signatures, signatures
-from tasks.curate.measures import measure_documents
+from tasks.curate.measures import digest_of, measure_documents
 from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
 MEASURES_FILE = "measures.parquet"
+# Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256
+BATCH_CHARS = 2**22
 COLUMNS = ["doc_id", "kind", "title", "programming_language", "text", "text_sha256"]
 
 
@@ -47,15 +48,13 @@ def measure_segment(source: str, out: str, progress: Callable[[int, int], None])
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal spans
-        documents = stream_rows(Path(source), COLUMNS)
         done = 0
-        while batch := list(islice(documents, BATCH_DOCUMENTS)):
+        for batch in _batches(stream_rows(Path(source), COLUMNS)):
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
                 spans += len(measured["pii"])
                 # the signatures are no columns, but follow from the text
-                content = {name: value for name, value in measured.items() if name != "doc_id"}
-                yield {**measured, "digest": sha256_json([row["text_sha256"], content])}
+                yield {**measured, "digest": sha256_json([row["text_sha256"], digest_of(measured)])}
             done += len(batch)
             progress(done, done)
 
@@ -63,3 +62,16 @@ def measure_segment(source: str, out: str, progress: Callable[[int, int], None])
     count = write_table(folder / MEASURES_FILE, MEASURES, rows())
     Signatures.join(signed).save(folder)
     return {"rows": count, "pii_spans": spans, "digest": union_digest([folder / MEASURES_FILE])}
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += len(row["text"])
+        if len(batch) == BATCH_DOCUMENTS or size >= BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -106,7 +106,14 @@ def test_a_plan_says_what_the_run_then_does(home: Home, source: Path) -> None:
     write_texts(source, [IN_TRAINING])
     planned = plan_of(home, source)
     done = run_whole(home, source)
-    assert reports(planned) == reports(done.reports)
+    assert {name: report.cached for name, report in planned.items()} == {
+        name: report.cached for name, report in done.reports.items()
+    }
+    # which segments get cuts, and so are refined and tokenised anew, a plan cannot know
+    open_ended = {"refine", "tokenise"}
+    assert {name: found for name, found in reports(planned).items() if name not in open_ended} == {
+        name: found for name, found in reports(done.reports).items() if name not in open_ended
+    }
     assert done.computed().keys() >= {"extract", "dataset", "train", "evaluate", "generate"}
     assert all(report.reason for report in planned.values() if not report.cached)
 

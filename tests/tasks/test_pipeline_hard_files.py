@@ -123,6 +123,8 @@ def test_ocr_is_ready_where_every_language_is_installed(languages: str, ready: b
 
 
 def test_ocr_is_not_ready_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ocr, "_run_tesseract", lambda argument: None)
-    ocr._check_languages.cache_clear()
+    def missing() -> None:
+        raise ocr.OcrUnavailable("not installed")
+
+    monkeypatch.setattr(ocr, "_tesserocr", missing)
     assert not ocr.ocr_ready("eng")

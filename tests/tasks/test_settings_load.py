@@ -85,7 +85,10 @@ def test_equal_settings_digest_equally_however_their_numbers_were_written() -> N
         ("train.minuets", "train.minutes"),
         ("trian.minutes", "train.minutes"),
         ("model.n_layers", "model.n_layer"),
-        ("curate.min_char", "curate.min_chars"),
+        ("policy.min_char", "policy.min_chars"),
+        ("curate.min_chars", "policy.min_chars"),
+        ("curate.paragraph", "curate.paragraphs"),
+        ("refine.kinds", "refine.redact"),
         ("generate.topk", "generate.top_k"),
     ],
 )
@@ -108,7 +111,18 @@ def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
         "curate.validation_share=0",
         "curate.validation_share=1",
         "curate.validation_share=NaN",
-        "curate.min_chars=many",
+        "policy.min_chars=many",
+        "curate.near_duplicates=merge",
+        "curate.paragraphs=drop",
+        "curate.max_containment=0",
+        "curate.max_containment=1.1",
+        "curate.max_evaluation_share=0",
+        "dedup.threshold=0.2",
+        "dedup.threshold=1.01",
+        "dedup.max_bucket=1",
+        "refine.redact=email,names",
+        "policy.preset=strict",
+        "policy.min_words=-1",
         "tokenizer.kind=word",
         "tokenizer.vocab_size=100",
         "train.minutes=-1",
@@ -155,6 +169,13 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
         (["train.seed=9223372036854775808"], "train.seed is 9223372036854775808, expected 0 to 9223372036854775807"),
         (["train.seed=-1"], "train.seed is -1, expected 0 to 9223372036854775807"),
         (["generate.seed=9223372036854775808"], "generate.seed is 9223372036854775808, expected 0 to"),
+        (
+            ["refine.redact=email, names,address"],
+            "refine.redact names address, names, expected some of email, ip, phone, iban, card, secret",
+        ),
+        (["curate.near_duplicates=merge"], "curate.near_duplicates is 'merge', expected drop or keep"),
+        (["dedup.threshold=0.2"], "dedup.threshold is 0.2, expected 0.3 to 1"),
+        (["policy.min_chars=true"], "policy.min_chars is true, expected a int"),
         (["train.max_epochs=0"], "train.max_epochs is 0.0, expected a number above 0"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -173,6 +194,9 @@ def test_a_setting_that_cannot_work_is_refused_before_anything_runs(items: list[
         "tokenizer.vocab_size=0",
         "tokenizer.fit_bytes=1",
         "extract.max_pages=1",
+        "curate.max_containment=1",
+        "dedup.threshold=1",
+        "dedup.max_bucket=2",
         "train.seed=9223372036854775807",
         "generate.seed=9223372036854775807",
     ],
@@ -181,6 +205,27 @@ def test_the_last_value_that_works_is_taken(item: str) -> None:
     section, leaf = item.partition("=")[0].split(".")
     settings = load_settings(None, ["tokenizer.kind=char", "model.max_seq_len=32", item])
     assert getattr(getattr(settings, section), leaf) == int(item.partition("=")[2])
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_mark_of_the_policy_that_is_the_presets_by_default_can_be_switched(value: str) -> None:
+    assert load_settings(None, [f"policy.drop_minified={value}"]).policy.drop_minified is (value == "true")
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [("", ()), ("email", ("email",)), (" secret, email,,email ", ("email", "secret"))],
+)
+def test_kinds_to_redact_are_each_named_once_in_order_whatever_stands_between_them(
+    given: str, kinds: tuple[str, ...]
+) -> None:
+    assert load_settings(None, [f"refine.redact={given}"]).refine.kinds == kinds
+
+
+def test_passwords_are_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[passwords]\npdf = ["one", "two, three"]\n')
+    assert load_settings(path).passwords.pdf == ("one", "two, three")
 
 
 def test_an_assignment_without_a_sign_is_refused_with_an_example() -> None:

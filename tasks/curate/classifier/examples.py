@@ -78,7 +78,7 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
 
     Args:
         side: `good` or `bad`, for messages.
-        paths: files and folders; hidden files in folders are left out.
+        paths: files and folders; what is hidden in folders is left out.
 
     Raises:
         ExamplesError: if they cannot be read, or are fewer than `MIN_EXAMPLES`.
@@ -149,7 +149,7 @@ def _without_near_duplicates(texts: list[str]) -> list[str]:
 def _files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("[!.]*") if file.is_file())
+            inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
             if not inside:
                 raise ExamplesError(f"classifier.{side} names {path}, a folder without files; {POSSIBLE}")
             yield from inside
@@ -157,6 +157,10 @@ def _files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
             yield path
         else:
             raise ExamplesError(f"classifier.{side} names {path}, which is not there: expected a file or a folder")
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _form(side: str, path: Path) -> str:

@@ -30,7 +30,7 @@ class Trained:
 
     Attributes:
         weights: one for each bucket and, last, the intercept.
-        metrics: what JSON knows: `auc` and `fold_aucs`, `accuracy` and `balanced_accuracy` at a score of 0.5,
+        metrics: what JSON knows: `auc` with `fold_aucs` and their standard error `auc_error`, `accuracy` and `balanced_accuracy` at a score of 0.5,
             `log_loss` (both sides weigh the same), the strength `l2` and the grid it was chosen from, `note` if the
             model is weak.
     """
@@ -113,6 +113,7 @@ def _figures(logits: F64, good: npt.NDArray[np.bool_], fold: npt.NDArray[np.int6
     right = (logits > 0) == good
     return {
         "auc": round(float(np.mean(aucs)), 6),
+        "auc_error": round(float(np.std(aucs, ddof=1) / np.sqrt(FOLDS)), 6),
         "fold_aucs": [round(value, 6) for value in aucs],
         "accuracy": round(float(right.mean()), 6),
         "balanced_accuracy": round(float((right[good].mean() + right[~good].mean()) / 2), 6),

@@ -158,7 +158,7 @@ def _stop_word_hashes() -> Hashes:
 
 
 def digest_of(measures: Row) -> str:
-    """Digest of a document's measures: the same as `sha256_json` gives, for plain values in a fifth of the time."""
+    """Digest of a document's measures: the same as `sha256_json` gives, for plain values in half the time."""
     content = {name: value for name, value in measures.items() if name not in ("doc_id", "digest")}
     plain = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(plain.encode()).hexdigest()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import tracemalloc
+import zlib
 
 import pytest
 from ingest_samples import picture_of, saved
@@ -11,8 +14,7 @@ from PIL import Image
 
 from tasks.ingest import image as image_module
 from tasks.ingest.extract import extract_document
-from tasks.ingest.image import is_uniform, to_grey
-from tasks.ingest.ocr import OcrUnavailable, ocr_image
+from tasks.ingest.image import extract_image, is_uniform, to_grey
 from tasks.ingest.records import ExtractOptions
 
 OPTIONS = ExtractOptions()
@@ -128,18 +130,28 @@ def test_an_image_of_one_colour_is_not_sent_to_ocr(monkeypatch):
     assert is_uniform(Image.new("L", (5, 5)))
 
 
-def test_a_missing_engine_says_how_to_install_it(monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-    found = extract_document(saved(picture_of("readable"), "PNG"), "", OPTIONS)
-    assert (found.status, found.reason_code) == ("failed", "no_ocr_engine")
-    assert "apt install tesseract-ocr" in found.reason and "brew install tesseract" in found.reason
+def test_frames_put_off_come_out_the_same_when_they_are_asked_for(tesseract):
+    frames = [picture_of(word) for word in ("alpha", "bravo", "charlie")]
+    data = saved(frames[0], "TIFF", save_all=True, append_images=frames[1:])
+    first = list(extract_image(data, OPTIONS, ocr_pages=1))
+    assert [page.method for page in first] == ["ocr", "deferred", "deferred"]
+    later = list(extract_image(data, OPTIONS, pages=[2, 3]))
+    assert [*first[:1], *later] == list(extract_image(data, OPTIONS))
 
 
-def test_a_missing_language_is_named(tesseract):
-    with pytest.raises(OcrUnavailable, match=r"language xyz.*apt install tesseract-ocr-xyz"):
-        ocr_image(picture_of("readable"), ExtractOptions(ocr_languages="eng+xyz"))
+def test_an_image_of_300_megapixels_is_refused_without_being_decoded():
+    """One bit a pixel: a file of 37 kB that would unpack to 300 MB."""
+    header = b"\x89PNG\r\n\x1a\n"
 
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
-def test_paragraphs_are_an_empty_line_apart(tesseract):
-    text, _ = ocr_image(picture_of("first line\nsecond line\n\n\n\nlast line", (1000, 500)), OPTIONS)
-    assert text == "first line\nsecond line\n\nlast line"
+    size = struct.pack(">IIBBBBB", 20_000, 15_000, 1, 0, 0, 0, 0)
+    data = header + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(bytes(2501 * 15_000))) + chunk(b"IEND", b"")
+    tracemalloc.start()
+    found = extract_document(data, ".png", OPTIONS)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found.status, found.reason_code) == ("rejected", "too_large")
+    assert "300000000 pixels" in found.reason
+    assert peak < 20_000_000

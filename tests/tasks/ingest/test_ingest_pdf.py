@@ -12,7 +12,7 @@ from PIL import Image
 from tasks.ingest import pdf
 from tasks.ingest.extract import extract_document
 from tasks.ingest.ocr import OcrUnavailable
-from tasks.ingest.records import ExtractOptions
+from tasks.ingest.records import ExtractionProblem, ExtractOptions
 
 OPTIONS = ExtractOptions()
 WITHOUT_OCR = ExtractOptions(ocr=False)
@@ -105,6 +105,39 @@ def test_an_encrypted_document_of_the_corpus_is_rejected_whatever_was_read_befor
         assert extract_document((corpus / "nasty" / name).read_bytes(), ".pdf", OPTIONS) == first
 
 
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-256"])
+def test_the_passwords_are_tried_in_turn(algorithm):
+    locked = encrypted_pdf("for few eyes", "secret", algorithm)
+    opened = list(pdf.extract_pdf(locked, OPTIONS, passwords=["wrong", "secret"]))
+    assert [page.text.strip() for page in opened] == ["for few eyes"]
+    with pytest.raises(ExtractionProblem, match="neither the empty password nor the 1 given"):
+        list(pdf.extract_pdf(locked, OPTIONS, passwords=["wrong"]))
+
+
+def test_pypdf_tries_the_passwords_too(monkeypatch):
+    monkeypatch.setattr(pdf, "_open", lambda data, passwords: None)
+    opened = list(pdf.extract_pdf(encrypted_pdf("for few eyes", "secret", "AES-256"), OPTIONS, passwords=["secret"]))
+    assert [(page.text.strip(), page.engine) for page in opened] == [("for few eyes", "pypdf")]
+
+
+def test_only_the_pages_asked_for_are_read():
+    data = text_pdf(["one", "two", "three", "four"])
+    pages = list(pdf.extract_pdf(data, OPTIONS, pages=[4, 2, 9]))
+    assert [(page.page, page.text.strip()) for page in pages] == [(2, "two"), (4, "four")]
+
+
+def test_pages_put_off_come_out_the_same_when_they_are_asked_for(tesseract):
+    data = joined(scan("scanned words"), scan("more words"), text_pdf(["typed on this page"]), scan("last words"))
+    at_once = list(pdf.extract_pdf(data, OPTIONS))
+    first = list(pdf.extract_pdf(data, OPTIONS, ocr_pages=1))
+    assert [page.method for page in first] == ["ocr", "deferred", "text", "deferred"]
+    put_off = [page.page for page in first if page.method == "deferred"]
+    later = list(pdf.extract_pdf(data, OPTIONS, pages=put_off))
+    assert (
+        sorted([*(page for page in first if page.method != "deferred"), *later], key=lambda page: page.page) == at_once
+    )
+
+
 def test_junk_that_claims_to_be_a_pdf_is_corrupt():
     found = extract_document(b"%PDF-1.4\n" + b"junk\n" * 100, ".pdf", OPTIONS)
     assert (found.status, found.reason_code) == ("failed", "corrupt")
@@ -118,7 +151,7 @@ def test_a_pdf_whose_cross_references_are_nowhere_to_be_found_is_still_read():
 
 
 def test_pypdf_reads_what_pdfium_cannot_open(monkeypatch):
-    def refuse(data):
+    def refuse(data, password=None):
         raise pdf.pdfium.PdfiumError("no")
 
     monkeypatch.setattr(pdf.pdfium, "PdfDocument", refuse)

@@ -1,0 +1,155 @@
+"""OCR: one engine for many pages, each read as if it were the first; what to do where something is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from ingest_samples import picture_of, saved
+from PIL import Image
+
+from tasks.ingest import ocr, tessdata
+from tasks.ingest.extract import extract_document
+from tasks.ingest.ocr import OcrError, OcrUnavailable, engine_version, ocr_image, ocr_ready
+from tasks.ingest.records import ExtractOptions
+from tasks.ingest.tessdata import find_tessdata
+
+OPTIONS = ExtractOptions()
+
+
+def test_no_page_influences_another(tesseract):
+    pictures = [picture_of(text) for text in ("alpha bravo", "l1I0O8 rn m", "quick brown fox")]
+    alone = []
+    for picture in pictures:
+        ocr._engine.cache_clear()
+        alone.append(ocr_image(picture, OPTIONS))
+    assert [ocr_image(picture, OPTIONS) for picture in reversed(pictures)] == alone[::-1]
+
+
+def test_paragraphs_are_an_empty_line_apart(tesseract):
+    text, _ = ocr_image(picture_of("first line\nsecond line\n\n\n\nlast line", (1000, 500)), OPTIONS)
+    assert text == "first line\nsecond line\n\nlast line"
+
+
+@pytest.mark.parametrize("turn", [90, 180, 270])
+def test_a_page_on_its_side_or_upside_down_is_turned(tesseract, turn):
+    if find_tessdata("osd") is None:
+        pytest.skip("the data for orientation is not installed")
+    lines = "\n".join(["The quick brown fox jumps over the lazy dog", "and every file that was seen has a row"] * 6)
+    page = picture_of(lines, (1300, 900), font_size=36).rotate(turn, expand=True)
+    text, confidence = ocr_image(page, OPTIONS)
+    assert text.startswith("The quick brown fox") and confidence > 0.8
+
+
+def test_the_page_segmentation_is_a_setting(tesseract):
+    line = picture_of("one single line", (700, 120))
+    assert ocr_image(line, ExtractOptions(ocr_page_segmentation=7))[0] == "one single line"
+
+
+def test_an_empty_picture_has_no_words_and_no_confidence(tesseract):
+    assert ocr_image(Image.new("L", (300, 300), 255), OPTIONS) == ("", None)
+
+
+def test_a_picture_wider_than_tesseract_can_take_is_an_error_not_a_crash(tesseract):
+    with pytest.raises(OcrError, match="40000 x 8"):
+        ocr_image(Image.new("L", (40_000, 8), 255), OPTIONS)
+
+
+def test_other_threads_go_on_during_recognition(tesseract):
+    """The thread that ends a worker whose parent is gone must not have to wait for a page."""
+    counted, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            counted[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    ocr_image(picture_of("\n".join(["many words on many lines of this page"] * 20), (1500, 1200)), OPTIONS)
+    done.set()
+    thread.join()
+    assert counted[0] > 20
+
+
+def test_without_language_data_the_reason_says_how_to_install_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
+    found = extract_document(saved(picture_of("readable"), "PNG"), "", OPTIONS)
+    assert (found.status, found.reason_code) == ("failed", "no_ocr_engine")
+    assert "apt install tesseract-ocr" in found.reason and "brew install tesseract" in found.reason
+    assert str(tmp_path) in found.reason
+    assert not ocr_ready("eng")
+
+
+def test_a_missing_language_is_named(tesseract):
+    with pytest.raises(OcrUnavailable, match=r"language xyz.*apt install tesseract-ocr-xyz"):
+        ocr_image(picture_of("readable"), ExtractOptions(ocr_languages="eng+xyz"))
+
+
+def test_damaged_language_data_are_no_crash(monkeypatch, tmp_path):
+    (tmp_path / "eng.traineddata").write_bytes(b"no data at all")
+    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
+    with pytest.raises(OcrUnavailable, match="cannot use the data for eng"):
+        ocr_image(picture_of("readable"), OPTIONS)
+
+
+@pytest.mark.parametrize("subfolder", ["", "tessdata"])
+def test_the_folder_in_the_environment_or_its_parent_is_used(monkeypatch, tmp_path, subfolder):
+    folder = tmp_path / subfolder
+    folder.mkdir(exist_ok=True)
+    (folder / "eng.traineddata").touch()
+    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
+    assert find_tessdata("eng") == folder
+    assert find_tessdata("eng+deu") is None
+
+
+def test_the_program_is_asked_where_the_usual_places_have_nothing(monkeypatch, tmp_path):
+    program, data = tmp_path / "tesseract", tmp_path / "data"
+    data.mkdir()
+    (data / "eng.traineddata").touch()
+    program.write_text(f"#!/bin/sh\necho 'List of available languages in \"{data}/\" (1):'\necho eng\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("TESSDATA_PREFIX", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.setattr(tessdata, "USUAL_PLACES", ())
+    tessdata._folders.cache_clear()
+    try:
+        assert find_tessdata("eng") == data
+    finally:
+        tessdata._folders.cache_clear()
+
+
+def test_loading_the_engine_leaves_the_thread_limit_of_the_process_alone():
+    """PyTorch in the same process would compute on one core."""
+    code = "import os; from tasks.ingest.ocr import engine_version as v; v(); print(os.environ.get('OMP_THREAD_LIMIT'))"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_THREAD_LIMIT"}
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
+    assert done.stdout.strip() == "None"
+
+
+def test_the_version_is_a_number():
+    assert engine_version()[0].isdigit()
+
+
+def test_memory_that_runs_out_during_recognition_ends_the_process():
+    """Cleanly or by a signal, but it ends, so that the pool learns of it."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux limits the address space")
+    code = (
+        "import resource, sys; from PIL import Image; from tasks.ingest.ocr import ocr_image\n"
+        "from tasks.ingest.records import ExtractOptions\n"
+        "ocr_image(Image.new('L', (50, 50), 255), ExtractOptions())\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 60 * 2**20\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
+        "ocr_image(Image.effect_noise((7000, 7000), 90), ExtractOptions())\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, timeout=120)
+    assert done.returncode != 0
