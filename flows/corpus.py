@@ -12,6 +12,7 @@ from pathlib import Path
 
 from storage.manifest import ArtifactRef, RefSet
 from storage.tables import read_columns, stream_rows
+from tasks.curate.classifier.stages import SCORES_FILE, ClassifierStageSettings, ScoreSettings, classifier, score
 from tasks.curate.contamination import EvaluationSetSettings, evaluation_sets
 from tasks.curate.curate import CUTS_FILE, CurationSettings, curate
 from tasks.curate.duplicates import VERIFIED_FILE, dedup
@@ -62,12 +63,13 @@ class Ingested(Documents):
     """A corpus after ingestion.
 
     Attributes:
-        measured, refined: what was made of each segment.
+        measured, refined: what was made of each segment; `scored` too, where there is a classifier.
         curated: what is kept, dropped and held out.
         texts: the refined documents as one table.
     """
 
     measured: list[Maybe]
+    scored: list[Maybe]
     duplicates: Maybe
     curated: Maybe
     refined: list[Maybe]
@@ -104,6 +106,7 @@ def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> I
     read = read_documents(session, sources, settings)
     texts = zip(read.normalised, read.sizes, strict=True)
     measured = session.run_each(measure, [Call(MeasureSettings(), {"documents": ref}, n) for ref, n in texts])
+    scored = _score(session, settings, read)
     documents = session.union(read.normalised, DOCUMENTS_FILE, read.live)
     measures = session.union(measured, MEASURES_FILE, read.live)
     if session.resources is not None:
@@ -115,13 +118,19 @@ def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> I
         snapshot=read.snapshot,
         documents=documents,
         measures=measures,
+        scores=session.union(scored, SCORES_FILE, read.live),
         duplicates=duplicates,
         evaluation=_evaluation_sets(session, settings),
     )
     refined = _refine(session, settings, read, curated, measured)
-    refined_texts = session.union(refined, DOCUMENTS_FILE, read.live)
     return Ingested(
-        **vars(read), measured=measured, duplicates=duplicates, curated=curated, refined=refined, texts=refined_texts
+        **vars(read),
+        measured=measured,
+        scored=scored,
+        duplicates=duplicates,
+        curated=curated,
+        refined=refined,
+        texts=session.union(refined, DOCUMENTS_FILE, read.live),
     )
 
 
@@ -212,6 +221,20 @@ def _evaluation_sets(session: Session, settings: Settings) -> Maybe:
     if session.resources is not None:
         session.resources.evaluation_sets = paths
     return session.run(evaluation_sets, EvaluationSetSettings.of(paths))
+
+
+def _score(session: Session, settings: Settings, read: Documents) -> list[Maybe]:
+    """Scores of the user's own classifier, if examples for one are given."""
+    examples = settings.classifier
+    if not examples.wanted:
+        return []
+    if session.resources is not None:
+        session.resources.classifier_examples = (examples.good_paths, examples.bad_paths)
+    trained = session.run(classifier, ClassifierStageSettings.of(examples.good_paths, examples.bad_paths))
+    texts = zip(read.normalised, read.sizes, strict=True)
+    return session.run_each(
+        score, [Call(ScoreSettings(), {"documents": ref, "classifier": trained}, n) for ref, n in texts]
+    )
 
 
 def _refine(

@@ -219,6 +219,7 @@ def remember_ingested(session: Session, ingested: Ingested) -> None:
         extract=ingested.segments,
         normalise=ingested.normalised,
         measure=ingested.measured,
+        score=ingested.scored,
         dedup=ingested.duplicates,
         curate=ingested.curated,
         refine=ingested.refined,

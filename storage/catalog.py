@@ -25,6 +25,7 @@ from storage.schemas import (
     NORMALISED,
     PAGES,
     REFINED,
+    SCORES,
     SELECTION,
     SEQUENCES,
     TOKENS,
@@ -145,6 +146,7 @@ class Catalog:
             ("extract", "pages.parquet", PAGES),
             ("normalise", "documents.parquet", NORMALISED),
             ("measure", "measures.parquet", MEASURES),
+            ("score", "scores.parquet", SCORES),
             ("refine", "documents.parquet", REFINED),
             ("tokenise", "tokens.parquet", TOKENS),
         ):
@@ -175,8 +177,9 @@ class Catalog:
         self._base("all_selection", SELECTION, self._paths("curate", "selection.parquet"))
         self._base("all_dropped", DROPPED, self._paths("curate", "dropped.parquet"))
         execute(
-            "create view measures as select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages "
-            "from live_measure m join live_normalise d using (doc_id)"
+            "create view measures as select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages, "
+            "s.score as classifier_score from live_measure m join live_normalise d using (doc_id) "
+            "left join live_score s using (doc_id)"
         )
         execute(
             "create view documents as select d.doc_id, d.kind, d.title, d.programming_language, "

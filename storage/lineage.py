@@ -8,7 +8,13 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store, StoreError
 
 # Along which input a per-segment artefact leads back to its segment.
-_TOWARDS_SEGMENT = {"normalise": "segment", "measure": "documents", "refine": "documents", "tokenise": "documents"}
+_TOWARDS_SEGMENT = {
+    "normalise": "segment",
+    "measure": "documents",
+    "score": "documents",
+    "refine": "documents",
+    "tokenise": "documents",
+}
 
 
 def manifest_of(store: Store, ref: ArtifactRef) -> Manifest:

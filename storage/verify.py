@@ -17,6 +17,7 @@ _TABLES = {
     ("snapshot", "files.parquet"): schemas.FILES,
     ("normalise", "documents.parquet"): schemas.NORMALISED,
     ("measure", "measures.parquet"): schemas.MEASURES,
+    ("score", "scores.parquet"): schemas.SCORES,
     ("dedup", "pairs.parquet"): schemas.NEAR_PAIRS,
     ("dedup", "verified.parquet"): schemas.VERIFIED_PAIRS,
     ("dedup", "clusters.parquet"): schemas.CLUSTERS,

@@ -26,7 +26,7 @@ DOCUMENTS_AT_ONCE = 1_000
 
 
 def check_split(store: Store, state: State) -> Check:
-    """Every cluster lies on one side; no evaluation document is trained on."""
+    """Every cluster lies on one side; no evaluation document is trained on, nor does its text stand in what is."""
     check = Check("split")
     curated = state["curate"][0]
     sides: dict[str, set[str]] = defaultdict(set)
@@ -42,18 +42,17 @@ def check_split(store: Store, state: State) -> Check:
             check.checked += 1
             if row["doc_id"] in trained:
                 check.problems.append(f"evaluation document {row['doc_id']} is trained on")
+    check.problems += _containment_problems(store, state)
     return check
 
 
-def check_containment(store: Store, state: State) -> Check:
-    """No held-out document stands in training text, and no training document in held-out text.
+def _containment_problems(store: Store, state: State) -> Iterator[str]:
+    """Held-out documents that stand in training text, and training documents that stand in held-out text.
 
     What counts is the share of a document's runs of thirteen words, on the normalised texts: that is what the split
     promises. Held out are the validation documents and the evaluation set, which may hold some that are gone since.
     """
-    check = Check("containment")
-    curated = state["curate"][0]
-    limit = float(manifest_of(store, curated).settings["curate"]["max_containment"])
+    limit = float(manifest_of(store, state["curate"][0]).settings["curate"]["max_containment"])
     held_out = dict(_texts(store, state, "validation"))
     for ref in state.get("evalset", []):
         documents = stream_rows(store.folder(ref) / "documents.parquet", ["doc_id", "text"])
@@ -74,10 +73,8 @@ def check_containment(store: Store, state: State) -> Check:
 
     found = containment(gram_hashes([held_out[name] for name in names]), blocks())
     shares = np.concatenate([np.zeros(0), *found.training])
-    check.checked = len(names) + len(trained)
-    check.problems += _leaks(names, found.validation.tolist(), "held out", "training", limit)
-    check.problems += _leaks(trained, shares.tolist(), "trained on", "held-out", limit)
-    return check
+    yield from _leaks(names, found.validation.tolist(), "held out", "training", limit)
+    yield from _leaks(trained, shares.tolist(), "trained on", "held-out", limit)
 
 
 def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str, limit: float) -> Iterator[str]:

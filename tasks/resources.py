@@ -69,6 +69,7 @@ class Resources:
         self.passwords: tuple[str, ...] = ()  # to be tried on what is encrypted
         self.verified_pairs: list[Path] = []  # tables of similarities that earlier runs computed
         self.evaluation_sets: list[Path] = []  # where the external evaluation sets lie
+        self.classifier_examples: tuple[list[Path], list[Path]] = ([], [])  # of good and of bad documents
         self.cuts: dict[str, dict[str, list[tuple[int, int]]]] = {}  # digest of cuts -> what is cut out of documents
         self.listing: Listing | None = None  # the walk a snapshot is made of
         self.prompts: list[Prompt] = []  # the prompts a generation is asked for

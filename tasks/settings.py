@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import UserError
+from tasks.curate.classifier.settings import ClassifierSettings
 from tasks.curate.hygiene import NormaliseSettings
 from tasks.curate.policy import PolicySettings
 from tasks.ingest.records import ExtractOptions
@@ -246,6 +247,7 @@ class Settings:
     passwords: PasswordSettings = field(default_factory=PasswordSettings)
     normalise: NormaliseSettings = field(default_factory=NormaliseSettings)
     dedup: DedupSettings = field(default_factory=DedupSettings)
+    classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
     policy: PolicySettings = field(default_factory=PolicySettings)
     curate: CurateSettings = field(default_factory=CurateSettings)
     refine: RefineSettings = field(default_factory=RefineSettings)

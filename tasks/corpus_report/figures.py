@@ -173,7 +173,7 @@ FATES = {
     "duplicate": "same bytes as another file",
     "dropped": "dropped by curation",
     "skipped": "not looked into",
-    "rejected": "refused: nothing to read",
+    "rejected": "refused",
     "failed": "failed",
 }
 

@@ -80,7 +80,7 @@ def _joined(catalog: Catalog) -> Iterator[None]:
 def _collect(catalog: Catalog) -> Figures:
     query = catalog.query
     (total,) = query(
-        f"select count(*) as n, count(container) as members, coalesce(sum(size) filter (container is null), 0) as size, "
+        "select count(*) as n, count(container) as members, coalesce(sum(size) filter (container is null), 0) as size, "
         f"count(*) filter (status = 'ok' and doc_id is not null) as documents from {_OUTCOMES}"
     )
     pages, confidence = _pages(catalog)
@@ -227,7 +227,8 @@ def _clusters(catalog: Catalog) -> tuple[tuple[int, int], list[Cluster]]:
         f"with largest as ({grouped} order by n desc, cluster limit {LONGEST_LIST}) "
         "select l.n, count(*) filter (o.kept), count(distinct c.text_sha256) as texts, "
         f"min(o.path, {SHOWN_PATHS}) as paths from largest l join clusters c using (cluster) "
-        f"join {_OUTCOMES} o on o.doc_id = c.doc_id and o.status = 'ok' group by l.cluster, l.n order by l.n desc, paths"
+        f"join {_OUTCOMES} o on o.doc_id = c.doc_id and o.status = 'ok' "
+        "group by l.cluster, l.n order by l.n desc, paths"
     )
     return (sizes["documents"], sizes["n"]), [Cluster(*row.values()) for row in rows]
 
@@ -245,8 +246,9 @@ def _pairs(catalog: Catalog) -> tuple[int, list[Pair]]:
 
 def _archives(catalog: Catalog) -> list[Archive]:
     rows = catalog.query(
-        f"with largest as (select container, count(*) as members, count(*) filter (status = 'ok' and doc_id is not null) "
-        f"as documents, sum(size)::bigint as size from {_OUTCOMES} where container is not null group by 1 "
+        "with largest as (select container, count(*) as members, "
+        "count(*) filter (status = 'ok' and doc_id is not null) as documents, "
+        f"sum(size)::bigint as size from {_OUTCOMES} where container is not null group by 1 "
         f"order by members desc, container limit {LONGEST_LIST}) select l.container, "
         "coalesce(o.media_type, 'unknown') as media_type, l.members, l.documents, l.size from largest l "
         f"left join {_OUTCOMES} o on o.path = l.container order by l.members desc, l.container"

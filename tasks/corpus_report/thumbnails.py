@@ -1,6 +1,6 @@
 """Small pictures of pages, made in a child process that may be killed: the files are as hostile as they ever were.
 
-A request and its answer are one message each. What cannot be drawn has a reason instead of a picture, never an exception.
+A request and its answer are one message each. What cannot be drawn has a reason instead of a picture.
 """
 
 from __future__ import annotations

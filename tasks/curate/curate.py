@@ -17,6 +17,7 @@ from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CUTS, DROPPED, SELECTION
 from storage.tables import read_columns, stream_rows, write_table
+from tasks.curate.classifier.stages import SCORES_FILE
 from tasks.curate.contamination import GRAMS_FILE
 from tasks.curate.duplicates import CLUSTERS_FILE, PAIRS_FILE
 from tasks.curate.kept import Shelf, holders, shelves_of
@@ -50,18 +51,24 @@ def curate(
     snapshot: ArtifactRef,
     documents: RefSet,
     measures: RefSet,
+    scores: RefSet,
     duplicates: ArtifactRef,
     evaluation: ArtifactRef,
 ) -> str:
-    """Choose the documents to use, split them into training and validation, and see that nothing leaks between."""
+    """Choose the documents to use, split them into training and validation, and see that nothing leaks between.
+
+    Scores are those of the user's classifier; an empty set where there is none.
+    """
     shelves = shelves_of(work.store, documents)
     measured = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, measures)}
+    scored = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, scores)}
     made = work.apart(
         select_documents,
         sum((Path(folder) / MEASURES_FILE).stat().st_size for folder in measured.values()),
         snapshot=str(work.folder(snapshot)),
         shelves=[asdict(shelf) for shelf in shelves],
         measured=[measured[shelf.segment] for shelf in shelves],
+        scored=[scored[shelf.segment] for shelf in shelves] if scored else [],
         duplicates=str(work.folder(duplicates)),
         evaluation=str(work.folder(evaluation)),
         out=str(work.out),
@@ -76,6 +83,7 @@ def select_documents(
     snapshot: str,
     shelves: list[dict[str, Any]],
     measured: list[str],
+    scored: list[str],
     duplicates: str,
     evaluation: str,
     out: str,
@@ -86,7 +94,9 @@ def select_documents(
     chosen = CurateSettings(**settings["curate"])
     places = [Shelf(**shelf) for shelf in shelves]
     clusters = dict(zip(*read_columns(Path(duplicates) / CLUSTERS_FILE, ["doc_id", "cluster"]).values(), strict=True))
-    candidates = list(_candidates(Path(snapshot), places, measured, clusters, PolicySettings(**settings["policy"])))
+    candidates = list(
+        _candidates(Path(snapshot), places, measured, scored, clusters, PolicySettings(**settings["policy"]))
+    )
     cuts: list[dict[str, Any]] = []
     _cut_evaluation_text(candidates, _signed(candidates, places, measured), Path(evaluation), chosen, cuts)
     refuse_duplicates(candidates, _near(Path(duplicates)), chosen.near_duplicates == "drop")
@@ -101,6 +111,7 @@ def _candidates(
     snapshot: Path,
     shelves: Sequence[Shelf],
     measured: Sequence[str],
+    scored: Sequence[str],
     clusters: Mapping[str, str],
     policy: PolicySettings,
 ) -> Iterator[Candidate]:
@@ -116,12 +127,15 @@ def _candidates(
     chosen = holders(live, shelves, DOCUMENTS_FILE)
     wanted = ["doc_id", "text_sha256", "n_bytes", "ocr_share"]
     for number, (shelf, folder) in enumerate(zip(shelves, measured, strict=True)):
+        scores = _scores(Path(scored[number])) if scored else {}
         # row for row the same documents
         texts = stream_rows(Path(shelf.folder) / DOCUMENTS_FILE, wanted)
         for text, measures in zip(texts, stream_rows(Path(folder) / MEASURES_FILE), strict=True):
             doc_id = text["doc_id"]
             if chosen.get(doc_id) == number:
                 measures["licence"] = measures["licence"] or licences.get(doc_id)
+                if scored:
+                    measures["classifier_score"] = scores[doc_id]
                 yield Candidate(
                     segment=live[doc_id],
                     cluster=clusters[doc_id],
@@ -129,6 +143,11 @@ def _candidates(
                     refusal=refusals(measures, policy),
                     **text,
                 )
+
+
+def _scores(folder: Path) -> dict[str, float]:
+    columns = read_columns(folder / SCORES_FILE, ["doc_id", "score"])
+    return dict(zip(*columns.values(), strict=True))
 
 
 def _signed(candidates: Sequence[Candidate], shelves: Sequence[Shelf], measured: Sequence[str]) -> list[SignedShelf]:

@@ -29,7 +29,7 @@ COMPRESSED = ("application/gzip", "application/x-bzip2", "application/x-xz")
 
 _ZIP_ENTRY = b"PK\x01\x02"
 _ENTRIES_PER_MEMBER = 10  # A directory of this many times the member limit is not even looked through.
-_SMALL_CHUNK = 4096  # Python decompresses BZIP2 and LZMA inside ZIP without a bound on what one chunk expands to.
+_SMALL_CHUNK = 64  # Bytes; a block of BZIP2 may be as small, and expand to 45 MB.
 _BUFFER_BYTES = 256 * 1024
 _LONGEST_TAR_HEADER = 32 * 1024  # Names and attributes; tarfile's search in them is quadratic in the worst case.
 _ENCRYPTED_FLAG = 0x1
@@ -171,12 +171,27 @@ def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Bud
     raise ExtractionProblem("rejected", "encrypted", f"the member needs a password{tried}")
 
 
+class _InSmallChunks:
+    """An entry that zipfile would decompress without a bound on what one chunk expands to (BZIP2 and LZMA).
+
+    zipfile hands these decompressors as much as the caller asks for, at least 4 KiB, which may be gigabytes.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        stream.MIN_READ_SIZE = stream.MAX_N = _SMALL_CHUNK
+        self._stream = stream
+
+    def read(self, _size: int) -> bytes:
+        """Returns what one chunk gives; nothing at the end."""
+        return bytes(self._stream.read1(-1))
+
+
 def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, password: bytes | None) -> bytes:
     """Decompresses one entry of a ZIP."""
     bounded = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     try:
         with archive.open(info, pwd=password) as stream:
-            return budget.read(stream, *(() if bounded else (_SMALL_CHUNK,)))
+            return budget.read(stream if bounded else cast("IO[bytes]", _InSmallChunks(stream)))
     except NotImplementedError as error:
         raise ExtractionProblem("skipped", "unsupported", f"the member cannot be unpacked: {error}") from None
     except (*_DAMAGE, RuntimeError) as error:
@@ -256,7 +271,7 @@ class _TarHeader(tarfile.TarInfo):
     """A header that never passes for the end of the archive, cannot lead backwards and has a bounded size."""
 
     @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _TarHeader:  # type: ignore[override]
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _TarHeader:
         try:
             header = super().fromtarfile(tarfile_)
         except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]

@@ -161,7 +161,7 @@ def looks_like_text(head: bytes, whole: bool = True) -> bool:
     Returns:
         False where NUL or other control bytes, speak against it.
     """
-    if not head or head.startswith(_WIDE_MARKS) or _wide_without_mark(head):
+    if not head or head.startswith(_WIDE_MARKS) or utf16_without_mark(head):
         return True
     controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
     try:
@@ -183,8 +183,7 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
         return Detected("archive", "application/x-tar")
     for kind, magics in (("archive", ARCHIVES), ("image", IMAGES), ("table", TABLES), ("", BINARIES)):
         for magic, media_type in magics:
-            # Some magics are letters that a text may begin with.
-            if head.startswith(magic) and not (magic.isalnum() and looks_like_text(head, whole=False)):
+            if head.startswith(magic) and not (magic.isalnum() and _goes_on_as_text(head, len(magic))):
                 if magic[:2] == b"PK" and suffix in _OFFICE_SUFFIXES:
                     media_type = _OFFICE_SUFFIXES[suffix]
                     kind = "text" if media_type == DOCX else ""
@@ -203,6 +202,14 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
     return None
 
 
+def _goes_on_as_text(head: bytes, start: int) -> bool:
+    """Whether the letters of a magic are only the beginning of a text.
+
+    What follows them in a file of that format is binary at once, though the rest may be mostly text.
+    """
+    return not any(byte in _CONTROL_BYTES for byte in head[start : start + 4]) and looks_like_text(head, whole=False)
+
+
 def _is_plain_ascii(head: bytes, suffix: str) -> bool:
     """Whether "%PDF" after other things is probably talk about PDF: readable, and not named as one."""
     return suffix != ".pdf" and head.isascii() and looks_like_text(head, whole=False)
@@ -210,16 +217,10 @@ def _is_plain_ascii(head: bytes, suffix: str) -> bool:
 
 def _readable(head: bytes) -> str:
     """The head as text, as far as marks go, all of which are ASCII."""
-    wide = _wide_without_mark(head)
+    wide = utf16_without_mark(head)
     if wide or head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return head.decode(wide or "utf-16", "replace").lstrip("\ufeff")
     return head.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
-
-
-def _wide_without_mark(head: bytes) -> str | None:
-    """UTF-16 or UTF-32 without a mark; both have zeros or other control bytes, and most files have none."""
-    is_plain = len(head.translate(None, _CONTROL_BYTES)) == len(head)
-    return None if is_plain else utf16_without_mark(head)
 
 
 def _by_markup(text: str, suffix: str) -> Detected | None:

@@ -25,7 +25,8 @@ _ACCENTED_SHARE = 0.6  # Vietnamese has 0.3; Cyrillic bytes read as Latin-1 have
 _SIGNS_SHARE = 0.2
 _SALAD_SHARE = 0.6
 _SALAD_KINDS = 12
-_JUNCTION_COST = 4  # Characters that a word in two scripts makes doubtful.
+_CONTROL_COST = 2  # Besides itself: where a glyph's number stands for one character, it does for its neighbours too.
+_JUNCTION_COST = 2  # Characters that a word in two scripts makes doubtful.
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NOT_LETTERS = bytes(set(range(256)) - set(_LETTERS))
@@ -34,16 +35,20 @@ _CONTROLS = bytes(code for code in range(32) if code not in b"\t\n\r\f")
 _JUNK = re.compile(
     "[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufff0-\ufffb\ufffd-\uffff\U000f0000-\U0010ffff]"
 )
+_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 _ACCENTED = re.compile("[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff]")
 _SIGNS = re.compile("[\u00a1-\u00a6\u00a8\u00aa\u00ac\u00ae\u00af\u00b2-\u00b6\u00b8-\u00ba\u00bc-\u00bf]")
 _SYMBOLS = re.compile(r"[!-,/:-<>-@\[-^`{}~]")
 _LEADERS = re.compile(r"[.=|_-]")  # Dots up to a page number, rules, frames of tables: any number of them is in order.
+_WORDS = re.compile(r"[A-Za-z]{3,}")  # Not the letters of formulae.
 _LATIN = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"
-_OTHER_SCRIPTS = "\u0370-\u03ff\u0400-\u052f\u0531-\u058f\u0590-\u05ff\u0600-\u06ff\u0900-\u0e7f\u10a0-\u10ff"
-# Fixed widths: a run of a million letters is looked at once.
+_OTHER = "\u0400-\u052f\u0531-\u058f\u0590-\u05ff\u0600-\u06ff\u0900-\u0e7f\u10a0-\u10ff"
+_GREEK = "\u0370-\u03ff"
+# Of fixed width, so that a run of a million letters is looked at once. A Greek letter beside a Latin one is a formula.
 _JUNCTION = re.compile(
-    f"(?<=[{_LATIN}][{_LATIN}])[{_OTHER_SCRIPTS}][{_OTHER_SCRIPTS}]|(?<=[{_OTHER_SCRIPTS}][{_OTHER_SCRIPTS}])[{_LATIN}][{_LATIN}]"
+    f"(?<=[{_LATIN}])[{_OTHER}]|(?<=[{_OTHER}])[{_LATIN}]"
+    f"|(?<=[{_LATIN}]{{2}})[{_GREEK}]{{2}}|(?<=[{_GREEK}]{{2}})[{_LATIN}]{{2}}"
 )
 
 
@@ -61,7 +66,7 @@ def is_legible(text: str) -> bool:
     Returns:
         True for an empty text too: that is missing, not garbled.
     """
-    if is_plain(text):
+    if is_plain(text) or _is_plainly_words(text):
         return True
     visible = count_visible(text)
     return count_legible(text) >= LEGIBLE_SHARE * visible
@@ -82,6 +87,17 @@ def is_plain(text: str) -> bool:
     )
 
 
+def _is_plainly_words(text: str) -> bool:
+    """The same for pages with many figures, leaders or signs: what words there are settle it."""
+    if _JUNK.search(text) or _JUNCTION.search(text):
+        return False
+    words = "".join(_WORDS.findall(text)).encode()
+    others = len(text) - sum(map(text.count, ". _-=|\r\n"))  # Leaders up to a page number may be most of a page.
+    if len(words) < max(3 * LETTERS_JUDGED, 0.2 * others) or len(_ACCENTED.findall(text)) > 0.3 * len(words):
+        return False
+    return len(words.translate(None, _NOT_COMMON)) >= PLAINLY_COMMON_SHARE * len(words)
+
+
 def count_legible(text: str) -> int:
     """Returns the number of visible characters that belong to legible text.
 
@@ -93,10 +109,11 @@ def count_legible(text: str) -> int:
     for line in _judged_together(text):
         visible = count_visible(line)
         junk = len(_JUNK.findall(line)) + _JUNCTION_COST * len(_JUNCTION.findall(line))
+        junk += _CONTROL_COST * len(_CONTROL.findall(line))
         if unassigned:
             junk += len(unassigned.findall(line))
         if 2 * junk <= visible and not _is_garbled(line, visible):
-            legible += visible - junk
+            legible += max(0, visible - junk)
     return legible
 
 
@@ -104,22 +121,27 @@ def _judged_together(text: str) -> Iterator[str]:
     """The lines with enough letters to be judged alone, then the others as one."""
     short = []
     for line in text.splitlines():
-        if len(line.encode("ascii", "ignore").translate(None, _NOT_LETTERS)) >= LETTERS_JUDGED:
+        if _count_letters(line) >= LETTERS_JUDGED:
             yield line
         else:
             short.append(line)
     yield "\n".join(short)
 
 
+def _count_letters(line: str) -> int:
+    """Letters of ASCII."""
+    return len(line.encode("ascii", "ignore").translate(None, _NOT_LETTERS))
+
+
 def _is_garbled(line: str, visible: int) -> bool:
     """Whether the characters, each of them possible, form no text."""
-    ascii_only = line.encode("ascii", "ignore")
-    letters = len(ascii_only.translate(None, _NOT_LETTERS))
-    if letters >= LETTERS_JUDGED and len(ascii_only.translate(None, _NOT_COMMON)) < COMMON_SHARE * letters:
+    words = "".join(_WORDS.findall(line)).encode()
+    letters = len(words)
+    if letters >= LETTERS_JUDGED and len(words.translate(None, _NOT_COMMON)) < COMMON_SHARE * letters:
         return True
-    if len(ascii_only) < len(line):
+    if not line.isascii():
         accented = len(_ACCENTED.findall(line))
-        if accented >= LETTERS_JUDGED // 2 and accented >= _ACCENTED_SHARE * (accented + letters):
+        if accented >= LETTERS_JUDGED // 2 and accented >= _ACCENTED_SHARE * (accented + _count_letters(line)):
             return True
         signs = len(_SIGNS.findall(line))
         if signs >= LETTERS_JUDGED // 2 and signs >= _SIGNS_SHARE * visible:

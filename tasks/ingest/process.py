@@ -1,4 +1,4 @@
-"""One extraction process as its parent sees it: started, given a part of a document, listened to with deadlines, killed.
+"""One extraction process as its parent sees it: started, given parts of documents, listened to with deadlines, killed.
 
 What comes back is a `PartResult`: the pages and members that arrived, and either the worker's own verdict or the
 reason why the process was lost. Losing a process is an everyday result here, not an exception.
@@ -213,7 +213,12 @@ def _overdue(where: str, limits: Limits, whole_document: bool) -> Loss:
 
 def _environment(folder: Path) -> dict[str, str]:
     """The worker's environment: its own folder for temporary files, one thread per OCR process."""
-    environment = {**os.environ, "TMPDIR": str(folder), "OMP_THREAD_LIMIT": "1"}
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder),
+        "OMP_THREAD_LIMIT": "1",
+        "MALLOC_ARENA_MAX": "2",  # Each arena reserves address space, which the memory limit counts.
+    }
     root = str(Path(__file__).resolve().parents[2])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         # Run from a source tree. The current folder is never searched (-P): a folder of documents may hold a

@@ -139,7 +139,7 @@ class ExtractOptions:
         max_file_bytes: Larger files are refused ("too_large").
         max_pages: Pages after this many are not read; the last page record says so.
         archive_depth: How many archives may lie inside each other; members of deeper ones are refused.
-        archive_max_members: Members of one file after this many are not read; the file's row says so.
+        archive_max_members: Members of an archive, or rows of a table, after this many are not read; a row says so.
         archive_max_bytes: Bytes that all members of one file may unpack to.
         table_columns: Names of the columns that hold documents in Parquet and JSON Lines, by preference.
         sqlite_query: Query whose rows are the documents of a SQLite file; without one such files are passed over.
@@ -153,7 +153,7 @@ class ExtractOptions:
     max_file_bytes: int = 256 * 1024**2
     max_pages: int = 5000
     archive_depth: int = 3
-    archive_max_members: int = 20_000
+    archive_max_members: int = 100_000
     archive_max_bytes: int = 1024**3
     table_columns: str = "text,content,body"
     sqlite_query: str = ""

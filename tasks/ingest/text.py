@@ -170,8 +170,8 @@ def utf16_without_mark(data: bytes) -> str | None:
         "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", or None.
     """
     sample = data[:SAMPLE_BYTES]
-    if len(sample) < 4:
-        return None
+    if len(sample) < 4 or len(sample.translate(None, _CONTROL_BYTES)) == len(sample):
+        return None  # Both have zeros or other control bytes, and most files have none.
     units = sample[: len(sample) // 4 * 4]
     for encoding, first, second in (("utf-32-le", 3, 2), ("utf-32-be", 0, 1)):
         if not any(units[first::4]) and max(units[second::4]) <= 16 and _is_plausible(units, encoding):

@@ -44,10 +44,10 @@ def main() -> None:
         write_message(results, message)
 
     send({"ready": {"pid": os.getpid()}})
-    own_bytes = _own_bytes()
     while True:
         job = jobs.get()
-        _limit_memory(own_bytes + Limits.from_dict(job["limits"]).memory_bytes)
+        # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
+        _limit_memory(_own_bytes() + Limits.from_dict(job["limits"]).memory_bytes)
         outcome = run_job(job, send)
         # Back to what it was: sending the outcome must not fail for lack of memory.
         _limit_memory(None)

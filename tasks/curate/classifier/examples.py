@@ -28,7 +28,7 @@ from tasks.ingest.text import decode
 COLUMN = "text"
 MIN_EXAMPLES = 10
 MAX_EXAMPLES = 2_000  # of one side; more would cost much and teach little
-MAX_CHARS = 2**24  # of all examples of one side
+MAX_CHARS = 2**23  # of all examples of one side
 POSSIBLE = "possible are text files and, with a column named text, JSON lines (.jsonl, .ndjson) and Parquet"
 
 _READ_BYTES = 8 * READ_CHARS  # of a text file: enough characters in every encoding, with what normalising takes out

@@ -30,9 +30,9 @@ class Trained:
 
     Attributes:
         weights: one for each bucket and, last, the intercept.
-        metrics: what JSON knows: `auc` with `fold_aucs` and their standard error `auc_error`, `accuracy` and `balanced_accuracy` at a score of 0.5,
-            `log_loss` (both sides weigh the same), the strength `l2` and the grid it was chosen from, `note` if the
-            model is weak.
+        metrics: what JSON knows: `auc` with `fold_aucs` and their standard error `auc_error`; `accuracy` and
+            `balanced_accuracy` at a score of 0.5; `log_loss` (both sides weigh the same), the strength `l2` and the
+            grid it was chosen from; `note` if the model is weak.
     """
 
     weights: F64

@@ -16,7 +16,7 @@ from tasks.ingest.formats.parsed import Parsed
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 from tasks.ingest.text import clean
 
-MAX_XML_BYTES = 96 * 1024**2  # The tree of an XML part takes about eight times its size.
+MAX_XML_BYTES = 48 * 1024**2  # The tree of an XML part takes about eight times its size.
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"

@@ -11,6 +11,7 @@ import random
 import stat
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -243,6 +244,19 @@ def test_a_member_that_unpacks_to_too_much_is_refused_and_the_rest_is_read(metho
 def test_a_compressed_bomb_is_refused(compress):
     member = members_of(compress(bytes(50_000_000)), SMALL)["content"]
     assert (member.status, member.reason_code) == ("rejected", "too_large")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_a_bomb_in_a_zip_is_not_unpacked_into_memory(method):
+    data = zip_of({"bomb": bytes(250_000_000)}, method)
+    tracemalloc.start()
+    try:
+        member = members_of(data, ExtractOptions(max_file_bytes=1_000_000))["bomb"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert member.reason_code == "too_large"
+    assert peak < 150_000_000
 
 
 def test_a_bomb_of_many_members_ends_at_the_total():

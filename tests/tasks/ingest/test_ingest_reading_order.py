@@ -8,6 +8,7 @@ from pdf_samples import page_pdf, text_lines
 
 from tasks.ingest.pdf import extract_pdf
 from tasks.ingest.records import ExtractOptions
+from tasks.ingest.text import clean
 
 OPTIONS = ExtractOptions(ocr=False)
 LEFT = [
@@ -90,5 +91,5 @@ def test_pages_of_one_column_and_tables_of_the_corpus_are_as_in_the_file(corpus)
         wanted = range(20, 100)
         document = pdfium.PdfDocument(data)
         raw = [document[number - 1].get_textpage().get_text_range() for number in wanted]
-        plain = [text.replace("\r\n", "\n").replace("\ufffe", "").replace("\x02", "") for text in raw]
+        plain = [clean(text.replace("\ufffe", "")) for text in raw]
         assert [page.text for page in extract_pdf(data, OPTIONS, pages=list(wanted))] == plain

@@ -59,6 +59,11 @@ def test_each_row_of_a_parquet_file_is_a_document(settings):
     assert (found.media_type, found.reason, found.pages) == ("application/vnd.apache.parquet", "", [])
 
 
+def test_a_parquet_file_that_is_mostly_text_is_a_table():
+    data = parquet_of({"text": ["The quick brown fox."] * 3}, compression="none", use_dictionary=False)
+    assert len(extract_document(data, ".txt", OPTIONS).members) == 3
+
+
 def test_a_row_is_a_document_with_its_own_digest_and_size():
     row = extract_document(parquet_of({"text": ["Größe"]}), "", OPTIONS).members[0]
     assert (row.kind, row.media_type, row.size, len(row.sha256)) == ("text", "text/plain", 7, 64)

@@ -1,0 +1,103 @@
+"""The report of a corpus as one HTML file that needs nothing else: no network, no script, no other files.
+
+In goes a catalogue, out comes text. A person should see at a glance what became of their files, and what to worry about
+first; so the page begins with one bar of all files and a list of worries, and every section after it proves them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.corpus_report import sections
+from tasks.corpus_report.figures import Figures
+from tasks.corpus_report.page_pictures import pages_section
+from tasks.corpus_report.queries import collect
+from tasks.corpus_report.style import CSS
+from tasks.corpus_report.wording import amount, share, size_of
+from tasks.inspection.labels import legible
+from tasks.inspection.layout import fact_list, html_page, links
+from tasks.inspection.svg import element, escape
+
+if TYPE_CHECKING:
+    from storage.catalog import Catalog
+    from tasks.corpus_report.thumbnails import Thumbnails
+
+SECTIONS = {
+    "worries": "Look at first",
+    "files": "Every file",
+    "kinds": "What they are",
+    "split": "Split and tokens",
+    "dropped": "Dropped, cut, redacted",
+    "duplicates": "Duplicates",
+    "pages": "Pages",
+    "measures": "Measures",
+    "archives": "Archives",
+}
+
+
+def corpus_report(catalog: Catalog, corpus: str, thumbnails: Thumbnails | None = None) -> str:
+    """The page.
+
+    Args:
+        catalog: views of the corpus.
+        corpus: its name.
+        thumbnails: draws the pages that OCR was least sure of; without it they are listed without pictures.
+    """
+    figures = collect(catalog)
+    made = {
+        "worries": sections.worries_section(figures),
+        "files": sections.files_section(figures),
+        "kinds": sections.kinds_section(figures),
+        "split": sections.split_section(figures),
+        "dropped": sections.dropped_section(figures),
+        "duplicates": sections.duplicates_section(figures),
+        "pages": pages_section(figures, thumbnails),
+        "measures": sections.measures_section(figures),
+        "archives": sections.archives_section(figures),
+    }
+    title = f"Corpus {legible(corpus)}: what became of the files"
+    body = "".join(made[name] for name in SECTIONS)
+    footer = "Made by sheepfold from the tables of the last completed run; ask them anything with sheepfold sql."
+    return html_page(title, ("worries", "Skip to the worries"), _header(figures, corpus), body, footer, style=CSS)
+
+
+def _header(figures: Figures, corpus: str) -> str:
+    return (
+        f"<h1>Corpus {escape(legible(corpus))}: what became of the files</h1>"
+        + element("p", escape(_lead(figures)), class_="lead")
+        + fact_list(_facts(figures))
+        + sections.overview(figures)
+        + links(SECTIONS)
+    )
+
+
+def _lead(figures: Figures) -> str:
+    n, members = figures.n_rows, figures.n_members
+    if not n:
+        return "No file was found."
+    among = f", {members:,} of them inside archives and tables" if members else ""
+    lost = figures.fate("failed") + figures.fate("rejected")
+    words = f"{n:,} {'file was' if n == 1 else 'files were'} seen{among}. "
+    words += f"{figures.n_documents:,} gave text, {figures.kept:,} of these are in use. "
+    return words + (
+        f"{lost:,} ({share(lost, n)}) failed or were refused." if lost else "None failed, none was refused."
+    )
+
+
+def _facts(figures: Figures) -> dict[str, str]:
+    text = sum(side.size for side in figures.sides)
+    tokens = sum(figures.estimate.tokens(side) for side in figures.sides)
+    about = "" if figures.estimate.basis == "counted" else "≈ "
+    pages = sum(kind.n for kind in figures.pages)
+    by_ocr = sum(kind.n for kind in figures.pages if kind.method in ("ocr", "both"))
+    languages = [tally.name for tally in figures.languages if tally.name not in ("und", "zxx") and tally.kept]
+    shown = ", ".join(languages[:3]) + (f" and {len(languages) - 3} more" if len(languages) > 3 else "")
+    known = {
+        "Files": f"{figures.n_rows:,} ({size_of(figures.size)})",
+        "Documents in use": f"{figures.kept:,}",
+        "Text in use": size_of(text),
+        "Tokens": f"{about}{amount(tokens)}" if tokens else "none",
+        "Pages": f"{pages:,}, {by_ocr:,} by OCR",
+        "Languages": shown or "none known",
+    }
+    return {name: legible(value) for name, value in known.items()}

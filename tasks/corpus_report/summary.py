@@ -1,0 +1,77 @@
+"""What became of a corpus in a few lines of Markdown, for the run's own page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tasks.corpus_report.figures import FATES, Figures, Outcome, Tally
+from tasks.corpus_report.queries import collect
+from tasks.corpus_report.wording import amount, cut, share, size_of
+from tasks.corpus_report.worries import worries
+from tasks.inspection.labels import legible
+
+if TYPE_CHECKING:
+    from storage.catalog import Catalog
+
+_ROWS = 6  # of a list
+_WORDS = 160
+
+
+def corpus_summary(catalog: Catalog) -> str:
+    """Counts by status and reason, kinds, languages, duplicates, split and tokens: at most 40 lines of Markdown."""
+    figures = collect(catalog)
+    lines = ["| files | | share | size |", "|---:|---|---:|---:|"]
+    lines += [
+        f"| {fate.n:,} | {FATES.get(fate.name, fate.name)} | {share(fate.n, figures.n_rows)} | {size_of(fate.size)} |"
+        for fate in figures.fates
+    ]
+    lines += ["", *_reasons("Not read", [item for item in figures.outcomes if item.code and item.status != "ok"])]
+    lines += _reasons("Dropped", figures.dropped)
+    lines += _tallies("Kinds", figures.kinds) + _tallies("Languages of prose", figures.languages)
+    lines.append(_duplicates(figures))
+    lines += _split(figures)
+    found = [worry for worry in worries(figures) if worry.level != "note"][:_ROWS]
+    if found:
+        lines += ["", "Look at first:", ""] + [f"- {_plain(f'{worry.title}. {worry.remedy}')}" for worry in found]
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(name: str, outcomes: Sequence[Outcome]) -> list[str]:
+    return _listed(name, [(item.code.replace("_", " "), item.n) for item in outcomes])
+
+
+def _tallies(name: str, tallies: Sequence[Tally]) -> list[str]:
+    return _listed(name, [(tally.name, tally.n) for tally in tallies])
+
+
+def _listed(name: str, counts: Sequence[tuple[str, int]]) -> list[str]:
+    """One line of counts; nothing where there are none."""
+    if not counts:
+        return []
+    words = ", ".join(f"{_plain(what)} {n:,}" for what, n in counts[:_ROWS])
+    rest = sum(n for _, n in counts[_ROWS:])
+    return [f"- {name}: {words}{f', {len(counts) - _ROWS} others {rest:,}' if rest else ''}"]
+
+
+def _duplicates(figures: Figures) -> str:
+    documents, clusters = figures.cluster_sizes
+    return (
+        f"- Duplicates: {figures.fate('duplicate'):,} files with the bytes of another, {figures.n_pairs:,} pairs of "
+        f"similar texts, {documents:,} documents in {clusters:,} clusters of two or more"
+    )
+
+
+def _split(figures: Figures) -> list[str]:
+    how = {"counted": "", "measured": " (estimated)", "rule": " (by a rule of thumb)"}[figures.estimate.basis]
+    return [
+        f"- {side.name.capitalize()}: {side.documents:,} documents, {size_of(side.size)}, "
+        f"{amount(figures.estimate.tokens(side))} tokens{how}"
+        for side in figures.sides
+    ]
+
+
+def _plain(text: str) -> str:
+    """Words that may come from documents, as Markdown shows them: no markup of theirs takes effect."""
+    escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#!&" else char for char in legible(text))
+    return cut(escaped, _WORDS)
