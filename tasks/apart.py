@@ -1,9 +1,9 @@
-"""Pure work on tables in a process of its own, so that several run on several cores and give their memory back.
+"""Pure work on tables in processes of their own, so that several run on several cores and give their memory back.
 
 The functions take folders and settings and return counts and a digest, all of which JSON knows; tables travel through
-the file system. Little work is done in place, because a process takes half a second to start.
+the file system. Little work is done in place, because a process takes a second to start and to build its tables.
 
-    python -m tasks.apart      serves one call: a message in, progress messages and the result out
+    python -m tasks.apart      serves calls: messages in, progress messages and results out
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from storage.errors import UserError
 from tasks.ingest.messages import MessageReader, ProtocolError, write_ascii_message
 
 WORTH_A_PROCESS = 4 * 2**20  # bytes of tables to read; less is done sooner than a process has started
@@ -31,7 +33,7 @@ class ApartError(RuntimeError):
 
 
 class Apart:
-    """Runs calls, so many at once.
+    """Runs calls, so many at once; the processes are kept for further ones.
 
     Args:
         processes: how many.
@@ -39,6 +41,7 @@ class Apart:
 
     def __init__(self, processes: int) -> None:
         self._slots = threading.BoundedSemaphore(processes)
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
 
     def call(self, function: Callable[..., Any], progress: Progress, size: int, **arguments: Any) -> Any:
         """Call a module-level function with `progress` and the arguments, in a process if it is worth one.
@@ -52,69 +55,105 @@ class Apart:
         if size < WORTH_A_PROCESS:
             return function(progress=progress, **arguments)
         with self._slots:
-            return _call(function, progress, arguments)
+            try:
+                process = self._idle.get_nowait()
+            except queue.Empty:
+                process = _Process()
+            try:
+                result = process.call(function, progress, arguments)
+            except BaseException:
+                process.close()
+                raise
+            self._idle.put(process)
+            return result
+
+    def close(self) -> None:
+        """End the processes; none of them must be at work."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
 
 
-def _call(function: Callable[..., Any], progress: Progress, arguments: dict[str, Any]) -> Any:
-    command = [sys.executable, "-P", "-m", "tasks.apart"]
-    root = str(Path(__file__).resolve().parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0, start_new_session=True
-    ) as process:
-        assert process.stdin and process.stdout
-        try:
-            with contextlib.suppress(BrokenPipeError):  # a dead process is noticed where its answer is read
-                request = {"module": function.__module__, "function": function.__qualname__, "arguments": arguments}
-                write_ascii_message(process.stdin.fileno(), request)
-            return _answer(MessageReader(process.stdout.fileno()), progress, process, function.__qualname__)
-        finally:
-            process.kill()
+class _Process:
+    """One process that serves calls."""
 
+    def __init__(self) -> None:
+        root = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tasks.apart"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            bufsize=0,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone
+        )
+        assert self._process.stdin and self._process.stdout
+        self._requests, self._results = self._process.stdin, self._process.stdout
+        self._reader = MessageReader(self._results.fileno())
 
-def _answer(reader: MessageReader, progress: Progress, process: subprocess.Popen[bytes], name: str) -> Any:
-    while (messages := reader.read_available()) is not None:
-        for message in messages:
-            if "progress" in message:
-                progress(*message["progress"])
-            elif "error" in message:
-                raise ApartError(f"{name} failed:\n{message['error']}")
-            else:
-                return message["result"]
-    raise ApartError(f"the process of {name} ended with status {process.wait()} and no result; was its memory short?")
+    def call(self, function: Callable[..., Any], progress: Progress, arguments: dict[str, Any]) -> Any:
+        """The function's result.
+
+        Raises:
+            ApartError: if it fails, or the process dies.
+            UserError: if it raises one.
+        """
+        request = {"module": function.__module__, "function": function.__qualname__, "arguments": arguments}
+        with contextlib.suppress(BrokenPipeError):  # a dead process is noticed where its answer is read
+            write_ascii_message(self._requests.fileno(), request)
+        while (messages := self._reader.read_available()) is not None:
+            for message in messages:
+                if "progress" in message:
+                    progress(*message["progress"])
+                elif "user_error" in message:
+                    raise UserError(message["user_error"])
+                elif "error" in message:
+                    raise ApartError(f"{function.__qualname__} failed:\n{message['error']}")
+                else:
+                    return message["result"]
+        status = self._process.wait()
+        raise ApartError(
+            f"the process of {function.__qualname__} ended with status {status} and no result; was its memory short?"
+        )
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._requests.close()
+        self._results.close()
 
 
 def main() -> None:
-    """Serves one call."""
+    """Serves calls until standard input ends."""
     results = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the messages
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_take_requests, args=(requests,), daemon=True).start()
+
+    def progress(done: int, total: int) -> None:
+        write_ascii_message(results, {"progress": [done, total]})
+
+    while True:
+        request = requests.get()
+        try:
+            function = getattr(importlib.import_module(request["module"]), request["function"])
+            answer = {"result": function(progress=progress, **request["arguments"])}
+        except UserError as error:
+            answer = {"user_error": str(error)}
+        except Exception:  # noqa: BLE001 - the parent raises it
+            answer = {"error": traceback.format_exc()}
+        write_ascii_message(results, answer)
+
+
+def _take_requests(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Passes calls on, and ends this process with its parent: what it makes would lie where the next run works."""
     reader = MessageReader(0)
-    request = _request(reader)
-    threading.Thread(target=_die_with_parent, args=(reader,), daemon=True).start()
-    try:
-        function = getattr(importlib.import_module(request["module"]), request["function"])
-        result = function(
-            progress=lambda done, total: write_ascii_message(results, {"progress": [done, total]}),
-            **request["arguments"],
-        )
-    except Exception:  # noqa: BLE001 - the parent raises it
-        write_ascii_message(results, {"error": traceback.format_exc()})
-        return
-    write_ascii_message(results, {"result": result})
-
-
-def _request(reader: MessageReader) -> dict[str, Any]:
-    while (messages := reader.read_available()) is not None:
-        if messages:
-            return messages[0]
-    sys.exit("no call came")
-
-
-def _die_with_parent(reader: MessageReader) -> None:
-    """Ends this process when its parent is gone: what it makes would lie where the next run works."""
     with contextlib.suppress(OSError, ProtocolError):
-        while reader.read_available() is not None:
-            pass
+        while (messages := reader.read_available()) is not None:
+            for message in messages:
+                requests.put(message)
     os._exit(1)
 
 

@@ -77,6 +77,7 @@ class Resources:
         self.run_tags: dict[str, str] = {}  # what MLflow runs are tagged with
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None
+        self._apart: Apart | None = None
 
     def pool(self) -> ExtractionPool:
         """The killable extraction processes, shared by all segments."""
@@ -87,12 +88,15 @@ class Resources:
                 self._pool = ExtractionPool(self.workers, self.limits)
             return self._pool
 
-    @cached_property
+    @property
     def apart(self) -> Apart:
         """Processes for pure work on tables, shared by all segments."""
         from tasks.apart import Apart
 
-        return Apart(self.workers)
+        with self._lock:
+            if self._apart is None:
+                self._apart = Apart(self.workers)
+            return self._apart
 
     @cached_property
     def tracking(self) -> Tracking:
@@ -123,6 +127,9 @@ class Resources:
             if self._pool is not None:
                 self._pool.close()
                 self._pool = None
+            if self._apart is not None:
+                self._apart.close()
+                self._apart = None
 
     def __enter__(self) -> Resources:
         return self

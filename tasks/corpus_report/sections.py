@@ -120,8 +120,8 @@ def kinds_section(figures: Figures) -> str:
         f"<div><h3>{escape(name)}</h3>{bars(tallies, _SHOWN_BARS, judged)}</div>" for name, tallies, judged in charts
     )
     why = (
-        "Distinct documents, each counted once however many paths it has; the pale part of a bar is what curation dropped, "
-        "and the numbers say how many of how many are kept."
+        "Distinct documents, each counted once however many paths it has; the pale part of a bar is what curation "
+        "dropped, and the numbers say how many of how many are kept."
     )
     return section("kinds", "What they are", why, element("div", inside, class_="tallies"))
 

@@ -35,7 +35,9 @@ td.many { white-space: pre-line; }
 td.wrap { min-width: 17em; max-width: 30em; overflow-wrap: anywhere; }
 h3 { margin-top: 26px; }
 section > h3:first-of-type { margin-top: 12px; }
-.tallies { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 8px 40px; }
+.tallies { columns: 400px 2; column-gap: 40px; }
+.tallies > div { break-inside: avoid; padding-bottom: 8px; }
+.tallies h3 { margin-top: 12px; }
 .bars.counts { grid-template-columns: minmax(0, 11em) minmax(60px, 1fr) auto; }
 .bars.counts > span:nth-child(3n) { text-align: right; }
 .bar-name { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; unicode-bidi: isolate; }

@@ -1,0 +1,66 @@
+"""Small pieces of work for the tests of processes apart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Progress = Callable[[int, int], None]
+
+
+def echo(value: Any, times: int, progress: Progress) -> dict[str, Any]:
+    """Give the arguments back, with a word of progress for each time."""
+    for done in range(times):
+        progress(done + 1, times)
+    return {"value": value, "times": times}
+
+
+def process_id(progress: Progress) -> int:
+    """The process that works."""
+    return os.getpid()
+
+
+def fail(message: str, progress: Progress) -> None:
+    """Raise."""
+    raise ValueError(message)
+
+
+def vanish(how: str, progress: Progress) -> None:
+    """End without a word."""
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(7)
+
+
+def chatter(progress: Progress) -> str:
+    """Print as some libraries do, also behind Python's back."""
+    print("not a message", flush=True)
+    os.write(1, b"not a message either\n")
+    return "done"
+
+
+def note_and_fail(note: str, progress: Progress) -> None:
+    """Say who works, and raise."""
+    Path(note).write_text(str(os.getpid()))
+    raise ValueError("noted")
+
+
+def note_and_hang(note: str, progress: Progress) -> None:
+    """Say who works, and never end."""
+    whole = Path(f"{note}.part")
+    whole.write_text(str(os.getpid()))
+    whole.rename(note)
+    progress(0, 1)
+    threading.Event().wait()
+
+
+def log_both_ends(log: str, progress: Progress) -> str:
+    """Note the beginning and the end."""
+    for word in ("begin", "end"):
+        with Path(log).open("a") as file:
+            file.write(f"{word}\n")
+    return "done"

@@ -1,0 +1,160 @@
+"""Work in a process apart: the same results as in place, errors that say where they come from, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import apart_work
+from tasks import apart
+from tasks.apart import WORTH_A_PROCESS, Apart, ApartError
+
+IN_PLACE, IN_A_PROCESS = 0, WORTH_A_PROCESS
+
+
+@pytest.fixture(autouse=True)
+def samples_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process finds the sample functions where this one does."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(apart_work.__file__).parent))
+
+
+class Told:
+    """What progress was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, done: int, total: int) -> None:
+        self.calls.append((done, total))
+
+
+def call(function: Any, size: int = IN_A_PROCESS, told: Any = None, **arguments: Any) -> Any:
+    return Apart(2).call(function, told or Told(), size, **arguments)
+
+
+def wait_until(condition: Any) -> bool:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("size", [IN_PLACE, IN_A_PROCESS], ids=["in-place", "in-a-process"])
+def test_results_are_the_same_in_place_and_in_a_process(size: int) -> None:
+    told = Told()
+    value = {"text": "ü\u2028\U0001f411", "numbers": [1, 2.5, None, True], "deep": {"a": []}}
+    assert call(apart_work.echo, size, told, value=value, times=3) == {"value": value, "times": 3}
+    assert told.calls == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_little_work_is_done_in_this_process_and_much_in_another() -> None:
+    assert call(apart_work.process_id, WORTH_A_PROCESS - 1) == os.getpid()
+    assert call(apart_work.process_id, WORTH_A_PROCESS) not in (os.getpid(), None)
+
+
+def test_a_long_result_and_long_arguments_arrive_whole() -> None:
+    text = "0123456789" * 300_000
+    assert call(apart_work.echo, value=text, times=1)["value"] == text
+
+
+def test_an_error_carries_the_traceback_of_the_process() -> None:
+    with pytest.raises(ApartError) as caught:
+        call(apart_work.fail, message="the fold is empty")
+    assert "fail failed:" in str(caught.value)
+    assert "ValueError: the fold is empty" in str(caught.value)
+    assert "apart_work.py" in str(caught.value)
+
+
+def test_an_error_in_place_is_itself() -> None:
+    with pytest.raises(ValueError, match="the fold is empty"):
+        call(apart_work.fail, IN_PLACE, message="the fold is empty")
+
+
+@pytest.mark.parametrize(("how", "status"), [("exit", "7"), ("kill", "-9")])
+def test_a_process_that_ends_without_a_result_is_an_error_that_gives_its_status(how: str, status: str) -> None:
+    with pytest.raises(ApartError, match=rf"vanish ended with status {status} and no result"):
+        call(apart_work.vanish, how=how)
+
+
+def test_what_a_library_prints_does_not_get_between_the_messages(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(apart_work.chatter) == "done"
+    assert "not a message" in capfd.readouterr().err
+
+
+def test_no_process_is_left_after_a_result_or_an_error(tmp_path: Path) -> None:
+    pid = call(apart_work.process_id)
+    note = tmp_path / "pid"
+    with pytest.raises(ApartError):
+        call(apart_work.note_and_fail, note=str(note))
+    assert not is_alive(pid)
+    assert not is_alive(int(note.read_text()))
+
+
+def test_an_interrupt_while_waiting_leaves_no_process(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call(apart_work.note_and_hang, told=interrupt, note=str(note))
+    assert not is_alive(int(note.read_text()))
+
+
+def test_a_parent_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> None:
+    """What the orphan went on writing would lie where the next run works."""
+    note = tmp_path / "pid"
+    script = (
+        "import sys, apart_work\n"
+        "from tasks.apart import Apart, WORTH_A_PROCESS\n"
+        "Apart(1).call(apart_work.note_and_hang, lambda done, total: None, WORTH_A_PROCESS, note=sys.argv[1])\n"
+    )
+    root = Path(apart.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ["PYTHONPATH"]])}
+    parent = subprocess.Popen([sys.executable, "-c", script, str(note)], env=environment)
+    try:
+        assert wait_until(lambda: note.is_file() and note.read_text())
+        child = int(note.read_text())
+        assert is_alive(child)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert wait_until(lambda: not is_alive(child))
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_so_many_run_at_once_as_are_allowed_and_no_more(tmp_path: Path) -> None:
+    """Each notes when it begins and ends; with one slot no two overlap."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    one_slot = Apart(1)
+    log = tmp_path / "log"
+    with ThreadPoolExecutor(3) as threads:
+        jobs = [
+            threads.submit(one_slot.call, apart_work.log_both_ends, Told(), IN_A_PROCESS, log=str(log)) for _ in "abc"
+        ]
+        assert [job.result() for job in jobs] == ["done"] * 3
+    assert log.read_text().split() == ["begin", "end"] * 3
+
+
+def test_a_folder_of_documents_is_not_searched_for_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('a document was run')\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(apart_work.echo, value=1, times=0) == {"value": 1, "times": 0}
