@@ -23,7 +23,7 @@ from typing import Any
 from storage.errors import UserError
 from tasks.ingest.messages import MessageReader, ProtocolError, write_ascii_message
 
-WORTH_A_PROCESS = 4 * 2**20  # bytes of tables to read; less is done sooner than a process has started
+WORTH_A_PROCESS = 2**19  # bytes of tables to read; less is done sooner than a process has started
 
 Progress = Callable[[int, int], None]
 

@@ -169,7 +169,7 @@ FATES = {
     "train": "used for training",
     "validation": "held out for validation",
     "document": "read, not curated yet",
-    "container": "opened: archives and tables",
+    "container": "archives and tables",
     "duplicate": "same bytes as another file",
     "dropped": "dropped by curation",
     "skipped": "not looked into",

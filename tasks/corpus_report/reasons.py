@@ -45,7 +45,7 @@ REASONS = {
     "too_deep": Reason("lost", "archives nested too deep", "Raise extract.archive_depth if they are wanted."),
     "corrupt": Reason("check", "damaged", "Open them in their own program; get another copy if that fails too."),
     "no_text": Reason("check", "nothing to read on any page", "Look whether they show text that OCR should have read."),
-    "unsafe_path": Reason("check", "members whose names climb out of their archive", "Ask where the archive is from."),
+    "unsafe_path": Reason("check", "a name that climbs out of its archive", "Ask where the archive is from."),
     "no_column": Reason(
         "lost", "tables without a column of text", "Name the column in extract.table_columns and run again."
     ),

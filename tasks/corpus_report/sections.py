@@ -96,11 +96,11 @@ def _meaning(item: Outcome) -> str:
     reason = reason_of(item.code)
     if not item.code:
         return "Read." if item.status == "ok" else item.reason
-    words = f"{reason.meaning[0].upper()}{reason.meaning[1:]}."
+    words = f"{reason.meaning[0].upper()}{reason.meaning[1:]}"
     # ids of documents say nothing to a person
     if reason.weight == "by design" or item.reason in ("", _code(item.code)):
-        return words
-    return f"{words} {'The first: ' if item.n > 1 else ''}{item.reason}"
+        return f"{words}."
+    return f"{words}{'. The first' if item.n > 1 else ''}: {item.reason}"
 
 
 def kinds_section(figures: Figures) -> str:

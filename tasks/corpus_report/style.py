@@ -43,7 +43,8 @@ section > h3:first-of-type { margin-top: 12px; }
 .bar-name { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; unicode-bidi: isolate; }
 .bars .all { opacity: .35; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 304px), 1fr)); gap: 12px 16px; }
-.plots figure, .card { margin: 0; min-width: 0; }
+.plots figure, .card { margin: 0; min-width: 0; display: flex; flex-direction: column; }
+.plots .scroll { margin-top: auto; }
 .plots h3 { margin: 8px 0 0; }
 .plots .why { margin: 0 0 4px; font-size: .85rem; }
 .dropped-ink { fill: var(--contrary); }
@@ -52,7 +53,7 @@ section > h3:first-of-type { margin-top: 12px; }
 g:hover > .target { fill: var(--wash); }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(210px, 1fr)); gap: 22px 18px;
   margin-top: 14px; }
-.card { display: flex; flex-direction: column; gap: 4px; font-size: .88rem; }
+.card { gap: 4px; font-size: .88rem; }
 .picture { height: 250px; background: var(--off); border: 1px solid var(--rule); border-radius: 8px; overflow: hidden;
   display: flex; align-items: center; justify-content: center; }
 .picture img { max-width: 100%; max-height: 100%; width: auto; height: auto; object-fit: contain; }

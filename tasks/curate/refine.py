@@ -112,14 +112,14 @@ def refine_text(
     Returns:
         The text, and how many spans were replaced.
     """
-    # a span that a cut touches goes with it, or what is left of it would be
+    wanted = [span for span in pii if span["kind"] in kinds]
     whole = [(start, start + length) for start, length in cuts]
-    spans = [
-        span
-        for span in pii
-        if span["kind"] in kinds
-        and not any(start < span["start"] + span["length"] and span["start"] < end for start, end in whole)
+    touched = [
+        any(start < span["start"] + span["length"] and span["start"] < end for start, end in whole) for span in wanted
     ]
+    spans = [span for span, hit in zip(wanted, touched, strict=True) if not hit]
+    # a span that a cut touches goes with it: half an address is private still
+    cuts = [*cuts, *((span["start"], span["length"]) for span, hit in zip(wanted, touched, strict=True) if hit)]
     if not spans:
         return (cut(text, cuts) if cuts else text), 0
     redacted, counts = redact(text, spans, kinds)

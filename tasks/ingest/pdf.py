@@ -1,9 +1,9 @@
 """Text from PDFs, page by page: the text layer where it says what the page shows, OCR of the rendered page where not.
 
-PDFium reads first, since it is fast and forgiving; pypdf is the second opinion on documents that PDFium cannot open.
-(Where PDFium opens one and finds no text, pypdf finds none either: asking it would only take time.) Each page is routed
-by itself (`tasks.ingest.pdf_routing`), because scans with a few typed pages, and the reverse, are common; and nothing
-depends on the pages before, so that pages of one document can be read by several processes.
+PDFium reads first, since it is fast and forgiving; pypdf is the second opinion on documents that PDFium cannot open,
+and on pages of small ones whose layer it cannot make sense of. Each page is routed by itself
+(`tasks.ingest.pdf_routing`), because scans with a few typed pages, and the reverse, are common; and nothing depends on
+the pages before, so that pages of one document can be read by several processes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import pypdfium2.raw as pdfium_c
 from PIL import Image
 
 from tasks.ingest.image import fitting_size, is_uniform
-from tasks.ingest.legibility import count_legible
+from tasks.ingest.legibility import count_legible, is_legible
 from tasks.ingest.ocr import OcrError, OcrUnavailable, ocr_image
 from tasks.ingest.pdf_routing import Routing, route_page
-from tasks.ingest.pypdf_reader import extract_with_pypdf, note_page_limit, tidy_title, wanted_pages
+from tasks.ingest.pypdf_reader import SecondOpinion, extract_with_pypdf, note_page_limit, tidy_title, wanted_pages
 from tasks.ingest.reading_order import text_in_column_order
 from tasks.ingest.records import ExtractOptions, PageText
 from tasks.ingest.text import clean
@@ -71,13 +71,14 @@ def extract_pdf(
         if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
             document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
         title = tidy_title(document.get_metadata_value("Title"))
+        second = SecondOpinion(data, passwords)
         any_text = False
         n_read_by_ocr = 0
         ocr_missing: OcrUnavailable | None = None
         for index in wanted_pages(n_pages, options, pages):
             may_read = ocr_pages is None or n_read_by_ocr < ocr_pages
             try:
-                page, used_ocr = _read_page(document, index, options, may_read)
+                page, used_ocr = _read_page(document, index, options, may_read, second)
             except OcrUnavailable as error:
                 ocr_missing = error
                 page, used_ocr = PageText(index + 1, "", "none", "pypdfium2", error=str(error)), False
@@ -101,7 +102,7 @@ def _open(data: bytes, passwords: Sequence[str]) -> pdfium.PdfDocument | None:
 
 
 def _read_page(
-    document: pdfium.PdfDocument, index: int, options: ExtractOptions, may_read: bool
+    document: pdfium.PdfDocument, index: int, options: ExtractOptions, may_read: bool, second: SecondOpinion
 ) -> tuple[PageText, bool]:
     """One page by its text layer or by OCR, and whether OCR was called on."""
     number = index + 1
@@ -115,6 +116,10 @@ def _read_page(
         except pdfium.PdfiumError as error:
             return PageText(number, "", "none", "pypdfium2", error=f"text layer cannot be read: {error}"), False
         layer = _layer_record(number, _clean(text), routing)
+        if routing.route in ("picture", "better"):
+            other = second.text(index)
+            if other.strip() and is_legible(other):
+                return PageText(number, other, "text", "pypdf"), False
         if not options.ocr or routing.route in ("layer", "hidden layer"):
             return layer, False
         if not may_read:
@@ -128,8 +133,9 @@ def _read_layer(page: pdfium.PdfPage) -> tuple[str, Routing]:
         n_characters = layer.count_chars()
         text = _text(layer, n_characters)
         text = text_in_column_order(page, layer, text, n_characters)
-        # PDFium puts U+FFFE where it joined a word hyphenated at a line end (in other calls U+0002).
-        text = text.replace("\ufffe", "").replace("\u0002", "")
+        # PDFium puts U+FFFE (in other calls U+0002) where it joined a word that a hyphen divides at a line end. Whether
+        # the hyphen belongs to the word is for those to say who see the whole document.
+        text = text.replace("\ufffe", "-\n").replace("\u0002", "-\n")
         return text, route_page(page, layer, text, n_characters)
 
 

@@ -14,6 +14,8 @@ import pypdf
 from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText
 from tasks.ingest.text import clean
 
+SECOND_OPINION_BYTES = 2 * 1024**2
+
 
 def extract_with_pypdf(
     data: bytes,
@@ -45,6 +47,31 @@ def extract_with_pypdf(
         yield _read_page(reader, index)
     yield from note_page_limit(n_pages, options, pages, "pypdf")
     return title
+
+
+class SecondOpinion:
+    """What pypdf makes of single pages of a document that PDFium opens; pypdf is asked for as late as can be.
+
+    Args:
+        data: The file.
+        passwords: Tried in turn after the empty one.
+    """
+
+    def __init__(self, data: bytes, passwords: Sequence[str]) -> None:
+        self._data = data
+        self._passwords = passwords
+        self._reader: pypdf.PdfReader | None = None
+        # pypdf takes seconds over pages of large documents that PDFium reads at a glance.
+        self._of_use = len(data) <= SECOND_OPINION_BYTES
+
+    def text(self, index: int) -> str:
+        """The text layer of a page; empty where pypdf has none either."""
+        if self._of_use and self._reader is None:
+            try:
+                self._reader = _open(self._data, "", self._passwords)[0]
+            except ExtractionProblem:
+                self._of_use = False
+        return _read_page(self._reader, index).text if self._reader else ""
 
 
 def wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | None) -> list[int] | range:

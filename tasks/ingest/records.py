@@ -7,7 +7,7 @@ to a result's identity, the second does not.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
@@ -58,7 +58,7 @@ class PageText:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _PAGE_FIELDS}  # asdict takes ten times as long
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> PageText:
@@ -105,7 +105,10 @@ class Extraction:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
-        return asdict(self)
+        values = {name: getattr(self, name) for name in _EXTRACTION_FIELDS}
+        values["pages"] = [page.to_dict() for page in self.pages]
+        values["members"] = [member.to_dict() for member in self.members]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Extraction:
@@ -113,6 +116,10 @@ class Extraction:
         pages = [PageText.from_dict(page) for page in values.get("pages", [])]
         members = [cls.from_dict(member) for member in values.get("members", [])]
         return cls(**{**values, "pages": pages, "members": members})
+
+
+_PAGE_FIELDS = tuple(item.name for item in fields(PageText))
+_EXTRACTION_FIELDS = tuple(item.name for item in fields(Extraction))
 
 
 @dataclass(frozen=True, slots=True)

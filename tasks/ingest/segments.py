@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -159,7 +159,7 @@ def _extract_row(content: Content, extraction: Extraction) -> tuple[dict[str, An
     doc_id = document_id(content.sha256, extraction.locator)
     # a document that was refused has no pages
     found = extraction.pages if extraction.status == "ok" else []
-    pages = [{"doc_id": doc_id, **asdict(page)} for page in sorted(found, key=lambda page: page.page)]
+    pages = [{"doc_id": doc_id, **page.to_dict()} for page in sorted(found, key=lambda page: page.page)]
     row = {
         "doc_id": doc_id,
         "file_sha256": content.sha256,
@@ -209,7 +209,8 @@ class Journal:
     def save(self, content: Content, extraction: Extraction) -> None:
         """Record a finished document."""
         place = self._file.seek(0, 2)
-        line = json.dumps([asdict(content), extraction.to_dict()]).encode()
+        name = {"sha256": content.sha256, "suffix": content.suffix, "attempt": content.attempt}
+        line = json.dumps([name, extraction.to_dict()]).encode()
         self._file.write(line + b"\n")
         self._file.flush()
         self._places[content] = place

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from os.path import splitext
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ class ListedFile:
     reason: str
 
 
+_FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))
+
+
 @dataclass(frozen=True)
 class SnapshotSettings:
     """Identity of a listing; the listing itself comes as a resource.
@@ -65,7 +69,8 @@ class Listing:
 
     def settings(self) -> SnapshotSettings:
         """What of it goes into the snapshot's key."""
-        return SnapshotSettings(_stream_digest(self.files), _stream_digest(self.contents))
+        contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
+        return SnapshotSettings(_stream_digest(map(_FIELDS_OF_FILE, self.files)), _stream_digest(contents))
 
 
 def _stream_digest(items: Iterable[Any]) -> str:

@@ -1,0 +1,153 @@
+"""The report of a corpus in a real browser: it opens alone, everything is seen, nothing spills, no file name runs."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_report_samples import CORPUS, Sample, rich
+from PIL import Image
+
+from tasks.corpus_report import corpus_report
+from tasks.corpus_report.page import SECTIONS
+from tasks.corpus_report.thumbnails import Thumbnails
+
+pytestmark = [pytest.mark.full, pytest.mark.browser]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install it to look at the page (apt install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a corpus with something in every section, one picture among it."""
+    folder = tmp_path_factory.mktemp("report")
+    scan = io.BytesIO()
+    Image.new("L", (300, 200), 90).save(scan, "PNG")
+    picture = folder / "scan.png"
+    picture.write_bytes(scan.getvalue())
+    digest = sha256(scan.getvalue()).hexdigest()
+    sample = rich(folder / "store")
+    worst = [{"method": "ocr", "engine": "tesseract", "confidence": 0.1, "text": "read badly"}]
+    sample.document("png", "scan.png", pages=worst, kind="image", file={"sha256": digest, "media_type": "image/png"})
+    with Thumbnails({digest: str(picture)}) as thumbnails:
+        text = corpus_report(sample.catalog(), CORPUS, thumbnails)
+    path = folder / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+class Opened:
+    """A page with all that it complained of and asked for."""
+
+    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
+        self.page = browser.new_context(**context).new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.foreign = [url for url in self.requests if url != path.as_uri() and not url.startswith("data:")]
+
+
+def test_the_page_opens_without_complaint_or_request_and_has_all_sections(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    assert opened.complaints == [] and opened.foreign == []
+    for name in SECTIONS:
+        assert opened.page.locator(f"#{name}").is_visible()
+        assert opened.page.locator(f"#{name} h2").count() == 1
+        assert opened.page.locator(f'nav a[href="#{name}"]').count() == 1
+
+
+def test_no_file_name_runs(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    assert opened.page.evaluate("window.hit") is None
+    assert opened.page.locator("main img").count() == 1
+    assert opened.page.locator("script").count() == 0
+    assert "<img src=x onerror=hit=1>" in opened.page.locator("#files").inner_text()
+
+
+def test_the_bar_of_all_files_is_drawn_in_proportion(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    widths = opened.page.eval_on_selector_all(
+        ".fates .fate", "parts => parts.map(p => p.getBoundingClientRect().width)"
+    )
+    whole = opened.page.locator(".fates").bounding_box()["width"]
+    assert sum(widths) == pytest.approx(whole, abs=len(widths))
+    kept, failed = (opened.page.locator(f".fates .{name}").bounding_box()["width"] for name in ("train", "failed"))
+    assert kept / failed == pytest.approx(4, rel=0.1)
+
+
+def test_histograms_have_bars_within_their_frame(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    bars = [opened.page.locator(f"#histogram-n-chars .{name}").count() for name in ("ink", "dropped-ink")]
+    assert bars == [2, 2], "hundred and hundred thousand characters; three and a hundred of those that were dropped"
+    outside = opened.page.evaluate(
+        """() => [...document.querySelectorAll('#measures svg')].flatMap(svg => {
+          const edge = svg.viewBox.baseVal;
+          return [...svg.querySelectorAll('text, rect')].filter(part => {
+            const box = part.getBBox();
+            const right = box.x + box.width, bottom = box.y + box.height;
+            return box.x < -1 || box.y < -2 || right > edge.width + 1 || bottom > edge.height + 1;
+          }).map(part => svg.id + ': ' + part.textContent);
+        })"""
+    )
+    assert outside == []
+
+
+def test_the_picture_of_a_doubtful_page_is_seen(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    shown = opened.page.locator(".card img").first
+    assert shown.is_visible() and shown.evaluate("image => image.naturalWidth") > 0
+    assert opened.page.locator(".card").first.inner_text().startswith("10% sure")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_nothing_is_wider_than_the_screen(browser: Any, page_file: Path, width: int, scheme: str) -> None:
+    opened = Opened(browser, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    spilled = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent)"
+    assert opened.page.eval_on_selector_all("td, th, li > div, .card, figcaption", spilled) == []
+    ink, paper = (
+        opened.page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")
+    )
+    assert ink != paper
+
+
+def test_labels_of_a_histogram_do_not_cover_each_other(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file)
+    covered = opened.page.evaluate(
+        """() => [...document.querySelectorAll('#measures svg')].flatMap(svg => {
+          const boxes = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+          return boxes.flatMap(([word, a], index) => boxes.slice(index + 1).filter(([, b]) =>
+            Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+            Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3).map(([other]) => svg.id + word + ' / ' + other));
+        })"""
+    )
+    assert covered == []
+
+
+def test_the_page_of_an_empty_corpus_opens(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "empty.html"
+    path.write_text(corpus_report(Sample(tmp_path / "store").catalog(), CORPUS), encoding="utf-8")
+    opened = Opened(browser, path)
+    assert opened.complaints == []
+    assert opened.page.get_by_text("No file was found").first.is_visible()

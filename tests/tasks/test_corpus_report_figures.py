@@ -1,0 +1,156 @@
+"""The figures of a corpus report: everything is counted once, and nothing that happened is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from corpus_report_samples import Sample, rich
+
+from tasks.corpus_report.figures import FATES, Figures, Histogram
+from tasks.corpus_report.queries import collect
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    return collect(rich(tmp_path_factory.mktemp("rich")).catalog())
+
+
+def named(figures: Figures, name: str) -> Histogram:
+    return next(data for data in figures.histograms if data.name == name)
+
+
+def test_every_row_has_one_fate_and_the_order_is_from_used_to_lost(figures: Figures) -> None:
+    assert [(fate.name, fate.n) for fate in figures.fates] == [
+        ("train", 3), ("validation", 1), ("container", 1), ("duplicate", 1), ("dropped", 3), ("skipped", 1),
+        ("rejected", 1), ("failed", 1),
+    ]  # fmt: skip
+    assert sum(fate.n for fate in figures.fates) == figures.n_rows == 12
+    assert {fate.name for fate in figures.fates} <= FATES.keys()
+
+
+def test_members_are_counted_as_files_but_their_bytes_lie_in_their_archive(figures: Figures) -> None:
+    assert figures.n_members == 2
+    sizes = {fate.name: fate.size for fate in figures.fates}
+    assert figures.size == sum(sizes.values()) - sizes["skipped"] - 100  # the two members
+
+
+def test_statuses_come_with_their_reason_and_the_first_path(figures: Figures) -> None:
+    found = {(item.status, item.code): (item.n, item.path) for item in figures.outcomes}
+    assert found["rejected", "encrypted"] == (1, "locked.pdf")
+    assert found["ok", ""][0] == 8
+    assert sum(item.n for item in figures.outcomes) == figures.n_rows
+
+
+def test_what_curation_dropped_is_counted_by_reason(figures: Figures) -> None:
+    assert {item.code: item.n for item in figures.dropped} == {
+        "evaluation_set": 1, "near_duplicate": 1, "too_short": 1,
+    }  # fmt: skip
+
+
+def test_documents_are_counted_by_kind_language_and_licence_with_those_that_are_kept(figures: Figures) -> None:
+    assert {item.name: (item.n, item.kept) for item in figures.kinds} == {"text": (5, 2), "pdf": (1, 1), "code": (1, 1)}
+    assert {item.name: item.n for item in figures.languages} == {"en": 4, "de": 1, "und": 1}, "code has no language"
+    assert {item.name: item.n for item in figures.programming_languages} == {"Python": 1}
+    assert {item.name: item.n for item in figures.licences} == {"unknown": 6, "MIT": 1}
+
+
+def test_pages_are_counted_by_method_and_engine_with_errors_and_mean_confidence(figures: Figures) -> None:
+    found = {(kind.method, kind.engine): kind for kind in figures.pages}
+    assert found["ocr", "tesseract"].n == 14
+    assert found["ocr", "tesseract"].confidence == pytest.approx(0.525)
+    assert found["none", "pypdfium2"].errors == 1 and found["none", "pypdfium2"].confidence is None
+    assert [(item.path, item.page) for item in figures.page_errors] == [("scans/one.pdf", 15)]
+
+
+def test_the_least_sure_pages_come_first_with_what_was_read(figures: Figures) -> None:
+    assert [page.page for page in figures.worst_pages] == list(range(1, 13))
+    assert all(page.text.startswith(f"read {page.page - 1} ") for page in figures.worst_pages)
+    assert figures.doubtful_pages == 8
+
+
+def test_a_histogram_counts_each_document_once_apart_by_what_became_of_it(figures: Figures) -> None:
+    length = named(figures, "n-chars")
+    assert length.log and sum(length.kept) == 4 and sum(length.dropped) == 3
+    assert length.edges[0] <= 3 and length.edges[-1] > 100_000
+    assert len(length.edges) == len(length.kept) + 1 == len(length.dropped) + 1
+
+
+def test_values_at_the_ends_and_beyond_lie_in_the_bins_at_the_ends(tmp_path: Path) -> None:
+    sample = Sample(tmp_path)
+    for n, share in enumerate((0.0, 0.049, 0.05, 0.999, 1.0, 1.3)):
+        sample.document(f"d{n}", f"{n}.txt", compression_ratio=share)
+    found = named(collect(sample.catalog()), "compression-ratio").kept
+    assert (found[0], found[1], found[-1], sum(found)) == (2, 1, 3, 6)
+
+
+def test_clusters_of_several_documents_come_largest_first_with_their_paths(figures: Figures) -> None:
+    (cluster,) = figures.clusters
+    assert (cluster.size, cluster.kept, cluster.texts) == (3, 1, 3)
+    assert "scans/one.pdf" in cluster.paths and "bag.zip/in.txt" in cluster.paths
+    assert figures.cluster_sizes == (3, 1)
+
+
+def test_pairs_come_with_both_paths_the_most_similar_first(figures: Figures) -> None:
+    assert [pair.similarity for pair in figures.pairs] == [0.95, 0.85]
+    assert {figures.pairs[1].path, figures.pairs[1].other} == {"scans/one.pdf", "bag.zip/in.txt"}
+
+
+def test_archives_say_how_many_of_their_members_gave_text(figures: Figures) -> None:
+    (archive,) = figures.archives
+    assert (archive.path, archive.media_type, archive.members, archive.documents) == (
+        "bag.zip",
+        "application/zip",
+        2,
+        1,
+    )
+
+
+def test_cuts_and_personal_data_say_what_was_done_with_them(figures: Figures) -> None:
+    assert [tuple(cut) for cut in figures.cuts] == [("evaluation_set", 1, 1, 20)]
+    assert [tuple(item) for item in figures.private] == [("email", 2, 1, True), ("phone", 1, 1, False)]
+
+
+def test_the_sides_of_the_split_add_up_to_what_is_kept(figures: Figures) -> None:
+    assert [(side.name, side.documents, side.size) for side in figures.sides] == [
+        ("train", 3, 100_200), ("validation", 1, 100),
+    ]  # fmt: skip
+    assert figures.kept == sum(side.documents for side in figures.sides)
+
+
+def test_tokens_are_estimated_by_a_rule_of_thumb_where_nothing_is_encoded(figures: Figures) -> None:
+    assert figures.estimate.basis == "rule"
+    assert figures.estimate.tokens(figures.sides[0]) == 25_050
+
+
+@pytest.mark.parametrize(("second", "basis", "expected"), [(50, "counted", 70), (None, "measured", 40)])
+def test_tokens_follow_the_corpus_s_tokeniser_where_there_is_one(
+    tmp_path: Path, second: int | None, basis: str, expected: int
+) -> None:
+    sample = Sample(tmp_path)
+    sample.document("a", "a.txt", tokens=20)
+    sample.document("b", "b.txt", tokens=second)
+    found = collect(sample.catalog())
+    assert found.estimate.basis == basis
+    assert found.estimate.tokens(found.sides[0]) == expected
+
+
+def test_counting_leaves_no_table_behind(tmp_path: Path) -> None:
+    catalog = rich(tmp_path).catalog()
+    before = catalog.query("select table_name from information_schema.tables order by 1")
+    assert collect(catalog) == collect(catalog)
+    assert catalog.query("select table_name from information_schema.tables order by 1") == before
+
+
+def test_a_corpus_that_was_not_curated_yet_shows_its_documents(tmp_path: Path) -> None:
+    sample = Sample(tmp_path)
+    sample.document("a", "a.txt", curated=False)
+    found = collect(sample.catalog())
+    assert [(fate.name, fate.n) for fate in found.fates] == [("document", 1)]
+    assert found.kinds[0].kept == 1 and sum(named(found, "n-chars").kept) == 1
+    assert found.sides == []
+
+
+def test_a_corpus_without_files_has_figures(tmp_path: Path) -> None:
+    found = collect(Sample(tmp_path).catalog())
+    assert (found.n_rows, found.fates, found.kept, found.pages) == (0, [], 0, [])

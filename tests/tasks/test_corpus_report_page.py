@@ -1,0 +1,190 @@
+"""The report of a corpus as a page and as Markdown: whole for any corpus, and what comes from files is only text."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from corpus_report_samples import CORPUS, HOSTILE, LONG, Sample, rich
+
+from storage.catalog import Catalog
+from tasks.corpus_report import corpus_report, corpus_summary
+from tasks.corpus_report.page import SECTIONS
+from tasks.corpus_report.queries import collect
+from tasks.corpus_report.worries import Worry, worries
+
+
+class Tags(HTMLParser):
+    """Checks that elements are closed in order, and collects names, ids and visible text."""
+
+    VOID = ("meta", "link", "input", "br", "img")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: set[str] = set()
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def without_files(folder: Path) -> Catalog:
+    return Sample(folder).catalog()
+
+
+def all_failed(folder: Path) -> Catalog:
+    sample = Sample(folder)
+    sample.file(HOSTILE, "failed", "crashed", HOSTILE, size=5)
+    sample.file("b.pdf", "rejected", "encrypted", "needs a password", size=5)
+    return sample.catalog()
+
+
+def not_curated(folder: Path) -> Catalog:
+    sample = Sample(folder)
+    sample.document("a", "a.txt", curated=False)
+    return sample.catalog()
+
+
+def all_dropped(folder: Path) -> Catalog:
+    sample = Sample(folder)
+    sample.document("a", "a.txt", dropped="too_short", reason="3 characters")
+    return sample.catalog()
+
+
+def everything(folder: Path) -> Catalog:
+    return rich(folder).catalog()
+
+
+CORPORA = [without_files, all_failed, not_curated, all_dropped, everything]
+
+
+@pytest.mark.parametrize("make", CORPORA)
+def test_the_page_is_whole_for_any_corpus(tmp_path: Path, make: type) -> None:
+    tags = Tags(corpus_report(make(tmp_path), CORPUS))
+    assert set(SECTIONS) <= set(tags.ids)
+    assert len(tags.ids) == len(set(tags.ids))
+
+
+@pytest.mark.parametrize("make", CORPORA)
+def test_the_page_fetches_nothing_and_runs_nothing(tmp_path: Path, make: type) -> None:
+    page = corpus_report(make(tmp_path), CORPUS)
+    tags = Tags(page)
+    assert not tags.names & {"script", "iframe", "object", "embed", "form", "base"}
+    assert all(address.startswith(("#", "data:")) for address in tags.addresses)
+    assert "url(" not in page and "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_names_and_texts_of_files_are_only_text(tmp_path: Path) -> None:
+    page = corpus_report(everything(tmp_path), CORPUS)
+    tags = Tags(page)
+    words = "".join(tags.words)
+    assert "img" not in tags.names and "script" not in tags.names
+    assert "<img src=x onerror=hit=1>" in words and "\u202e" not in page and "<U+202E>" in words
+
+
+def test_a_long_path_is_cut_in_its_middle_and_whole_in_its_hint(tmp_path: Path) -> None:
+    sample = Sample(tmp_path)
+    sample.file(LONG, "failed", "timeout", "took too long")
+    page = corpus_report(sample.catalog(), CORPUS)
+    assert f'title="{LONG}"' in page
+    assert LONG not in "".join(Tags(page).words)
+    assert re.search(r">folder/[^<]*…[^<]*/end\.txt<", page)
+
+
+def test_the_same_corpus_gives_the_same_page(tmp_path: Path) -> None:
+    catalog = everything(tmp_path)
+    assert corpus_report(catalog, CORPUS) == corpus_report(Catalog(catalog.store, CORPUS), CORPUS)
+
+
+def test_the_page_says_how_the_tokens_are_known(tmp_path: Path) -> None:
+    assert "rule of thumb, measured on nothing" in corpus_report(everything(tmp_path / "a"), CORPUS)
+    sample = Sample(tmp_path / "b")
+    sample.document("a", "a.txt", tokens=25)
+    assert "counted with the corpus's tokeniser: 4.00" in corpus_report(sample.catalog(), CORPUS).replace("&#x27;", "'")
+
+
+def found(catalog: Catalog) -> list[Worry]:
+    return worries(collect(catalog))
+
+
+def test_worries_come_gravest_first_and_point_at_a_section(tmp_path: Path) -> None:
+    listed = found(everything(tmp_path))
+    levels = [worry.level for worry in listed]
+    assert levels == sorted(levels, key=["lost", "check", "note"].index)
+    assert {worry.path for worry in listed if worry.level == "lost"} == {"locked.pdf", "slow.pdf"}
+    assert {worry.section for worry in listed} <= SECTIONS.keys()
+    assert any("confidence below" in worry.title and worry.title.startswith("8 pages") for worry in listed)
+
+
+@pytest.mark.parametrize(
+    ("make", "title"),
+    [
+        (without_files, "No file was found"),
+        (all_failed, "No file gave any text"),
+        (not_curated, "Nothing was curated yet"),
+        (all_dropped, "Curation dropped every document"),
+    ],
+)
+def test_a_corpus_that_came_to_nothing_says_so(tmp_path: Path, make: type, title: str) -> None:
+    assert title in [worry.title for worry in found(make(tmp_path))]
+
+
+def test_a_sound_corpus_is_no_reason_to_worry(tmp_path: Path) -> None:
+    sample = Sample(tmp_path)
+    for n in range(20):
+        sample.document(f"d{n}", f"{n}.txt", split="validation" if n == 7 else "train")
+    assert found(sample.catalog()) == []
+    assert "Nothing: every file was read" in corpus_report(sample.catalog(), CORPUS)
+
+
+def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path) -> None:
+    sample = Sample(tmp_path)
+    for n in range(20):
+        gone = {"dropped": "language", "reason": "its language is de"} if n % 2 else {}
+        sample.document(f"d{n}", f"{n}.txt", split="validation" if n == 8 else "train", cluster="same", **gone)
+    titles = [worry.title for worry in found(sample.catalog())]
+    assert "10 documents dropped by one rule: language" in titles
+    assert "One cluster of near-duplicates holds 20 of 20 documents" in titles
+
+
+@pytest.mark.parametrize("make", CORPORA)
+def test_the_summary_is_short(tmp_path: Path, make: type) -> None:
+    assert len(corpus_summary(make(tmp_path)).splitlines()) <= 40
+
+
+def test_the_summary_counts_what_the_page_counts(tmp_path: Path) -> None:
+    summary = corpus_summary(everything(tmp_path))
+    assert "| 3 | used for training | 25 % |" in summary
+    assert "- Dropped: evaluation set 1, near duplicate 1, too short 1" in summary.replace("\\", "")
+    assert "25.1k tokens (by a rule of thumb)" in summary
+
+
+def test_no_word_of_a_file_is_markup_in_the_summary(tmp_path: Path) -> None:
+    sample = Sample(tmp_path)
+    sample.document("a", "a.txt", language="<b>|*x*", kind="pdf")
+    sample.file("b", "failed", "<script>|[x](y)", "")
+    summary = corpus_summary(sample.catalog())
+    assert not re.search(r"(?<!\\)[<\[*`]", summary)
+    tables = [line for line in summary.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in tables)

@@ -1,0 +1,231 @@
+"""Refining: what is private gives way to stand-ins, what is cut is gone, in the text that models see and nowhere else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ingest_run import Ingestion, edited, home_at, ingest, prose, write
+from tiny_run import run_prepare, tiny_settings
+
+from storage.catalog import read_state
+from storage.home import Home
+from storage.tables import read_rows
+from tasks.checks import check_split, check_tokens
+from tasks.curate.redaction import STAND_INS, cut, redact
+from tasks.curate.refine import RefineStageSettings, refine_text
+from tasks.tokens.tokenizer import load_tokenizer
+
+PRIVATE = {
+    "email": "mary.shepherd@fold-and-pen.org",
+    "ip": "203.0.57.198",
+    "phone": "+44 20 7946 0958",
+    "iban": "DE89 3704 0044 0532 0130 00",
+    "card": "4539 1488 0343 6467",
+    "secret": "ghp_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5",
+}
+ALL = "refine.redact=email,ip,phone,iban,card,secret"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return home_at(tmp_path / "home")
+
+
+def letter(number: int, kind: str) -> str:
+    return f"{prose(number)}\nIts {kind} is {PRIVATE[kind]} as of today.\n{prose(number + 50)}"
+
+
+def letters() -> dict[str, str]:
+    return {f"{kind}.txt": letter(number, kind) for number, kind in enumerate(PRIVATE)}
+
+
+def refined_digests(ran: Ingestion) -> list[str]:
+    return [ref.digest for ref in ran.ingested.refined]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_what_is_private_gives_way_to_its_stand_in_in_the_final_text(home: Home, tmp_path: Path, kind: str) -> None:
+    source = write(tmp_path / "in", {"letter.txt": letter(1, kind), "other.txt": prose(2), "third.txt": prose(3)})
+    ran = ingest(home, source, f"refine.redact={kind}")
+    assert PRIVATE[kind] in ran.texts("normalise")["letter.txt"]
+    expected = letter(1, kind).replace(PRIVATE[kind], STAND_INS[kind])
+    assert ran.texts()["letter.txt"] == expected
+    (row,) = ran.query(f"select text, redactions, n_bytes from documents where doc_id = '{ran.doc_id('letter.txt')}'")
+    assert row == {"text": expected, "redactions": 1, "n_bytes": len(expected.encode())}
+
+
+def test_kinds_that_are_not_asked_for_stay(home: Home, tmp_path: Path) -> None:
+    ran = ingest(home, write(tmp_path / "in", letters()), "refine.redact=email,card")
+    for kind in PRIVATE:
+        assert (PRIVATE[kind] in ran.texts()[f"{kind}.txt"]) == (kind not in ("email", "card"))
+
+
+def test_nothing_is_replaced_where_nothing_is_asked_for(home: Home, tmp_path: Path) -> None:
+    ran = ingest(home, write(tmp_path / "in", letters()), "refine.redact=")
+    assert ran.texts() == ran.texts("normalise")
+
+
+def test_other_kinds_refine_anew_and_measure_nothing(home: Home, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", letters())
+    ingest(home, source)
+    assert ingest(home, source, ALL).computed() == {"refine": 6}
+
+
+def test_what_is_tokenised_holds_stand_ins_and_not_what_they_stand_for(home: Home, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", letters())
+    ran = run_prepare(home, source, tiny_settings("tokenizer.kind=bpe", "tokenizer.vocab_size=300", ALL))
+    tokenizer = load_tokenizer(ran.folder(ran.prepared.tokenizer) / "tokenizer.json")
+    texts = [
+        tokenizer.decode(row["ids"])
+        for ref in ran.prepared.shards
+        for row in read_rows(ran.folder(ref) / "tokens.parquet")
+    ]
+    frozen = [row["text"] for row in read_rows(ran.folder(ran.prepared.evalset) / "documents.parquet")]
+    assert len(texts) == 6
+    assert frozen
+    everything = "\n".join([*texts, *frozen])
+    assert [kind for kind, value in PRIVATE.items() if value in everything] == []
+    assert [kind for kind in PRIVATE if STAND_INS[kind] not in everything] == []
+    state = read_state(ran.session.store, "default")
+    assert check_tokens(ran.session.store, state).problems == []
+    assert check_split(ran.session.store, state).problems == []
+
+
+def test_cuts_and_redactions_meet_in_one_document(home: Home, tmp_path: Path) -> None:
+    question = prose(8_000, 40).replace("\n", " ").rstrip(".")
+    named = tmp_path / "questions.txt"
+    named.write_text(question)
+    text = f"{prose(1)}\nwrite to {PRIVATE['email']} or\n\n{question}\n\nto {PRIVATE['email']} at {PRIVATE['ip']}\n{prose(2)}"
+    source = write(tmp_path / "in", {"both.txt": text, **{f"{n}.txt": prose(n) for n in range(5, 9)}})
+    ran = ingest(home, source, f"curate.evaluation_sets={named}")
+    refined = ran.texts()["both.txt"]
+    mail, address = STAND_INS["email"], STAND_INS["ip"]
+    assert refined == f"{prose(1)}\nwrite to {mail} or\n\nto {mail} at {address}\n{prose(2)}"
+    (row,) = ran.query(f"select redactions, cut_chars from documents where doc_id = '{ran.doc_id('both.txt')}'")
+    (found,) = ran.cut_parts()
+    assert row == {"redactions": 3, "cut_chars": len(found[1])}
+
+
+def test_a_segment_without_new_cuts_is_not_refined_anew_when_another_gets_some(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 2)
+    question = prose(8_000, 40).replace("\n", " ")
+    named = tmp_path / "questions.txt"
+    named.write_text(question)
+    files = {"quoting.txt": f"{prose(1, 200)}\n\n{question}", **{f"{n}.txt": prose(n) for n in range(5, 12)}}
+    source = write(tmp_path / "in", files)
+    before = ingest(home, source)
+    after = ingest(home, source, f"curate.evaluation_sets={named}")
+    assert len(after.ingested.refined) == 4
+    assert (after.reports["refine"].computed, after.reports["refine"].reused) == (2, 6)
+    assert len(set(after.ingested.refined) - set(before.ingested.refined)) == 1
+
+
+def test_the_refined_text_is_the_same_in_a_process_of_its_own(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in", {**letters(), "near.txt": edited(prose(1), 1, 1)})
+    in_place = ingest(home, source, ALL)
+    monkeypatch.setattr("tasks.apart.WORTH_A_PROCESS", 0)
+    apart = ingest(home_at(tmp_path / "apart"), source, ALL)
+    assert refined_digests(apart) == refined_digests(in_place)
+    assert apart.texts() == in_place.texts()
+
+
+def test_cuts_that_hold_the_same_spans_have_the_same_settings() -> None:
+    kinds = ("email",)
+    one = RefineStageSettings.of(kinds, {"a": [(0, 3)], "b": [(5, 1)]})
+    assert one == RefineStageSettings.of(kinds, {"b": [(5, 1)], "a": [(0, 3)]})
+    assert one != RefineStageSettings.of(kinds, {"a": [(0, 3)], "b": [(5, 2)]})
+    assert one != RefineStageSettings.of(("email", "ip"), {"a": [(0, 3)], "b": [(5, 1)]})
+
+
+# cuts and redactions together, against an implementation that marks characters one by one
+
+HOLE, KEPT = "\ue000", "\ue001"
+
+
+def plainly(text: str, pii: Sequence[dict[str, Any]], kinds: Sequence[str], cuts: Sequence[tuple[int, int]]) -> str:
+    """Cut first, with the private spans that are touched, then put stand-ins where the others are."""
+    gone = {place for start, length in cuts for place in range(start, start + length)}
+    halved = [
+        (span["start"], span["length"])
+        for span in pii
+        if span["kind"] in kinds and not gone.isdisjoint(range(span["start"], span["start"] + span["length"]))
+    ]
+    marked = list(text)
+    names = []
+    for span in sorted(pii, key=lambda span: span["start"]):
+        places = range(span["start"], span["start"] + span["length"])
+        if span["kind"] in kinds and gone.isdisjoint(places):
+            for place in places:
+                marked[place] = HOLE
+            names.append("ipv6" if span["kind"] == "ip" and ":" in text[places[0] : places[-1] + 1] else span["kind"])
+            marked[places[0]] = KEPT
+    left = cut("".join(marked), [*cuts, *halved]) if cuts else "".join(marked)
+    assert left.count(KEPT) == len(names)
+    left = left.replace(HOLE, "")
+    for name in names:
+        left = left.replace(KEPT, STAND_INS[name], 1)
+    return left
+
+
+def private_text(draw: random.Random) -> tuple[str, list[dict[str, Any]]]:
+    """A text of words and lines with private spans that do not overlap, some side by side."""
+    parts: list[str] = []
+    spans = []
+    at = 0
+    for _ in range(draw.randrange(1, 40)):
+        kind = draw.choice(["email", "ip", "phone", "iban", "card", "secret", "", "", "", ""])
+        part = draw.choice(["x", "yy zz", "word " * 3, " ", "\n", "\n\n", "ü\U0001f411", ""])
+        if kind:
+            part = draw.choice(["2001:db8::7", "10.1.2.3"]) if kind == "ip" else "q" * draw.randrange(1, 40)
+            spans.append({"kind": kind, "start": at, "length": len(part)})
+        parts.append(part)
+        at += len(part)
+    return "".join(parts), spans
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cutting_and_redacting_together_is_marking_characters_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(150):
+        text, spans = private_text(draw)
+        kinds = draw.sample(["email", "ip", "phone", "iban", "card", "secret"], k=draw.randrange(0, 7))
+        cuts = [
+            (draw.randrange(len(text) + 1), draw.randrange(1, 30)) for _ in range(draw.choice([0, 1, 1, 2, 3]))
+        ]
+        refined, n_redacted = refine_text(text, draw.sample(spans, len(spans)), kinds, cuts)
+        assert refined == plainly(text, spans, kinds, cuts)
+        untouched = [
+            span
+            for span in spans
+            if span["kind"] in kinds
+            and not any(start < span["start"] + span["length"] and span["start"] < start + n for start, n in cuts)
+        ]
+        assert n_redacted == len(untouched)
+
+
+def test_without_cuts_refining_is_redacting_and_without_spans_it_is_cutting() -> None:
+    text, spans = private_text(random.Random(1))
+    assert refine_text(text, spans, list(PRIVATE), []) == (redact(text, spans, list(PRIVATE))[0], len(spans))
+    assert refine_text(text, [], list(PRIVATE), [(3, 9)]) == (cut(text, [(3, 9)]), 0)
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [[(8, 4)], [(12, 3)], [(15, 9)], [(0, 60)], [(10, 1)], [(20, 1)]],
+    ids=["its-beginning", "its-middle", "its-end", "all", "its-first-character", "its-last-character"],
+)
+def test_a_private_span_that_a_cut_touches_leaves_nothing_of_itself(cuts: list[tuple[int, int]]) -> None:
+    """Half an address is private still."""
+    text = "write to: me@fold.org, or do not; it is all the same to the sheep here"
+    span = {"kind": "email", "start": 10, "length": 11}
+    assert text[10:21] == "me@fold.org"
+    refined, _ = refine_text(text, [span], ["email"], cuts)
+    assert not [piece for piece in ("me@", "fold", ".org", "e@", "d.o") if piece in refined]
