@@ -205,8 +205,12 @@ def _live(session: Session, segment: Maybe, contents: set[str]) -> set[str]:
     """The documents of a segment that live files hold."""
     if isinstance(segment, Pending):
         return set()
-    columns = read_columns(session.store.folder(segment) / "extracts.parquet", ["doc_id", "file_sha256"])
-    return {doc for doc, sha256 in zip(*columns.values(), strict=True) if sha256 in contents}
+    wanted = ["doc_id", "file_sha256", "status", "kind"]
+    rows = zip(*read_columns(session.store.folder(segment) / "extracts.parquet", wanted).values(), strict=True)
+    containers = ("archive", "table")  # no documents themselves
+    return {
+        doc for doc, sha256, status, kind in rows if sha256 in contents and status == "ok" and kind not in containers
+    }
 
 
 def _verified_pairs(session: Session) -> list[Path]:

@@ -38,6 +38,7 @@ WORST_PAGES = 12
 LONGEST_LIST = 15
 SHOWN_TEXT = 240  # characters of a doubtful page
 SHOWN_PATHS = 4  # of a cluster
+_LIVE = "report_live"
 _DOCUMENTS = "report_documents"
 _OUTCOMES = "report_outcomes"
 _TOKENS = "report_tokens"
@@ -45,21 +46,33 @@ _TOKENS = "report_tokens"
 
 def collect(catalog: Catalog) -> Figures:
     """All figures of a corpus."""
-    with _joined(catalog):
+    with _temporary(catalog):
+        _join(catalog)
         return _collect(catalog)
 
 
 @contextmanager
-def _joined(catalog: Catalog) -> Iterator[None]:
+def _temporary(catalog: Catalog) -> Iterator[None]:
+    """Sees that the temporary tables go."""
+    try:
+        yield
+    finally:
+        for table in (_LIVE, _DOCUMENTS, _OUTCOMES, _TOKENS):
+            catalog.connection.execute(f"drop table if exists {table}")
+
+
+def _join(catalog: Catalog) -> None:
     """What is asked for again and again, as temporary tables."""
     execute = catalog.connection.execute
     measures = ", ".join(f"m.{spec.measure}" for spec in MEASURES)
+    execute(f"create or replace temp table {_LIVE} as select distinct doc_id from live")
     execute(
         f"create or replace temp table {_DOCUMENTS} as select m.doc_id, m.kind, m.language, {measures}, "
         "list_sort([p.kind for p in m.pii]) as private, n.programming_language, "
         "r.redactions, coalesce(r.n_bytes, s.n_bytes) as n_bytes, s.kept, s.split, s.cluster, "
         "coalesce(s.licence, m.licence) as licence "
-        "from measures m left join live_normalise n using (doc_id) left join live_refine r using (doc_id) "
+        f"from {_LIVE} join {_live(catalog, 'measure')} m using (doc_id) "
+        f"left join {_live(catalog, 'normalise')} n using (doc_id) left join {_live(catalog, 'refine')} r using (doc_id) "
         "left join all_selection s using (doc_id)"
     )
     execute(
@@ -70,11 +83,15 @@ def _joined(catalog: Catalog) -> Iterator[None]:
         f"from files f left join {_DOCUMENTS} d on f.doc_id = d.doc_id and f.status = 'ok'"
     )
     execute(f"create or replace temp table {_TOKENS} as select doc_id, length from tokens")
-    try:
-        yield
-    finally:
-        for table in (_DOCUMENTS, _OUTCOMES, _TOKENS):
-            execute(f"drop table {table}")
+
+
+def _live(catalog: Catalog, stage: str) -> str:
+    """The table of a stage, to be joined with the live documents.
+
+    To find in which of several segments a document is live is most of the work of its view; mostly none lies in two.
+    """
+    (found,) = catalog.query(f"select count(*) = count(distinct doc_id) as once from all_{stage}")
+    return f"all_{stage}" if found["once"] else f"live_{stage}"
 
 
 def _collect(catalog: Catalog) -> Figures:

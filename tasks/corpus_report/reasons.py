@@ -58,7 +58,6 @@ REASONS = {
     "language": Reason("by design", "in a language that is not wanted"),
     "licence": Reason("by design", "under a licence that is not wanted"),
     "low_score": Reason("by design", "scored low by the classifier"),
-    "duplicate_paragraph": Reason("by design", "paragraphs that another document has as well"),
 }
 
 # Which groups of reasons for dropping a document there are; all other codes are thresholds of the policy.

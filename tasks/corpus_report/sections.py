@@ -8,7 +8,7 @@ from tasks.corpus_report.charts import bars, fate_bar, histogram
 from tasks.corpus_report.figures import Archive, Figures, Outcome, Pair, Tally
 from tasks.corpus_report.queries import DOUBTFUL, LONGEST_LIST
 from tasks.corpus_report.reasons import group_of, reason_of
-from tasks.corpus_report.wording import cut, cut_middle, share, size_of
+from tasks.corpus_report.wording import counted, cut, cut_middle, share, size_of
 from tasks.corpus_report.worries import Worry, worries
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
@@ -22,6 +22,10 @@ _REASON = 260
 _SHOWN_BARS = 12
 _TALL = 18  # rows of a table that is scrolled
 _NO_LANGUAGE = {"und": "not determined", "zxx": "no language"}
+_CUT = {
+    "evaluation_set": "text of an external evaluation set",
+    "duplicate_paragraph": "paragraphs that another document has as well",
+}
 _LEVELS = {"lost": "text is missing", "check": "look at it", "note": "good to know"}
 
 
@@ -77,7 +81,7 @@ def files_section(figures: Figures) -> str:
         ]
         for item in figures.outcomes
     ]
-    total = [Cell(f"{figures.n_rows:,}", share=1.0), "100 %", size_of(sum(item.size for item in figures.outcomes))]
+    total: Row = [Cell(f"{figures.n_rows:,}", share=1.0), "100 %", size_of(sum(item.size for item in figures.outcomes))]
     rows.append([Cell("all", "left"), Cell("", "left"), *total, Cell("", "left path"), Cell("", "wrap")])
     head = ["status", "reason", "files", "share", "size", "the first", "in words"]
     body = scrolled(table(head, rows, "By status and reason", last_is_sum=True), "Files by status and reason")
@@ -146,10 +150,10 @@ def duplicates_section(figures: Figures) -> str:
     body = element(
         "p",
         escape(
-            f"{figures.fate('duplicate'):,} files have the same bytes as another one; "
-            f"{figures.count('duplicate_text'):,} documents were dropped for the same text and "
-            f"{figures.count('near_duplicate'):,} for nearly the same; {figures.n_pairs:,} pairs of texts are similar. "
-            f"{documents:,} documents lie in {clusters:,} clusters of two or more."
+            f"The same bytes as another: {counted(figures.fate('duplicate'), 'file')}. Dropped for the same text: "
+            f"{counted(figures.count('duplicate_text'), 'document')}; for nearly the same: "
+            f"{figures.count('near_duplicate'):,}. Similar texts: {counted(figures.n_pairs, 'pair')}. In clusters of "
+            f"two or more: {counted(documents, 'document')}, {counted(clusters, 'cluster')}."
         ),
     )
     if figures.clusters:
@@ -207,7 +211,8 @@ def dropped_section(figures: Figures) -> str:
     body += "<h3>Stretches of text</h3>"
     if figures.cuts:
         rows = [
-            [Cell(reason_of(cut_.code).meaning, "left"), *(f"{value:,}" for value in cut_[1:])] for cut_ in figures.cuts
+            [Cell(_CUT.get(item.code, _code(item.code)), "left"), *(f"{value:,}" for value in item[1:])]
+            for item in figures.cuts
         ]
         body += scrolled(table(["cut out", "stretches", "documents", "characters"], rows, ""), "Cut out")
     else:

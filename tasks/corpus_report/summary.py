@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.corpus_report.figures import FATES, Figures, Outcome, Tally
 from tasks.corpus_report.queries import collect
-from tasks.corpus_report.wording import amount, cut, share, size_of
+from tasks.corpus_report.wording import amount, counted, cut, share, size_of
 from tasks.corpus_report.worries import worries
 from tasks.inspection.labels import legible
 
@@ -26,7 +26,7 @@ def corpus_summary(catalog: Catalog) -> str:
         f"| {fate.n:,} | {FATES.get(fate.name, fate.name)} | {share(fate.n, figures.n_rows)} | {size_of(fate.size)} |"
         for fate in figures.fates
     ]
-    lines += ["", *_reasons("Not read", [item for item in figures.outcomes if item.code and item.status != "ok"])]
+    lines += ["", *_reasons("Not read", [item for item in figures.outcomes if item.status not in ("ok", "duplicate")])]
     lines += _reasons("Dropped", figures.dropped)
     lines += _tallies("Kinds", figures.kinds) + _tallies("Languages of prose", figures.languages)
     lines.append(_duplicates(figures))
@@ -57,15 +57,16 @@ def _listed(name: str, counts: Sequence[tuple[str, int]]) -> list[str]:
 def _duplicates(figures: Figures) -> str:
     documents, clusters = figures.cluster_sizes
     return (
-        f"- Duplicates: {figures.fate('duplicate'):,} files with the bytes of another, {figures.n_pairs:,} pairs of "
-        f"similar texts, {documents:,} documents in {clusters:,} clusters of two or more"
+        f"- Duplicates: {counted(figures.fate('duplicate'), 'file')} with the bytes of another, "
+        f"{counted(figures.n_pairs, 'pair')} of similar texts, {counted(documents, 'document')} in "
+        f"{counted(clusters, 'cluster')} of two or more"
     )
 
 
 def _split(figures: Figures) -> list[str]:
     how = {"counted": "", "measured": " (estimated)", "rule": " (by a rule of thumb)"}[figures.estimate.basis]
     return [
-        f"- {side.name.capitalize()}: {side.documents:,} documents, {size_of(side.size)}, "
+        f"- {side.name.capitalize()}: {counted(side.documents, 'document')}, {size_of(side.size)}, "
         f"{amount(figures.estimate.tokens(side))} tokens{how}"
         for side in figures.sides
     ]

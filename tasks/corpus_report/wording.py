@@ -28,6 +28,11 @@ def share(part: float, whole: float) -> str:
     return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def amount(value: float) -> str:
     """A number in three digits."""
     for step, letter in _STEPS:

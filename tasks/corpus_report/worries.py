@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from tasks.corpus_report.figures import Figures, Outcome
 from tasks.corpus_report.queries import DOUBTFUL
 from tasks.corpus_report.reasons import group_of, reason_of
+from tasks.corpus_report.wording import counted
 
 Level = Literal["lost", "check", "note"]
 
@@ -57,7 +58,7 @@ def _of_files(figures: Figures) -> Iterator[Worry]:
             continue
         level: Level = "lost" if reason.weight == "lost" else "check"
         what = "read only in part" if item.status == "ok" else "not read"
-        title = f"{_files(item.n)} {what}: {reason.meaning}"
+        title = f"{counted(item.n, 'file')} {what}: {reason.meaning}"
         yield Worry(level, item.n, title, reason.remedy, item.path, "files")
 
 
@@ -65,12 +66,12 @@ def _of_pages(figures: Figures) -> Iterator[Worry]:
     errors = sum(kind.errors for kind in figures.pages)
     if errors:
         first = figures.page_errors[0].path if figures.page_errors else ""
-        title = f"{_n(errors, 'page')} could not be read, or only in part"
+        title = f"{counted(errors, 'page')} could not be read, or only in part"
         yield Worry("check", errors, title, "The errors are listed with the pages.", first, "pages")
     if figures.doubtful_pages:
         worst = figures.worst_pages[0].path if figures.worst_pages else ""
-        title = f"{_n(figures.doubtful_pages, 'page')} read by OCR with a confidence below {DOUBTFUL:.0%}"
-        remedy = "Look at the pictures below: a better scan, another language for OCR, or leave them out."
+        title = f"{counted(figures.doubtful_pages, 'page')} read by OCR with a confidence below {DOUBTFUL:.0%}"
+        remedy = "Look at their pictures in the report: a better scan, another language for OCR, or leave them out."
         yield Worry("check", figures.doubtful_pages, title, remedy, worst, "pages")
 
 
@@ -82,11 +83,11 @@ def _of_curation(figures: Figures) -> Iterator[Worry]:
         yield Worry("lost", figures.n_documents, title, remedy, "", "dropped")
     for item in figures.dropped:
         if _is_much(item, figures):
-            title = f"{_documents(item.n)} dropped by one rule: {item.code.replace('_', ' ')}"
+            title = f"{counted(item.n, 'document')} dropped by one rule: {item.code.replace('_', ' ')}"
             remedy = f"Is that meant? The first: {item.reason}."
             yield Worry("check", item.n, title, remedy, item.path, "dropped")
     if figures.capped:
-        title = f"{_n(figures.capped, 'group')} of look-alikes too large to be compared in full"
+        title = f"{counted(figures.capped, 'group')} of look-alikes too large to be compared in full"
         yield Worry("note", figures.capped, title, "Raise dedup.max_bucket if duplicates are left.", "", "duplicates")
     largest = figures.clusters[0] if figures.clusters else None
     if largest and figures.n_documents >= FEW and largest.size > GIANT_CLUSTER * figures.n_documents:
@@ -115,7 +116,7 @@ def _of_split(figures: Figures) -> Iterator[Worry]:
             "check", 1, "No document is held out", "Without one, no loss on unseen text can be told.", "", "split"
         )
     elif total and size < FEW_HELD_OUT * total:
-        title = f"Only {size / total:.1%} of the text is held out ({_documents(held_out)})"
+        title = f"Only {size / total:.1%} of the text is held out ({counted(held_out, 'document')})"
         yield Worry("note", 1, title, "Raise curate.validation_share for a steadier loss.", "", "split")
     elif total and size > total / 2:
         title = f"{size / total:.0%} of the text is held out, because a few long documents fell there"
@@ -127,7 +128,7 @@ def _of_text(figures: Figures) -> Iterator[Worry]:
     if left:
         spans = sum(item.spans for item in left)
         kinds = ", ".join(item.kind for item in left)
-        title = f"{_n(spans, 'span')} of personal data left in the text: {kinds}"
+        title = f"{counted(spans, 'span')} of personal data left in the text: {kinds}"
         yield Worry("note", spans, title, "Add the kinds to refine.redact if they must go.", "", "dropped")
     unknown = next((item.kept for item in figures.languages if item.name == "und"), 0)
     prose = sum(item.kept for item in figures.languages)
@@ -136,15 +137,3 @@ def _of_text(figures: Figures) -> Iterator[Worry]:
         yield Worry(
             "note", unknown, title, "They are short, or no prose; policy.languages can leave them out.", "", "kinds"
         )
-
-
-def _n(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def _files(n: int) -> str:
-    return _n(n, "file")
-
-
-def _documents(n: int) -> str:
-    return _n(n, "document")

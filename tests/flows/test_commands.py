@@ -106,7 +106,8 @@ def test_one_added_file_costs_one_file_as_the_plan_says(first: dict[str, Any], h
 
 
 def test_sql_reads_every_table(first: dict[str, Any], home: Path) -> None:
-    for view in ("files", "pages", "documents", "quarantine", "tokens", "dataset", "completions", "metrics"):
+    views = ("files", "pages", "documents", "measures", "clusters", "quarantine", "tokens", "dataset", "completions")
+    for view in (*views, "metrics"):
         assert sql(home, f"select count(*) as n from {view}")[0]["n"] > 0, view
 
 
@@ -114,7 +115,8 @@ def test_the_lineage_of_the_champion_ends_at_files(first: dict[str, Any], home: 
     tree = Command(home, ["why", "models:/sheepfold@champion"]).finish()
     assert isinstance(tree, dict)
     stages = {entry["stage"] for entry in tree["made_from"]}
-    assert {"train", "dataset", "tokenise", "curate", "normalise", "snapshot", "extract"} <= stages
+    ingestion = {"extract", "snapshot", "normalise", "measure", "dedup", "evaluation_sets", "curate", "refine"}
+    assert ingestion | {"train", "dataset", "tokenise"} <= stages
     assert any(row["path"].startswith("text/") for row in tree["files"])
 
 
@@ -211,7 +213,7 @@ def test_a_folder_without_enough_text_is_refused_in_a_sentence(tmp_path: Path) -
     (tmp_path / "documents" / "only.txt").write_text("one document alone")
     done = failing(tmp_path / "home", "run", str(tmp_path / "documents"), *TRAINING)
     assert done.returncode == 1
-    assert "at least two are needed" in done.stderr
+    assert "1 document(s) to train on and 0 to measure on; at least one of each is needed" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -97,7 +97,9 @@ class Corpus:
             tables={"documents.parquet": (schemas.NORMALISED, normalised)},
             inputs={"segment": segment},
         )
-        measured = [row(schemas.MEASURES, doc_id=doc_id, n_chars=len(text), kind="text") for doc_id, text in texts.items()]
+        measured = [
+            row(schemas.MEASURES, doc_id=doc_id, n_chars=len(text), kind="text") for doc_id, text in texts.items()
+        ]
         measures = put(
             "measure",
             name,

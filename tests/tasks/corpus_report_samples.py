@@ -40,6 +40,7 @@ class Sample:
 
     Attributes:
         files: rows of the snapshot.
+        stale: lengths of documents as an older segment has them, by id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,6 +54,7 @@ class Sample:
         self.pairs: list[Row] = []
         self.clusters: list[Row] = []
         self.redacted = ["email"]
+        self.stale: dict[str, int] = {}
 
     def file(self, path: str, status: str, code: str = "", reason: str = "", **more: Any) -> None:
         """A file that is no document of its own."""
@@ -108,11 +110,18 @@ class Sample:
             "extract": [segment],
             "snapshot": [self._put("snapshot", {"files.parquet": (schemas.FILES, self.files)})],
         }
-        texts = self._put("normalise", {"documents.parquet": (schemas.NORMALISED, normalised)}, segment=segment)
-        figures = self._put("measure", {"measures.parquet": (schemas.MEASURES, measured)}, documents=texts)
-        clean = {"documents.parquet": (schemas.REFINED, refined)}
-        made = self._put("refine", clean, {"redact": self.redacted}, documents=texts)
-        state |= {"normalise": [texts], "measure": [figures], "refine": [made]}
+        state |= self._segment("live", segment, normalised, measured, refined)
+        made = state["refine"][0]
+        if self.stale:
+            old = self._put("extract", {"pages.parquet": (schemas.PAGES, [])}, name="old")
+            texts, figures, clean = (
+                [row(schema, doc_id=doc_id, **{column: length}) for doc_id, length in self.stale.items()]
+                for schema, column in (
+                    (schemas.NORMALISED, "n_bytes"), (schemas.MEASURES, "n_chars"), (schemas.REFINED, "n_bytes"),
+                )
+            )  # fmt: skip
+            for stage, refs in self._segment("old", old, texts, figures, clean).items():
+                state[stage] = [*refs, *state[stage]]
         if self._selected:
             curated = {
                 "selection.parquet": (schemas.SELECTION, self._selected),
@@ -131,13 +140,30 @@ class Sample:
         self.store.write_ref(corpus_ref(CORPUS), {name: [asdict(ref) for ref in refs] for name, refs in state.items()})
         return Catalog(self.store, CORPUS)
 
+    def _segment(
+        self, name: str, segment: ArtifactRef, normalised: list[Row], measured: list[Row], refined: list[Row]
+    ) -> dict[str, list[ArtifactRef]]:
+        """The tables of a segment."""
+        texts = {"documents.parquet": (schemas.NORMALISED, normalised)}
+        documents = self._put("normalise", texts, name=name, segment=segment)
+        measures = {"measures.parquet": (schemas.MEASURES, measured)}
+        figures = self._put("measure", measures, name=name, documents=documents)
+        clean = {"documents.parquet": (schemas.REFINED, refined)}
+        made = self._put("refine", clean, {"redact": self.redacted}, name=name, documents=documents)
+        return {"normalise": [documents], "measure": [figures], "refine": [made]}
+
     def _put(
-        self, stage: str, tables: Tables, settings: Mapping[str, Any] | None = None, **inputs: Input
+        self,
+        stage: str,
+        tables: Tables,
+        settings: Mapping[str, Any] | None = None,
+        name: str = "",
+        **inputs: Input,
     ) -> ArtifactRef:
-        key = sha256_json([stage])
+        key = sha256_json([stage, name])
         with self.store.workspace(stage, key) as workspace:
-            for name, (schema, rows) in tables.items():
-                write_table(workspace.out / name, schema, rows)
+            for table, (schema, rows) in tables.items():
+                write_table(workspace.out / table, schema, rows)
             manifest = Manifest(stage, 1, key, key, describe_inputs(inputs), dict(settings or {}), files=[])
             return self.store.commit(workspace, manifest).ref
 

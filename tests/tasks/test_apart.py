@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import apart_work
 import pytest
 
-import apart_work
 from tasks import apart
 from tasks.apart import WORTH_A_PROCESS, Apart, ApartError
 

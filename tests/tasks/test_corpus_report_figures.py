@@ -154,3 +154,14 @@ def test_a_corpus_that_was_not_curated_yet_shows_its_documents(tmp_path: Path) -
 def test_a_corpus_without_files_has_figures(tmp_path: Path) -> None:
     found = collect(Sample(tmp_path).catalog())
     assert (found.n_rows, found.fates, found.kept, found.pages) == (0, [], 0, [])
+
+
+def test_a_document_in_two_segments_counts_once_as_the_live_one_has_it(tmp_path: Path) -> None:
+    sample = Sample(tmp_path)
+    sample.document("a", "a.txt", n_bytes=50)
+    sample.document("b", "b.txt", n_bytes=70)
+    sample.stale = {"a": 999_999, "gone": 888_888}
+    found = collect(sample.catalog())
+    assert [(side.documents, side.size) for side in found.sides] == [(2, 120)]
+    length = named(found, "n-chars")
+    assert sum(length.kept) == 2 and length.edges[-1] < 1000

@@ -157,7 +157,13 @@ def test_sizes_describe_the_normalised_text() -> None:
 
 def test_a_document_without_pages_has_an_empty_text() -> None:
     row = document_row(record(), [])
-    assert (row["text"], row["n_bytes"], row["n_pages"], row["ocr_share"], row["ocr_confidence"]) == ("", 0, 0, 0.0, None)
+    assert (row["text"], row["n_bytes"], row["n_pages"], row["ocr_share"], row["ocr_confidence"]) == (
+        "",
+        0,
+        0,
+        0.0,
+        None,
+    )
 
 
 def test_the_share_of_pages_that_were_read_by_ocr_counts_those_read_in_part() -> None:
@@ -173,7 +179,9 @@ def test_a_page_read_by_ocr_that_does_not_know_how_sure_it_is_counts_for_no_mean
 
 def test_running_heads_go_where_that_is_asked_for_and_only_there() -> None:
     words = ["one sheep", "two lambs", "three rams", "four ewes", "five dogs", "six goats"]
-    found = pages(*(f"The Shepherd's Almanac\n\n{word} on the hill\n\n{number}" for number, word in enumerate(words, 1)))
+    found = pages(
+        *(f"The Shepherd's Almanac\n\n{word} on the hill\n\n{number}" for number, word in enumerate(words, 1))
+    )
     assert "Almanac" in document_row(record("pdf"), found)["text"]
     stripped = document_row(record("pdf"), found, strip_running_heads=True)["text"]
     assert "Almanac" not in stripped

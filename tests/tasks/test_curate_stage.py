@@ -1,4 +1,4 @@
-"""Curation through the pipeline: thresholds cost no measure, and no text is on both sides of the split, wherever it is."""
+"""Curation through the pipeline: thresholds cost no measure, and no text is on both sides of the split."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_every_document_is_kept_or_dropped_with_a_reason(home: Home, tmp_path: P
 
 
 def test_near_duplicates_that_are_kept_are_on_one_side(home: Home, tmp_path: Path) -> None:
-    files = {f"{number:02}-{copy}.txt": edited(prose(number, 200), copy, copy) for number in range(20) for copy in range(3)}
+    files = {
+        f"{number:02}-{copy}.txt": edited(prose(number, 200), copy, copy) for number in range(20) for copy in range(3)
+    }
     ran = ingest(home, write(tmp_path / "in", files), "curate.near_duplicates=keep")
     sides = ran.sides()
     assert len(sides) == 60
@@ -129,7 +131,7 @@ def test_a_page_that_stands_in_a_long_manual_on_the_other_side_is_dropped(
     page = on_side(page_side, lambda seed: prose(seed, 150))
     manual = on_side(other, lambda seed: manual_around(page, seed))
     ran = ingest(home, write(tmp_path / "in", {**texts(12), "page.txt": page, "manual.txt": manual}))
-    assert not [row for row in ran.rows(ran.ingested.duplicates, "pairs.parquet")]  # clusters do not see it
+    assert not list(ran.rows(ran.ingested.duplicates, "pairs.parquet"))  # clusters do not see it
     code = {"train": "contained_in_validation", "validation": "contained_in_training"}[page_side]
     assert ran.codes() == {"page.txt": code}
     assert "100.0% of its runs of thirteen words" in ran.dropped()["page.txt"][1]
@@ -201,10 +203,14 @@ def test_whatever_documents_share_nothing_crosses_the_split(home: Home, tmp_path
     draw = random.Random(seed)
     stock = [prose(9_000 + number, 60) for number in range(40)]
     files = {
-        f"{number:03}.txt": "\n\n".join(draw.choices(stock, k=draw.randrange(1, 9)) + [prose(number, draw.choice([5, 100]))])
+        f"{number:03}.txt": "\n\n".join(
+            [*draw.choices(stock, k=draw.randrange(1, 9)), prose(number, draw.choice([5, 100]))]
+        )
         for number in range(80)
     }
-    ran = ingest(home, write(tmp_path / "in", files), "curate.near_duplicates=keep" if seed == 1 else "dedup.threshold=0.7")
+    ran = ingest(
+        home, write(tmp_path / "in", files), "curate.near_duplicates=keep" if seed == 1 else "dedup.threshold=0.7"
+    )
     assert ran.codes().keys() | ran.sides().keys() == files.keys()
     assert problems(ran) == []
 
@@ -250,7 +256,10 @@ def test_several_evaluation_sets_and_folders_of_them_are_taken(home: Home, tmp_p
     (tmp_path / "sets" / "deep").mkdir(parents=True)
     evaluation_file(tmp_path / "sets" / "deep", "parquet", questions[:1])
     alone = evaluation_file(tmp_path, "txt", questions[1:])
-    files = {**texts(6), **{f"q{n}.txt": f"{prose(100 + n, 200)}\n\n{question}" for n, question in enumerate(questions)}}
+    files = {
+        **texts(6),
+        **{f"q{n}.txt": f"{prose(100 + n, 200)}\n\n{question}" for n, question in enumerate(questions)},
+    }
     ran = ingest(home, write(tmp_path / "in", files), f"curate.evaluation_sets={tmp_path / 'sets'}\n{alone}")
     assert sorted(path for path, _, _ in ran.cut_parts()) == ["q0.txt", "q1.txt"]
 
@@ -299,7 +308,11 @@ def with_paragraphs(seed: int, *shared: str) -> str:
 
 def test_paragraphs_that_a_better_document_has_are_cut_when_that_is_asked_for(home: Home, tmp_path: Path) -> None:
     notice = prose(7_000, 30)
-    files = {**texts(6), "long.txt": with_paragraphs(1_000, notice, prose(3_000)), "short.txt": with_paragraphs(2_000, notice)}
+    files = {
+        **texts(6),
+        "long.txt": with_paragraphs(1_000, notice, prose(3_000)),
+        "short.txt": with_paragraphs(2_000, notice),
+    }
     source = write(tmp_path / "in", files)
     settings = ("curate.max_containment=0.9",)
     assert ingest(home, source, *settings).cut_parts() == []
@@ -313,7 +326,11 @@ def test_paragraphs_that_a_better_document_has_are_cut_when_that_is_asked_for(ho
 
 def test_a_paragraph_of_a_dropped_document_is_cut_out_of_no_other(home: Home, tmp_path: Path) -> None:
     notice = prose(7_000, 30)
-    files = {**texts(6), "long.txt": with_paragraphs(1_000, notice, prose(3_000)), "short.txt": with_paragraphs(2_000, notice)}
+    files = {
+        **texts(6),
+        "long.txt": with_paragraphs(1_000, notice, prose(3_000)),
+        "short.txt": with_paragraphs(2_000, notice),
+    }
     most = len(files["long.txt"].split()) - 1
     ran = ingest(home, write(tmp_path / "in", files), "curate.paragraphs=cut", f"policy.max_words={most}")
     assert ran.codes() == {"long.txt": "many_words"}
@@ -325,7 +342,10 @@ def test_a_document_of_nothing_but_paragraphs_of_others_does_not_become_an_empty
 ) -> None:
     """Nothing would be left to train on, and nothing to measure on."""
     parts = [prose(7_000 + number, 40) for number in range(3)]
-    files = {**texts(6), **{f"p{n}.txt": with_paragraphs(1_000 + n, part, prose(3_000 + n)) for n, part in enumerate(parts)}}
+    files = {
+        **texts(6),
+        **{f"p{n}.txt": with_paragraphs(1_000 + n, part, prose(3_000 + n)) for n, part in enumerate(parts)},
+    }
     files["collage.txt"] = "\n\n".join(parts)
     ran = ingest(
         home, write(tmp_path / "in", files), "curate.paragraphs=cut", "curate.max_containment=1", "curate.salt=x"
@@ -344,7 +364,9 @@ def test_growth_moves_no_document_from_training_into_validation(home: Home, tmp_
         more = {f"{step}-{number}.txt": prose(100 * step + number) for number in range(8)}
         more |= {f"{step}-near-{number}.txt": edited(prose(100 * step + number), number, 1) for number in range(3)}
         after = ingest(home, write(source, more)).sides()
-        assert not [path for path in before.keys() & after.keys() if (before[path], after[path]) == ("train", "validation")]
+        assert not [
+            path for path in before.keys() & after.keys() if (before[path], after[path]) == ("train", "validation")
+        ]
         before = after
 
 

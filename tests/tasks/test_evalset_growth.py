@@ -59,7 +59,9 @@ def test_an_evaluation_document_with_a_near_duplicate_in_training_leaves_the_eva
     home, source, before = grown
     original = frozen(before)[0]
     # longer, so that it is the one that is kept
-    twin = next(text for seed in range(200) if not held_out(text := f"{edited(original, seed, 1)} and {prose(seed, 5)}"))
+    twin = next(
+        text for seed in range(200) if not held_out(text := f"{edited(original, seed, 1)} and {prose(seed, 5)}")
+    )
     after = run_prepare(home_at(home), write(source, {"twin.txt": twin}), SETTINGS)
     assert original not in frozen(after)
     assert problems(after) == []

@@ -1,4 +1,4 @@
-"""Refining: what is private gives way to stand-ins, what is cut is gone, in the text that models see and nowhere else."""
+"""Refining: what is private gives way to stand-ins and what is cut is gone, in the text that models see."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_cuts_and_redactions_meet_in_one_document(home: Home, tmp_path: Path) ->
     question = prose(8_000, 40).replace("\n", " ").rstrip(".")
     named = tmp_path / "questions.txt"
     named.write_text(question)
-    text = f"{prose(1)}\nwrite to {PRIVATE['email']} or\n\n{question}\n\nto {PRIVATE['email']} at {PRIVATE['ip']}\n{prose(2)}"
+    mail, address = PRIVATE["email"], PRIVATE["ip"]
+    text = f"{prose(1)}\nwrite to {mail} or\n\n{question}\n\nto {mail} at {address}\n{prose(2)}"
     source = write(tmp_path / "in", {"both.txt": text, **{f"{n}.txt": prose(n) for n in range(5, 9)}})
     ran = ingest(home, source, f"curate.evaluation_sets={named}")
     refined = ran.texts()["both.txt"]
@@ -197,9 +198,7 @@ def test_cutting_and_redacting_together_is_marking_characters_one_by_one(seed: i
     for _ in range(150):
         text, spans = private_text(draw)
         kinds = draw.sample(["email", "ip", "phone", "iban", "card", "secret"], k=draw.randrange(0, 7))
-        cuts = [
-            (draw.randrange(len(text) + 1), draw.randrange(1, 30)) for _ in range(draw.choice([0, 1, 1, 2, 3]))
-        ]
+        cuts = [(draw.randrange(len(text) + 1), draw.randrange(1, 30)) for _ in range(draw.choice([0, 1, 1, 2, 3]))]
         refined, n_redacted = refine_text(text, draw.sample(spans, len(spans)), kinds, cuts)
         assert refined == plainly(text, spans, kinds, cuts)
         untouched = [

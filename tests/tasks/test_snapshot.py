@@ -8,10 +8,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ingest_run import Ingestion, home_at, ingest, prose, write
+from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
+from tiny_run import direct_session
 
+from flows import pipeline
 from storage.home import Home
+from storage.tables import read_rows
 from tasks.ingest.snapshot import licence_of
+from tasks.ingest.sources import resolve_sources
 from tasks.session import artifact
 
 MIT = """Copyright (c) 2020 A. Shepherd
@@ -102,7 +106,10 @@ def test_inside_an_archive_the_nearest_folder_counts_too_and_the_archive_s_own_f
     home: Home, tmp_path: Path
 ) -> None:
     members = {"a/LICENSE": GPL, "a/one.txt": prose(1), "b/two.txt": prose(2)}
-    source = write(tmp_path / "in", {"x/LICENSE": MIT, "x/box.zip": zipped(members), "y/other.zip": zipped({**members, "c": prose(4)})})
+    source = write(
+        tmp_path / "in",
+        {"x/LICENSE": MIT, "x/box.zip": zipped(members), "y/other.zip": zipped({**members, "c": prose(4)})},
+    )
     found = ingest(home, source).files()
     assert {path: found[path]["licence"] for path in ("x/box.zip/a/one.txt", "x/box.zip/b/two.txt")} == {
         "x/box.zip/a/one.txt": "GPL-3.0-only",
@@ -124,12 +131,6 @@ def test_a_licence_at_the_top_of_an_archive_holds_in_it_and_not_beside_it(home: 
 def test_a_folder_in_one_source_lends_its_licence_to_no_other_source(home: Home, tmp_path: Path) -> None:
     one = write(tmp_path / "one", {"LICENSE": MIT, "a.txt": prose(1)})
     other = write(tmp_path / "other", {"b.txt": prose(2)})
-    from flows import pipeline
-    from ingest_run import settings_of
-    from storage.tables import read_rows
-    from tasks.ingest.sources import resolve_sources
-    from tiny_run import direct_session
-
     with direct_session(home) as session:
         found = pipeline.ingest(session, resolve_sources([str(one), str(other)]), settings_of())
         rows = read_rows(session.store.folder(artifact(found.snapshot)) / "files.parquet")
@@ -199,12 +200,14 @@ def test_a_licence_file_at_a_second_path_holds_there_too(home: Home, tree: Path)
 
 def test_every_path_has_a_status_and_every_status_but_ok_a_reason(home: Home, tree: Path) -> None:
     write(tree, {"nothing.txt": "", "noise.bin": bytes(range(256)) * 9, "again.txt": prose(0)})
-    os.symlink("outside.txt", tree / "link.txt")
+    (tree / "link.txt").symlink_to("outside.txt")
     os.mkfifo(tree / "pipe")
     rows = ingest(home, tree).files()
     assert {"nothing.txt", "noise.bin", "again.txt", "link.txt", "pipe"} <= rows.keys()
     assert [path for path, row in rows.items() if not row["status"]] == []
-    assert [path for path, row in rows.items() if row["status"] != "ok" and not (row["reason"] and row["reason_code"])] == []
+    assert [
+        path for path, row in rows.items() if row["status"] != "ok" and not (row["reason"] and row["reason_code"])
+    ] == []
 
 
 @pytest.mark.parametrize(

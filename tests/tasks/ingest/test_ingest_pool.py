@@ -67,6 +67,13 @@ def processes_that_mention(path: Path) -> list[int]:
     return found
 
 
+def libraries_of(pid: int) -> str:
+    """What a process has mapped; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/maps").read_text()
+    return ""
+
+
 def children_of(pid: int) -> list[int]:
     return [child for child, (_, parent, _) in process_table().items() if parent == pid]
 
@@ -170,7 +177,7 @@ def test_a_worker_process_loads_nothing_heavy_even_for_ocr(tmp_path, tesseract):
     with ExtractionPool(1) as pool:
         assert pool.submit(job(picture)).result().status == "ok"
         (worker,) = children_of(os.getpid())
-        libraries = Path(f"/proc/{worker}/maps").read_text()
+        libraries = libraries_of(worker)
     assert "/PIL/" in libraries
     assert [name for name in ("numpy", "pandas", "pyarrow", "torch") if f"/{name}/" in libraries] == []
 
@@ -215,7 +222,7 @@ def test_when_the_parent_dies_its_workers_are_gone_at_once_in_the_middle_of_ocr(
         def family() -> list[str]:
             return [name for name, _, session in process_table().values() if session in workers]
 
-        wait_until(lambda: all("tesserocr" in Path(f"/proc/{pid}/maps").read_text() for pid in workers))
+        wait_until(lambda: all("tesserocr" in libraries_of(pid) for pid in workers))
         parent.send_signal(kill)
         start = time.monotonic()
         wait_until(lambda: not family(), seconds=5)

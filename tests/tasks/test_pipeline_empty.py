@@ -1,0 +1,53 @@
+"""Too little text: ingestion says what became of every file, and preparation refuses in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ingest_run import ingest, prose, settings_of, write
+from tiny_run import home_at, run_prepare, tiny_settings
+
+from flows.pipeline import EmptyCorpus
+from storage.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return home_at(tmp_path / "home")
+
+
+@pytest.mark.parametrize(
+    ("files", "train"),
+    [
+        ({}, 0),
+        ({"only.txt": prose(1)}, 1),
+        ({"a.txt": prose(1), "b.txt": prose(1) + "\n"}, 1),
+        ({"a.txt": "", "b.txt": " \n", "c.bin": bytes(range(256)) * 9}, 0),
+    ],
+    ids=["nothing", "one", "one-twice", "no-text"],
+)
+def test_a_corpus_without_two_texts_is_ingested_and_not_prepared(
+    home: Home, tmp_path: Path, files: dict[str, str | bytes], train: int
+) -> None:
+    (tmp_path / "in").mkdir()
+    source = write(tmp_path / "in", files)
+    ran = ingest(home, source)
+    assert ran.files().keys() == files.keys()
+    assert list(ran.sides().values()) == ["train"] * train
+    with pytest.raises(EmptyCorpus, match=rf"{train} document\(s\) to train on and 0 to measure on.*add documents"):
+        run_prepare(home, source, tiny_settings())
+
+
+def test_two_texts_are_enough(home: Home, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", {"a.txt": prose(1), "b.txt": prose(2)})
+    ran = run_prepare(home, source, settings_of("model.preset=tiny"))
+    assert ran.reports["dataset"].rows > 0
+
+
+def test_a_page_and_the_manual_that_it_stands_in_are_not_enough(home: Home, tmp_path: Path) -> None:
+    page = prose(1, 100)
+    source = write(tmp_path / "in", {"page.txt": page, "manual.txt": f"{prose(2, 900)}\n{page}\n{prose(3, 900)}"})
+    ingest(home, source)
+    with pytest.raises(EmptyCorpus, match="none may stand in another"):
+        run_prepare(home, source, tiny_settings())
