@@ -86,8 +86,9 @@ def _evalset(session: Session, corpus: str, settings: Settings, curated: Maybe, 
         if isinstance(curated, Pending):
             return session.reuse(freeze_evalset, pinned)
         split = manifest_of(session.store, manifest_of(session.store, pinned).input_refs("curated")[0]).settings
+        split = split.get("curate", split)  # before version 2 the settings were these alone
         wanted = (settings.curate.validation_share, settings.curate.salt)
-        same = (split["curate"]["validation_share"], split["curate"]["salt"]) == wanted
+        same = (split["validation_share"], split["salt"]) == wanted
         if same and not trains_on_evalset(session.store, curated, pinned):
             return session.reuse(freeze_evalset, pinned)
     frozen = session.run(freeze_evalset, EvalsetSettings(), curated=curated, documents=documents)

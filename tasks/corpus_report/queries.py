@@ -72,8 +72,8 @@ def _join(catalog: Catalog) -> None:
         "r.redactions, coalesce(r.n_bytes, s.n_bytes) as n_bytes, s.kept, s.split, s.cluster, "
         "coalesce(s.licence, m.licence) as licence "
         f"from {_LIVE} join {_live(catalog, 'measure')} m using (doc_id) "
-        f"left join {_live(catalog, 'normalise')} n using (doc_id) left join {_live(catalog, 'refine')} r using (doc_id) "
-        "left join all_selection s using (doc_id)"
+        f"left join {_live(catalog, 'normalise')} n using (doc_id) "
+        f"left join {_live(catalog, 'refine')} r using (doc_id) left join all_selection s using (doc_id)"
     )
     execute(
         f"create or replace temp table {_OUTCOMES} as select f.path, f.container, f.status, f.reason_code, f.reason, "

@@ -34,6 +34,7 @@ td.path, th.path { text-align: left; white-space: normal; min-width: 16em; max-w
 td.many { white-space: pre-line; }
 td.wrap { min-width: 17em; max-width: 30em; overflow-wrap: anywhere; }
 h3 { margin-top: 26px; }
+.scroll + .scroll { margin-top: 18px; }
 section > h3:first-of-type { margin-top: 12px; }
 .tallies { columns: 400px 2; column-gap: 40px; }
 .tallies > div { break-inside: avoid; padding-bottom: 8px; }

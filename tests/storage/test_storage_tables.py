@@ -9,8 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import schemas
-from storage.tables import read_columns, read_rows, union_digest, write_table
+from storage import schemas, tables
+from storage.tables import (
+    TableWriter,
+    read_columns,
+    read_places,
+    read_rows,
+    stream_rows,
+    union_digest,
+    write_table,
+)
 
 SCHEMA = pa.schema(
     [
@@ -50,6 +58,58 @@ def test_row_groups_hold_a_thousand_rows_and_none_is_empty(tmp_path: Path, count
     metadata = pq.read_metadata(path)
     assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == groups
     assert len(read_rows(path)) == count
+
+
+def group_sizes(path: Path) -> list[int]:
+    metadata = pq.read_metadata(path)
+    return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+
+
+def test_a_row_group_ends_early_where_its_rows_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a thousand long documents would have to fit into memory at once."""
+    monkeypatch.setattr(tables, "ROW_GROUP_BYTES", 100)
+    long, short = {"doc_id": "x" * 60, "digest": "", "n": 1}, {"doc_id": "y", "digest": "", "n": 2}
+    write_table(tmp_path / "t.parquet", SCHEMA, [long, long, short, long, long, short])
+    assert group_sizes(tmp_path / "t.parquet") == [2, 3, 1]
+    assert read_rows(tmp_path / "t.parquet") == [long, long, short, long, long, short]
+
+
+def test_rows_that_come_in_several_calls_are_one_table(tmp_path: Path) -> None:
+    with TableWriter(tmp_path / "t.parquet", SCHEMA) as writer:
+        writer.write(rows("a"))
+        writer.write([])
+        writer.write(rows("b", "c"))
+        assert writer.count == 3
+    assert read_rows(tmp_path / "t.parquet") == rows("a", "b", "c")
+    assert group_sizes(tmp_path / "t.parquet") == [3]
+
+
+def test_streamed_rows_are_the_rows_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 2)
+    path = table(tmp_path, "t", *"abcde")
+    assert list(stream_rows(path)) == rows(*"abcde")
+    assert list(stream_rows(path, ["n", "doc_id"])) == [{"n": 1, "doc_id": name} for name in "abcde"]
+    assert list(stream_rows(table(tmp_path, "empty"))) == []
+
+
+@pytest.mark.parametrize(
+    ("places", "groups"), [([], 0), ([0], 1), ([4], 1), ([2, 3], 1), ([1, 2], 2), ([0, 1, 2, 3, 4], 3)]
+)
+def test_values_at_places_are_read_from_their_row_groups_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[int], groups: int
+) -> None:
+    monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 2)
+    path = table(tmp_path, "t", *"abcde")
+    seen: list[int] = []
+    read = pq.ParquetFile.read_row_group
+
+    def note(file: pq.ParquetFile, group: int, *arguments: Any, **named: Any) -> Any:
+        seen.append(group)
+        return read(file, group, *arguments, **named)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", note)
+    assert read_places(path, "doc_id", places) == {place: "abcde"[place] for place in places}
+    assert len(seen) == groups
 
 
 def test_columns_are_compressed_with_zstd(tmp_path: Path) -> None:
@@ -111,3 +171,14 @@ def test_union_digest_takes_a_document_from_the_table_in_which_it_is_live(tmp_pa
     write_table(new, SCHEMA, [{"doc_id": "a", "digest": "read again", "n": 1}])
     assert union_digest([old, new], [{"a"}, set()]) == union_digest([old])
     assert union_digest([old, new], [set(), {"a"}]) == union_digest([new])
+
+
+def test_union_digest_tells_rows_by_another_column_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Members of a container are live with their file, whatever their own ids are."""
+    schema = SCHEMA.append(pa.field("file", pa.string()))
+    found = [{**row, "file": "f" if row["doc_id"] < "c" else "g"} for row in rows("a", "b", "c")]
+    write_table(tmp_path / "files.parquet", schema, found)
+    path = tmp_path / "files.parquet"
+    assert union_digest([path], [{"f"}], "file") == union_digest([table(tmp_path, "fresh", "a", "b")])
+    assert union_digest([path], [{"f", "g"}], "file") == union_digest([path])
+    assert union_digest([path], [set()], "file") == union_digest([])
