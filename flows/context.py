@@ -13,10 +13,12 @@ from prefect.runtime import deployment, flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
+from flows.corpus_page import corpus_summary, write_corpus_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from storage.catalog import check_corpus_name
 from storage.home import Home
+from tasks.ingest.snapshot import snapshot
 from tasks.resources import Resources
 from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
@@ -103,6 +105,12 @@ def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str,
     session.home.reports.mkdir(parents=True, exist_ok=True)
     (session.home.reports / f"{corpus}.md").write_text(report, encoding="utf-8")
     create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
+    if snapshot.name in session.produced:
+        page = write_corpus_page(session, corpus)
+        summary = f"{corpus_summary(session, corpus)}\n\nThe whole page: `{page}`\n"
+        create_markdown_artifact(summary, key="sheepfold-corpus", description=f"What became of corpus {corpus}")
+        if result.mlflow_run_id:
+            session.resources.tracking.log_file(result.mlflow_run_id, page)
     table = [
         {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
         for item in result.stages

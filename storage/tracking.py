@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.home import Home
@@ -141,6 +142,10 @@ class Tracking:
         """Set a run's status, unless it has it already."""
         if self.client.get_run(run_id).info.status != status:
             self.client.set_terminated(run_id, status=status)
+
+    def log_file(self, run_id: str, path: Path) -> None:
+        """Put a file beside a run; one of the same name is replaced."""
+        self.client.log_artifact(run_id, str(path))
 
     def log_datasets(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
         """Tie a dataset to a run, once."""

@@ -113,17 +113,26 @@ def refine_text(
         The text, and how many spans were replaced.
     """
     wanted = [span for span in pii if span["kind"] in kinds]
-    whole = [(start, start + length) for start, length in cuts]
-    touched = [
-        any(start < span["start"] + span["length"] and span["start"] < end for start, end in whole) for span in wanted
-    ]
-    spans = [span for span, hit in zip(wanted, touched, strict=True) if not hit]
+    hit = _touched(wanted, cuts)
+    spans = [span for span, gone in zip(wanted, hit, strict=True) if not gone]
     # a span that a cut touches goes with it: half an address is private still
-    cuts = [*cuts, *((span["start"], span["length"]) for span, hit in zip(wanted, touched, strict=True) if hit)]
+    cuts = [*cuts, *((span["start"], span["length"]) for span, gone in zip(wanted, hit, strict=True) if gone)]
     if not spans:
         return (cut(text, cuts) if cuts else text), 0
     redacted, counts = redact(text, spans, kinds)
     return (cut(redacted, _moved(text, spans, cuts)) if cuts else redacted), sum(counts.values())
+
+
+def _touched(spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[bool]:
+    """Which spans a cut touches."""
+    ordered = sorted(cuts)
+    ends = list(accumulate((start + length for start, length in ordered), max))
+    # the first cut that ends behind a span's beginning: no later one begins before it
+    first = [bisect_right(ends, span["start"]) for span in spans]
+    return [
+        at < len(ordered) and ordered[at][0] < span["start"] + span["length"]
+        for at, span in zip(first, spans, strict=True)
+    ]
 
 
 def _moved(text: str, spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[Span]:
