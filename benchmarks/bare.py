@@ -34,19 +34,24 @@ def read_pdfs(paths: Sequence[str]) -> dict[str, int]:
     return {"pages": pages, "chars": chars}
 
 
+def prints(text: str) -> bool:
+    """Whether there is a character to be seen: of some fonts an engine gives nothing but control codes."""
+    return any(character.isprintable() and not character.isspace() for character in text)
+
+
 def has_text(engine: str, path: str) -> dict[str, bool]:
-    """Whether an engine by itself finds a letter in a PDF."""
+    """Whether an engine by itself finds a text layer in a PDF, as `prints` understands it."""
     if engine == "pypdf":
         import pypdf
 
         reader = pypdf.PdfReader(path)
         if reader.is_encrypted:
             reader.decrypt("")
-        return {"text": any(page.extract_text().strip() for page in reader.pages)}
+        return {"text": any(prints(page.extract_text()) for page in reader.pages)}
     import pypdfium2
 
     document = pypdfium2.PdfDocument(path)
-    return {"text": any(page.get_textpage().get_text_range().strip() for page in document)}
+    return {"text": any(prints(page.get_textpage().get_text_range()) for page in document)}
 
 
 def in_parallel(shares: Sequence[Sequence[str]], environment: dict[str, str] | None = None) -> tuple[float, list[str]]:

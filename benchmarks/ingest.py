@@ -175,7 +175,7 @@ def nasty() -> Iterator[Row]:
         ]
         outcomes = [future.result() for future in futures]
     seconds = time.perf_counter() - started
-    with_text = sum(any(page.text.strip() for page in outcome.pages) for outcome in outcomes)
+    with_text = sum(any(bare.prints(page.text) for page in outcome.pages) for outcome in outcomes)
     rows = sum(bool(outcome.status) and (outcome.status == "ok" or bool(outcome.reason)) for outcome in outcomes)
     with ThreadPoolExecutor(WORKERS) as threads:
         found = {

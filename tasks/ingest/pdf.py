@@ -19,10 +19,17 @@ import pypdfium2.raw as pdfium_c
 from PIL import Image
 
 from tasks.ingest.image import fitting_size, is_uniform
-from tasks.ingest.legibility import count_legible, is_legible
+from tasks.ingest.legibility import count_legible
 from tasks.ingest.ocr import OcrError, OcrUnavailable, ocr_image
 from tasks.ingest.pdf_routing import Routing, route_page
-from tasks.ingest.pypdf_reader import SecondOpinion, extract_with_pypdf, note_page_limit, tidy_title, wanted_pages
+from tasks.ingest.pypdf_reader import (
+    SecondOpinion,
+    extract_with_pypdf,
+    is_sound,
+    note_page_limit,
+    tidy_title,
+    wanted_pages,
+)
 from tasks.ingest.reading_order import text_in_column_order
 from tasks.ingest.records import ExtractOptions, PageText
 from tasks.ingest.text import clean
@@ -118,8 +125,10 @@ def _read_page(
         layer = _layer_record(number, _clean(text), routing)
         if routing.route in ("picture", "better"):
             other = second.text(index)
-            if other.strip() and is_legible(other):
-                return PageText(number, other, "text", "pypdf"), False
+            if is_sound(other):
+                layer = PageText(number, other, "text", "pypdf")
+                if routing.route == "better":
+                    return layer, False
         if not options.ocr or routing.route in ("layer", "hidden layer"):
             return layer, False
         if not may_read:
@@ -193,6 +202,8 @@ def _read_by_ocr(
             return PageText(layer.page, "", "none", "pypdfium2")
         return layer
     text, confidence = read
+    if not text.strip() and routing.route == "picture":
+        return layer  # Nothing, or what the second opinion made of it.
     by_ocr = PageText(layer.page, text, "ocr", "tesseract", confidence)
     if routing.route == "both":
         return _merged(layer, by_ocr)

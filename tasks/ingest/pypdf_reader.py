@@ -7,14 +7,20 @@ is that document's or that page's outcome.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Generator, Iterator, Sequence
 
 import pypdf
 
+from tasks.ingest.legibility import is_legible
 from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText
 from tasks.ingest.text import clean
 
 SECOND_OPINION_BYTES = 2 * 1024**2
+SOUND_SHARE = 0.85
+_GLYPH_NAME = re.compile(
+    r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])"
+)  # What pypdf writes for a glyph it cannot map.
 
 
 def extract_with_pypdf(
@@ -72,6 +78,13 @@ class SecondOpinion:
             except ExtractionProblem:
                 self._of_use = False
         return _read_page(self._reader, index).text if self._reader else ""
+
+
+def is_sound(text: str) -> bool:
+    """Whether a second opinion is worth more than none: letters and figures, no names of glyphs, no salad of signs."""
+    visible = "".join(text.split())
+    plain = sum(map(str.isalnum, visible))
+    return plain >= SOUND_SHARE * max(1, len(visible)) and not _GLYPH_NAME.search(text) and is_legible(text)
 
 
 def wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | None) -> list[int] | range:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from storage.errors import UserError
+
 Progress = Callable[[int, int], None]
 
 
@@ -27,6 +29,11 @@ def process_id(progress: Progress) -> int:
 def fail(message: str, progress: Progress) -> None:
     """Raise."""
     raise ValueError(message)
+
+
+def refuse(message: str, progress: Progress) -> None:
+    """Raise what the person can mend."""
+    raise UserError(message)
 
 
 def vanish(how: str, progress: Progress) -> None:

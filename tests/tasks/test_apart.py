@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import apart_work
 import pytest
 
+from storage.errors import UserError
 from tasks import apart
 from tasks.apart import WORTH_A_PROCESS, Apart, ApartError
 
@@ -36,7 +38,20 @@ class Told:
 
 
 def call(function: Any, size: int = IN_A_PROCESS, told: Any = None, **arguments: Any) -> Any:
-    return Apart(2).call(function, told or Told(), size, **arguments)
+    """One call to processes that are ended after it."""
+    processes = Apart(2)
+    try:
+        return processes.call(function, told or Told(), size, **arguments)
+    finally:
+        processes.close()
+
+
+@pytest.fixture
+def kept() -> Iterator[Apart]:
+    """One process at a time, kept until the test is over."""
+    processes = Apart(1)
+    yield processes
+    processes.close()
 
 
 def wait_until(condition: Any) -> bool:
@@ -97,7 +112,28 @@ def test_what_a_library_prints_does_not_get_between_the_messages(capfd: pytest.C
     assert "not a message" in capfd.readouterr().err
 
 
-def test_no_process_is_left_after_a_result_or_an_error(tmp_path: Path) -> None:
+def test_a_process_is_kept_for_the_next_call(kept: Apart) -> None:
+    first, second = (kept.call(apart_work.process_id, Told(), IN_A_PROCESS) for _ in range(2))
+    assert first == second != os.getpid()
+    assert is_alive(first)
+    kept.close()
+    assert not is_alive(first)
+
+
+def test_after_an_error_a_fresh_process_serves_the_next_call(kept: Apart) -> None:
+    first = kept.call(apart_work.process_id, Told(), IN_A_PROCESS)
+    with pytest.raises(ApartError):
+        kept.call(apart_work.fail, Told(), IN_A_PROCESS, message="no")
+    assert not is_alive(first)
+    assert kept.call(apart_work.echo, Told(), IN_A_PROCESS, value=1, times=0) == {"value": 1, "times": 0}
+
+
+def test_what_the_person_can_mend_is_told_as_such_and_not_as_a_traceback() -> None:
+    with pytest.raises(UserError, match=r"^name another file$"):
+        call(apart_work.refuse, message="name another file")
+
+
+def test_no_process_is_left_after_the_end_or_an_error(tmp_path: Path) -> None:
     pid = call(apart_work.process_id)
     note = tmp_path / "pid"
     with pytest.raises(ApartError):
@@ -140,16 +176,13 @@ def test_a_parent_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> No
         parent.wait()
 
 
-def test_so_many_run_at_once_as_are_allowed_and_no_more(tmp_path: Path) -> None:
+def test_so_many_run_at_once_as_are_allowed_and_no_more(kept: Apart, tmp_path: Path) -> None:
     """Each notes when it begins and ends; with one slot no two overlap."""
     from concurrent.futures import ThreadPoolExecutor
 
-    one_slot = Apart(1)
     log = tmp_path / "log"
     with ThreadPoolExecutor(3) as threads:
-        jobs = [
-            threads.submit(one_slot.call, apart_work.log_both_ends, Told(), IN_A_PROCESS, log=str(log)) for _ in "abc"
-        ]
+        jobs = [threads.submit(kept.call, apart_work.log_both_ends, Told(), IN_A_PROCESS, log=str(log)) for _ in "abc"]
         assert [job.result() for job in jobs] == ["done"] * 3
     assert log.read_text().split() == ["begin", "end"] * 3
 

@@ -24,6 +24,7 @@ MARKERS = (
 
 BLOB_CHARS = 64  # characters in a row at least
 BLOB_VARIETY = 8  # rules of equal signs and the like have fewer different characters
+BLOB_DIGITS = 0.04  # least share of digits; words that a PDF has lost the spaces between have fewer
 DIGITS_FOR_HEX = 0.2  # share of digits from which a search for hexadecimal words is worth it
 
 MINIFIED_LINE = 200
@@ -89,8 +90,8 @@ def blob_share(text: str, solid: int, longest_word: int, digit_share: float) -> 
     if longest_word >= BLOB_CHARS:
         for found in _BLOB.finditer(text):
             # its first part shows its variety; a run may be millions of characters long
-            sample = set(found[0][:1024])
-            if len(sample) >= BLOB_VARIETY and not sample.isdisjoint("0123456789"):
+            sample = found[0][:1024]
+            if len(set(sample)) >= BLOB_VARIETY and sum(map(str.isdigit, sample)) >= BLOB_DIGITS * len(sample):
                 characters += len(found[0])
     if digit_share >= DIGITS_FOR_HEX:
         characters += sum(len(word) for word in _HEX_WORD.findall(text) if len(word) < BLOB_CHARS and _is_hex(word))
