@@ -26,7 +26,7 @@ from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.policy import PolicySettings, refusals
 from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
-from tasks.settings import CurateSettings
+from tasks.curate.settings import CurateSettings
 from tasks.stage import Work, stage
 
 SELECTION_FILE = "selection.parquet"

@@ -20,7 +20,7 @@ from storage.tables import read_columns, read_places, stream_rows, write_table
 from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, near_pairs
 from tasks.curate.kept import Shelf, holders, live_documents, shelves_of
 from tasks.curate.normalise import DOCUMENTS_FILE
-from tasks.settings import DedupSettings
+from tasks.curate.settings import DedupSettings
 from tasks.stage import Work, stage
 
 PAIRS_FILE = "pairs.parquet"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.curate.dedup import Pairs, keep_best
-from tasks.settings import CurateSettings
+from tasks.curate.settings import CurateSettings
 
 
 @dataclass(slots=True)

@@ -11,16 +11,15 @@ import contextlib
 import hashlib
 import os
 import sqlite3
-import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # the walk opens pattern files by `open_regular`
-    from tasks.ingest.walk import WalkedFile
+    from tasks.ingest.opening import open_regular
+from tasks.ingest.walk import WalkedFile
 
 DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
 BATCH_FILES = 1000  # Files between two writes to the memo, so that a killed run keeps most of its work.
@@ -129,17 +128,6 @@ class HashMemo:
         return connection
 
 
-def hash_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> dict[Path, str | OSError]:
-    """Finds the SHA-256 of files by their paths; see `digest_files`, which spares a path per file.
-
-    Returns:
-        For the absolute path of each file its digest in hexadecimal, or the error that kept it from being
-        read.
-    """
-    found = zip(files, digest_files(files, memo, workers), strict=True)
-    return {file.absolute: digest for file, digest in found if digest is not None}
-
-
 def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> list[str | OSError | None]:
     """Finds the SHA-256 of files, reading only those that changed.
 
@@ -193,25 +181,3 @@ def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:
         return error
     settled = before == after and max(before.mtime_ns, before.ctime_ns) < now - DISTRUST_NS
     return after, sha256, settled
-
-
-def open_regular(path: Path) -> FileIO:
-    """Opens a file for reading, and nothing but a file.
-
-    Args:
-        path: Its path. What was a file a moment ago may be a FIFO now: opening does not block on it.
-
-    Returns:
-        The open file, unbuffered.
-
-    Raises:
-        OSError: It cannot be opened, or it is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file any more")
-        return FileIO(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise

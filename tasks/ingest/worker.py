@@ -24,8 +24,8 @@ from typing import Any
 
 from tasks.ingest.detect import HEAD_BYTES, Detected, detect
 from tasks.ingest.extract import yield_document
-from tasks.ingest.hashing import open_regular
 from tasks.ingest.messages import MessageReader, ProtocolError, write_message
+from tasks.ingest.opening import open_regular
 from tasks.ingest.records import Extraction, ExtractOptions, Limits, MemberStarted, PageText
 
 _Send = Callable[[dict[str, Any]], None]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tasks.ingest import hashing
-from tasks.ingest.hashing import HashMemo, digest_files, open_regular
+from tasks.ingest.hashing import HashMemo, digest_files
+from tasks.ingest.opening import open_regular
 from tasks.ingest.walk import walk
 
 
