@@ -20,9 +20,6 @@ from typing import NamedTuple, TypeVar
 from tasks.ingest.opening import open_regular
 from tasks.ingest.walk import WalkedFile
 
-if TYPE_CHECKING:  # the walk opens pattern files by `open_regular`
-    from tasks.ingest.opening import open_regular
-
 DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
 BATCH_FILES = 1000  # Files between two writes to the memo, so that a killed run keeps most of its work.
 MAX_KEYS = 900  # Parameters of one query; some builds of SQLite allow 999.
