@@ -65,7 +65,7 @@ class Ingested(Documents):
     Attributes:
         measured, refined: what was made of each segment; `scored` too, where there is a classifier.
         curated: what is kept, dropped and held out.
-        texts: the refined documents as one table.
+        documents, measures, texts: the normalised documents, their measures and the refined ones, each as one table.
     """
 
     measured: list[Maybe]
@@ -73,6 +73,8 @@ class Ingested(Documents):
     duplicates: Maybe
     curated: Maybe
     refined: list[Maybe]
+    documents: MaybeSet
+    measures: MaybeSet
     texts: MaybeSet
 
 
@@ -130,6 +132,8 @@ def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> I
         duplicates=duplicates,
         curated=curated,
         refined=refined,
+        documents=documents,
+        measures=measures,
         texts=session.union(refined, DOCUMENTS_FILE, read.live),
     )
 

@@ -19,7 +19,8 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.store import StoreError
-from tasks.curate.evalset import EvalsetSettings, freeze_evalset, trains_on_evalset
+from tasks.curate.evalset import EvalsetSettings, freeze_evalset
+from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
 from tasks.ingest.snapshot import snapshot
@@ -78,22 +79,34 @@ def _tokenizer(session: Session, corpus: str, settings: Settings, curated: Maybe
     return fitted
 
 
-def _evalset(session: Session, corpus: str, settings: Settings, curated: Maybe, documents: MaybeSet) -> Maybe:
+def _evalset(session: Session, corpus: str, settings: Settings, ingested: Ingested) -> Maybe:
     """The corpus's evaluation set: frozen, unless the split was set anew or training would read from it."""
     name = f"evalset/{corpus}"
     pinned = _pinned(session, name, freeze_evalset.name)
-    if pinned is not None:
-        if isinstance(curated, Pending):
-            return session.reuse(freeze_evalset, pinned)
-        split = manifest_of(session.store, manifest_of(session.store, pinned).input_refs("curated")[0]).settings
-        split = split.get("curate", split)  # before version 2 the settings were these alone
-        wanted = (settings.curate.validation_share, settings.curate.salt)
-        same = (split["validation_share"], split["salt"]) == wanted
-        if same and not trains_on_evalset(session.store, curated, pinned):
-            return session.reuse(freeze_evalset, pinned)
-    frozen = session.run(freeze_evalset, EvalsetSettings(), curated=curated, documents=documents)
+    if pinned is not None and _still_fit(session, settings, ingested, pinned):
+        return session.reuse(freeze_evalset, pinned)
+    frozen = session.run(freeze_evalset, EvalsetSettings(), curated=ingested.curated, documents=ingested.texts)
     _pin(session, name, frozen)
     return frozen
+
+
+def _still_fit(session: Session, settings: Settings, ingested: Ingested, pinned: ArtifactRef) -> bool:
+    """Whether a frozen evaluation set is of the split asked for, and is not trained on; a plan assumes the latter."""
+    if isinstance(ingested.curated, Pending):
+        return True
+    split = manifest_of(session.store, manifest_of(session.store, pinned).input_refs("curated")[0]).settings
+    split = split.get("curate", split)  # before version 2 the settings were these alone
+    if (split["validation_share"], split["salt"]) != (settings.curate.validation_share, settings.curate.salt):
+        return False
+    leaks = session.run(
+        evalset_leaks,
+        EvalsetLeaksSettings(settings.curate.max_containment),
+        curated=ingested.curated,
+        documents=ingested.documents,
+        measures=ingested.measures,
+        evalset=pinned,
+    )
+    return isinstance(leaks, Pending) or not manifest_of(session.store, leaks).counts["leaks"]
 
 
 def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingested) -> Prepared:
@@ -104,7 +117,7 @@ def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingeste
     """
     curated, documents = ingested.curated, ingested.texts
     _check_split(session, curated)
-    frozen = _evalset(session, corpus, settings, curated, documents)
+    frozen = _evalset(session, corpus, settings, ingested)
     fitted = _tokenizer(session, corpus, settings, curated, documents)
     shards = session.run_each(
         tokenise,

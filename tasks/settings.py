@@ -240,6 +240,8 @@ def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{name} is {value}, expected a finite number")
     section, _, leaf = name.partition(".")
+    if section == "passwords" and isinstance(value, str | int):
+        value = [str(value)]  # one password needs no list
     known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
     if section in sections and leaf in sections[section] and leaf != "overrides":
         declared = str(type(getattr(Settings(), section)).__annotations__[leaf])
@@ -314,6 +316,8 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
             if first["type"] == "value_error":  # one of ours, which says all
                 raise SettingsError(str(first["ctx"]["error"])) from error
             place = ".".join([item.name, *(str(part) for part in first["loc"])])
+            if item.name == "passwords":
+                raise SettingsError(f"{place}: {first['msg']}; expected a list of texts") from None  # and show none
             raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
     _check_overrides(built["model"], built["train"], built["dataset"])
     return Settings(**built)

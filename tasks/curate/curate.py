@@ -236,7 +236,11 @@ def _cut_paragraphs(
     """Leave out paragraphs that a better document has as well."""
     ranked = sorted((item for item in candidates if item.refusal is None), key=lambda item: item.rank)
     order = {item.doc_id: place for place, item in enumerate(ranked)}
-    for doc_id, spans in repeated_paragraphs(shelves, order):
+    by_id = {item.doc_id: item for item in ranked}
+    for doc_id, spans, emptied in repeated_paragraphs(shelves, order):
+        if emptied:
+            by_id[doc_id].refusal = ("duplicate_paragraphs", "all of its paragraphs stand in other documents")
+            continue
         cuts += [_cut(doc_id, start, length, "duplicate_paragraph") for start, length in spans]
 
 

@@ -16,6 +16,7 @@ from tasks.curate.dedup import GramIndex, Hashes, Signatures, containment, dupli
 from tasks.curate.dedup.words import joined
 from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
+from tasks.curate.redaction import cut
 
 Span = tuple[int, int]
 
@@ -93,8 +94,10 @@ def evaluation_overlaps(shelves: Sequence[SignedShelf], grams: np.ndarray) -> It
                 yield shelf.doc_ids[number], spans, sum(length for _, length in spans) / len(text)
 
 
-def repeated_paragraphs(shelves: Sequence[SignedShelf], order: Mapping[str, int]) -> Iterator[tuple[str, list[Span]]]:
-    """Paragraphs that stand in an earlier document as well, by document.
+def repeated_paragraphs(
+    shelves: Sequence[SignedShelf], order: Mapping[str, int]
+) -> Iterator[tuple[str, list[Span], bool]]:
+    """Paragraphs that stand in an earlier document as well, by document, and whether nothing is left without them.
 
     Args:
         order: the place of each document; lower is earlier.
@@ -105,8 +108,18 @@ def repeated_paragraphs(shelves: Sequence[SignedShelf], order: Mapping[str, int]
     mask = duplicate_paragraphs(paragraphs, np.array([order[name] for name in names], np.int64))
     starts = np.concatenate([np.zeros(0, np.int64), *(part.starts for part in taken)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in taken)])
-    for number, name in enumerate(names):
-        own = slice(int(paragraphs.offsets[number]), int(paragraphs.offsets[number + 1]))
-        hit = np.flatnonzero(mask[own])
-        if len(hit):
-            yield name, list(zip(starts[own][hit].tolist(), lengths[own][hit].tolist(), strict=True))
+    number = 0
+    for shelf in shelves:
+        repeated: dict[int, list[Span]] = {}
+        whole = []
+        for place in range(len(shelf.doc_ids)):
+            own = slice(int(paragraphs.offsets[number]), int(paragraphs.offsets[number + 1]))
+            hit = np.flatnonzero(mask[own])
+            if len(hit):
+                repeated[place] = list(zip(starts[own][hit].tolist(), lengths[own][hit].tolist(), strict=True))
+                if len(hit) == own.stop - own.start:
+                    whole.append(place)
+            number += 1
+        emptied = {place for place, text in shelf.texts(whole) if not cut(text, repeated[place]).strip()}
+        for place, spans in repeated.items():
+            yield shelf.doc_ids[place], spans, place in emptied
