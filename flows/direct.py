@@ -81,9 +81,10 @@ def verify_home(home: str, corpus: str) -> dict[str, Any]:
         raise StoreError(f"there is nothing to check: no artefacts in {address}")
     checks: list[Check] = check_store(store)
     state = read_state(store, corpus)
-    if "curate" in state:
+    whole = not any(check.problems for check in checks)  # what is damaged cannot be read for its meaning
+    if whole and "curate" in state:
         checks.append(check_split(store, state))
-    if "tokenise" in state:
+    if whole and "tokenise" in state:
         checks.append(check_tokens(store, state))
     return {"ok": not any(check.problems for check in checks), "checks": [asdict(check) for check in checks]}
 
