@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.tables import read_columns, stream_rows
 from tasks.curate.classifier.stages import SCORES_FILE, ClassifierStageSettings, ScoreSettings, classifier, score
@@ -27,11 +28,12 @@ from tasks.ingest.segments import (
     SegmentSettings,
     cut_segments,
     extract,
+    extract_tools,
     passwords_digest,
     segment_index,
     wants_retry,
 )
-from tasks.ingest.snapshot import ListedFile, Listing, list_files, snapshot
+from tasks.ingest.snapshot import ListedFile, Listing, list_files, refuse_large, snapshot
 from tasks.ingest.sources import Source, list_sources
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings
@@ -45,7 +47,7 @@ class Documents:
     """A corpus as text; the lists have one entry for each segment.
 
     Attributes:
-        segments: extraction segments in use.
+        segments: extraction segments in use, and `keys` their keys.
         live: the live documents of each; empty where a plan cannot know them.
         sizes: how many documents of each are live, or files where a plan does not know better.
         normalised: the texts of each.
@@ -53,6 +55,7 @@ class Documents:
 
     snapshot: Maybe
     segments: list[Maybe]
+    keys: list[str]
     live: list[set[str]]
     sizes: list[int]
     normalised: list[Maybe]
@@ -65,7 +68,7 @@ class Ingested(Documents):
     Attributes:
         measured, refined: what was made of each segment; `scored` too, where there is a classifier.
         curated: what is kept, dropped and held out.
-        documents, measures, texts: the normalised documents, their measures and the refined ones, each as one table.
+        measures, texts: what was measured on the documents, and their refined texts, each as one table.
     """
 
     measured: list[Maybe]
@@ -73,7 +76,6 @@ class Ingested(Documents):
     duplicates: Maybe
     curated: Maybe
     refined: list[Maybe]
-    documents: MaybeSet
     measures: MaybeSet
     texts: MaybeSet
 
@@ -83,11 +85,13 @@ class Extracted:
     """The extraction segments of a corpus.
 
     Attributes:
+        keys: of the segments.
         contents: for each segment, the sha256 of the files in it that are live.
     """
 
     listing: Listing
     segments: list[Maybe]
+    keys: list[str]
     contents: list[set[str]]
 
 
@@ -100,7 +104,7 @@ def read_documents(session: Session, sources: Sequence[Source], settings: Settin
     sizes = [len(found) or len(wanted) for found, wanted in zip(live, extracted.contents, strict=True)]
     segments = zip(extracted.segments, sizes, strict=True)
     normalised = session.run_each(normalise, [Call(settings.normalise, {"segment": ref}, n) for ref, n in segments])
-    return Documents(taken, extracted.segments, live, sizes, normalised)
+    return Documents(taken, extracted.segments, extracted.keys, live, sizes, normalised)
 
 
 def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> Ingested:
@@ -109,18 +113,18 @@ def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> I
     texts = zip(read.normalised, read.sizes, strict=True)
     measured = session.run_each(measure, [Call(MeasureSettings(), {"documents": ref}, n) for ref, n in texts])
     scored = _score(session, settings, read)
-    documents = session.union(read.normalised, DOCUMENTS_FILE, read.live)
-    measures = session.union(measured, MEASURES_FILE, read.live)
+    documents = _union(session, read, read.normalised, DOCUMENTS_FILE)
+    measures = _union(session, read, measured, MEASURES_FILE)
     if session.resources is not None:
         session.resources.verified_pairs = _verified_pairs(session)
     duplicates = session.run(dedup, settings.dedup, snapshot=read.snapshot, documents=documents, measures=measures)
     curated = session.run(
         curate,
-        CurationSettings(settings.curate, settings.policy),
+        CurationSettings(replace(settings.curate, evaluation_sets=""), settings.policy),
         snapshot=read.snapshot,
         documents=documents,
         measures=measures,
-        scores=session.union(scored, SCORES_FILE, read.live),
+        scores=_union(session, read, scored, SCORES_FILE),
         duplicates=duplicates,
         evaluation=_evaluation_sets(session, settings),
     )
@@ -132,10 +136,14 @@ def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> I
         duplicates=duplicates,
         curated=curated,
         refined=refined,
-        documents=documents,
         measures=measures,
-        texts=session.union(refined, DOCUMENTS_FILE, read.live),
+        texts=_union(session, read, refined, DOCUMENTS_FILE),
     )
+
+
+def _union(session: Session, read: Documents, made: Sequence[Maybe], table: str) -> MaybeSet:
+    """What was made of each segment, as one table."""
+    return session.union(made, table, read.live[: len(made)], segments=read.keys[: len(made)])
 
 
 def _list(session: Session, sources: Sequence[Source], settings: Settings) -> list[ListedFile]:
@@ -146,11 +154,12 @@ def _list(session: Session, sources: Sequence[Source], settings: Settings) -> li
     walked = list_sources(sources, settings.sources, session.home.cache, exclude=own)
     if walked.n_ignored:
         session.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
-    digests = digest_files(walked.files, HashMemo(session.home.hash_memo), workers=2)
+    files = refuse_large(walked.files, settings.extract.max_file_bytes)
+    digests = digest_files(files, HashMemo(session.home.hash_memo), workers=2)
     if session.resources is not None:
-        found = zip(walked.files, digests, strict=True)
+        found = zip(files, digests, strict=True)
         session.resources.paths = {digest: file.location for file, digest in found if isinstance(digest, str)}
-    return list_files(walked.files, digests)
+    return list_files(files, digests)
 
 
 def _extract(session: Session, sources: Sequence[Source], settings: Settings) -> Extracted:
@@ -170,13 +179,24 @@ def _extract(session: Session, sources: Sequence[Source], settings: Settings) ->
         session.resources.sizes = sizes
         session.resources.passwords = settings.passwords.pdf
         session.resources.listing = listing
+    for ref in sorted(set(located.values())):
+        session.compare(extract, manifest_of(session.store, ref), extract_tools)
     made = session.run_each(extract, calls)
     session.count_reused(extract, len(located))
     by_segment: dict[ArtifactRef, set[str]] = defaultdict(set)
     for content, ref in located.items():
         by_segment[ref].add(content.sha256)
     wanted = [*by_segment.values(), *({content.sha256 for content in contents} for contents in cuts)]
-    return Extracted(listing, [*by_segment, *made], wanted)
+    keys = [*(ref.key for ref in by_segment), *(extract.key(call.settings, {}) for call in calls)]
+    # in an order that does not depend on which of them were there
+    order = sorted(range(len(keys)), key=lambda place: keys[place])
+    segments: list[Maybe] = [*by_segment, *made]
+    return Extracted(
+        listing,
+        [segments[place] for place in order],
+        [keys[place] for place in order],
+        [wanted[place] for place in order],
+    )
 
 
 def _choose_contents(
@@ -219,7 +239,14 @@ def _live(session: Session, segment: Maybe, contents: set[str]) -> set[str]:
 
 def _verified_pairs(session: Session) -> list[Path]:
     """Similarities that the last deduplication in this store computed; they hold for texts, in whatever corpus."""
-    newest = max(session.store.manifests(dedup.name), key=lambda found: found.created, default=None)
+    if dedup.name in session.refresh:
+        return []
+    known = [
+        found
+        for found in session.store.manifests(dedup.name)
+        if (found.version, found.code) == (dedup.version, dedup.code)
+    ]
+    newest = max(known, key=lambda found: found.created, default=None)
     return [] if newest is None else [session.store.folder(newest.ref) / VERIFIED_FILE]
 
 
@@ -248,14 +275,15 @@ def _score(session: Session, settings: Settings, read: Documents) -> list[Maybe]
 def _refine(
     session: Session, settings: Settings, read: Documents, curated: Maybe, measured: Sequence[Maybe]
 ) -> list[Maybe]:
-    """Cut and redact each segment; a plan that does not know the cuts yet waits for them."""
+    """Cut and redact each segment; a plan that does not know the cuts yet takes those of the last selection."""
     kinds = settings.refine.kinds
-    if isinstance(curated, Pending):
+    chosen = _last_selection(session) if isinstance(curated, Pending) else curated
+    if chosen is None:
         waiting = RefineStageSettings(kinds, "")
         return session.run_each(
             refine, [Call(waiting, {"documents": curated, "measures": curated}, size) for size in read.sizes]
         )
-    cuts = _read_cuts(session.store.folder(curated) / CUTS_FILE)
+    cuts = _read_cuts(session.store.folder(chosen) / CUTS_FILE)
     calls = []
     for documents, measures, live, size in zip(read.normalised, measured, read.live, read.sizes, strict=True):
         own = {doc_id: spans for doc_id, spans in cuts.items() if doc_id in live} if cuts else {}
@@ -264,6 +292,13 @@ def _refine(
             session.resources.cuts[call.settings.cuts] = own
         calls.append(call)
     return session.run_each(refine, calls)
+
+
+def _last_selection(session: Session) -> ArtifactRef | None:
+    """The newest selection in the store."""
+    known = (found for found in session.store.manifests(curate.name) if found.version == curate.version)
+    newest = max(known, key=lambda found: found.created, default=None)
+    return None if newest is None else newest.ref
 
 
 def _read_cuts(table: Path) -> Cuts:

@@ -85,24 +85,32 @@ def _evalset(session: Session, corpus: str, settings: Settings, ingested: Ingest
     pinned = _pinned(session, name, freeze_evalset.name)
     if pinned is not None and _still_fit(session, settings, ingested, pinned):
         return session.reuse(freeze_evalset, pinned)
-    frozen = session.run(freeze_evalset, EvalsetSettings(), curated=ingested.curated, documents=ingested.texts)
+    frozen = session.run(
+        freeze_evalset,
+        EvalsetSettings(),
+        curated=ingested.curated,
+        documents=ingested.texts,
+        measures=ingested.measures,
+    )
     _pin(session, name, frozen)
     return frozen
 
 
 def _still_fit(session: Session, settings: Settings, ingested: Ingested, pinned: ArtifactRef) -> bool:
     """Whether a frozen evaluation set is of the split asked for, and is not trained on; a plan assumes the latter."""
-    if isinstance(ingested.curated, Pending):
-        return True
-    split = manifest_of(session.store, manifest_of(session.store, pinned).input_refs("curated")[0]).settings
-    split = split.get("curate", split)  # before version 2 the settings were these alone
+    found = manifest_of(session.store, pinned)
+    if found.version != freeze_evalset.version:
+        return False
+    split = manifest_of(session.store, found.input_refs("curated")[0]).settings["curate"]
     if (split["validation_share"], split["salt"]) != (settings.curate.validation_share, settings.curate.salt):
         return False
+    curated = ingested.curated
+    if isinstance(curated, ArtifactRef) and found.inputs["curated"]["digest"] == curated.digest:
+        return True  # frozen from this very selection
     leaks = session.run(
         evalset_leaks,
         EvalsetLeaksSettings(settings.curate.max_containment),
-        curated=ingested.curated,
-        documents=ingested.documents,
+        curated=curated,
         measures=ingested.measures,
         evalset=pinned,
     )
@@ -126,7 +134,7 @@ def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingeste
             for ref, size in zip(ingested.refined, ingested.sizes, strict=True)
         ],
     )
-    tokens = session.union(shards, "tokens.parquet", ingested.live)
+    tokens = session.union(shards, "tokens.parquet", ingested.live, segments=ingested.keys)
     chunks = ChunkSettings(_seq_len(settings), settings.dataset.stride)
     cut = session.run(dataset, chunks, curated=curated, tokens=tokens, tokenizer=fitted)
     return Prepared(frozen, fitted, shards, cut)

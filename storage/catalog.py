@@ -129,7 +129,12 @@ class Catalog:
 
     def _segments(self, name: str, stage: str, table: str) -> None:
         """Which segment each file of a per-segment stage belongs to."""
-        rows = [(str(self.store.folder(ref) / table), segment_of(self.store, ref)) for ref in self.state.get(stage, [])]
+        refs, segments = self.state.get(stage, []), self.state.get("extract", [])
+        # a run notes them in the same order; what lineage says may be another segment with the same documents
+        keys = (
+            [ref.key for ref in segments] if len(refs) == len(segments) else [segment_of(self.store, r) for r in refs]
+        )
+        rows = [(str(self.store.folder(ref) / table), key) for ref, key in zip(refs, keys, strict=True)]
         self.connection.execute(f"create table {name} (filename varchar, segment varchar)")
         if rows:
             self.connection.executemany(f"insert into {name} values (?, ?)", rows)

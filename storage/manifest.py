@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,12 +24,17 @@ class RefSet:
     """Several artefacts read as one table, such as the segments of a corpus.
 
     Attributes:
-        refs: the artefacts.
+        refs: the artefacts, one for each segment; two segments of equal content may share one.
         digest: logical digest of the rows in use, independent of how they are spread over the artefacts.
+        segments: keys of the extraction segments behind the artefacts, in the same order. What an artefact's manifest
+            says of that need not be true: artefacts are found by content, and another segment may have had the same.
+        live: for each artefact, the ids of the documents that are to be read there; None where nobody says.
     """
 
     refs: tuple[ArtifactRef, ...]
     digest: str
+    segments: tuple[str, ...] = field(default=(), compare=False)
+    live: tuple[Collection[str], ...] | None = field(default=None, compare=False, repr=False)
 
 
 Input = ArtifactRef | RefSet
@@ -105,5 +110,5 @@ def describe_inputs(inputs: Mapping[str, Input]) -> dict[str, dict[str, Any]]:
     described = {}
     for name, value in inputs.items():
         refs = value.refs if isinstance(value, RefSet) else (value,)
-        described[name] = {"digest": value.digest, "refs": [asdict(ref) for ref in sorted(refs)]}
+        described[name] = {"digest": value.digest, "refs": [asdict(ref) for ref in sorted(set(refs))]}
     return described

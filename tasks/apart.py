@@ -32,8 +32,15 @@ class ApartError(RuntimeError):
     """The process of a call failed; the message holds its traceback."""
 
 
+class _DiedError(ApartError):
+    """The process of a call ended without an answer."""
+
+
 class Apart:
     """Runs calls, so many at once; the processes are kept for further ones.
+
+    A call whose process dies is made once more, in a fresh one: the functions are pure and write whole files, so the
+    second time leads where the first would have. `progress` then starts anew.
 
     Args:
         processes: how many.
@@ -50,22 +57,37 @@ class Apart:
             size: bytes that it will read.
 
         Raises:
-            ApartError: if it fails there.
+            ApartError: if it fails there, or its process dies twice.
         """
         if size < WORTH_A_PROCESS:
             return function(progress=progress, **arguments)
         with self._slots:
             try:
+                return self._call(self._living() or _Process(), function, progress, arguments)
+            except _DiedError:
+                return self._call(_Process(), function, progress, arguments)
+
+    def _living(self) -> _Process | None:
+        """A process without work, if there is one; those that died meanwhile are put away."""
+        with contextlib.suppress(queue.Empty):
+            while True:
                 process = self._idle.get_nowait()
-            except queue.Empty:
-                process = _Process()
-            try:
-                result = process.call(function, progress, arguments)
-            except BaseException:
+                if process.is_alive():
+                    return process
                 process.close()
-                raise
-            self._idle.put(process)
-            return result
+        return None
+
+    def _call(
+        self, process: _Process, function: Callable[..., Any], progress: Progress, arguments: dict[str, Any]
+    ) -> Any:
+        """The result from that process, which is kept only if there is one."""
+        try:
+            result = process.call(function, progress, arguments)
+        except BaseException:
+            process.close()
+            raise
+        self._idle.put(process)
+        return result
 
     def close(self) -> None:
         """End the processes; none of them must be at work."""
@@ -92,6 +114,10 @@ class _Process:
         self._requests, self._results = self._process.stdin, self._process.stdout
         self._reader = MessageReader(self._results.fileno())
 
+    def is_alive(self) -> bool:
+        """Whether it can serve a call."""
+        return self._process.poll() is None
+
     def call(self, function: Callable[..., Any], progress: Progress, arguments: dict[str, Any]) -> Any:
         """The function's result.
 
@@ -113,7 +139,7 @@ class _Process:
                 else:
                     return message["result"]
         status = self._process.wait()
-        raise ApartError(
+        raise _DiedError(
             f"the process of {function.__qualname__} ended with status {status} and no result; was its memory short?"
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from storage.digest import plain, rows_digest
 from storage.home import Home
-from storage.manifest import ArtifactRef, Input, RefSet
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet
 from storage.store import Store, open_store
 from storage.tables import union_digest
 from tasks.stage import Invocation, Outcome, Stage
@@ -149,12 +149,14 @@ class Session:
         table: str,
         live: Sequence[Collection[str]],
         identity: str = "doc_id",
+        segments: Sequence[str] = (),
     ) -> RefSet | Pending:
         """Read several artefacts as one table.
 
         Args:
             live: for each artefact, the rows in it that count; only they enter the digest.
             identity: the column that `live` names values of.
+            segments: keys of the extraction segments behind the artefacts.
         """
         known = []
         for ref in refs:
@@ -162,7 +164,7 @@ class Session:
                 return ref
             known.append(ref)
         digest = union_digest([self.store.folder(ref) / table for ref in known], live, identity)
-        return RefSet(tuple(sorted(known)), digest)
+        return RefSet(tuple(known), digest, tuple(segments), tuple(live) if identity == "doc_id" else None)
 
     def reuse(self, stage: Stage, ref: ArtifactRef) -> ArtifactRef:
         """Report an artefact that is used because a ref pins it."""
@@ -177,6 +179,9 @@ class Session:
 
     def expect_seconds(self, stage: Stage, seconds: float | None) -> None:
         """Tell a plan how long a stage will take; other sessions measure."""
+
+    def compare(self, stage: Stage, found: Manifest, tools: Callable[[], Mapping[str, str]]) -> None:
+        """Let a plan say that code or tools have changed since an artefact was made; other sessions go on."""
 
     def note(self, text: str) -> None:
         """Something the person should know at the end."""
@@ -255,6 +260,7 @@ class Planner(Session):
     def __init__(self, home: Home, refresh: Collection[str] = (), retry_failed: bool = False) -> None:
         super().__init__(home, None, refresh, retry_failed)
         self._expected: dict[str, float] = {}
+        self._tools: dict[str, str] | None = None
 
     def expect_seconds(self, stage: Stage, seconds: float | None) -> None:
         if seconds is not None:
@@ -314,6 +320,18 @@ class Planner(Session):
         wanted = plain(settings) or {}
         different = sorted(name for name in wanted if wanted[name] != known.settings.get(name))
         return f"changed setting: {', '.join(different)}" if different else "not in the store"
+
+    def compare(self, stage: Stage, found: Manifest, tools: Callable[[], Mapping[str, str]]) -> None:
+        self._compare_code(stage, found.code)
+        if self._tools is None:
+            self._tools = dict(tools())
+        for name, now in self._tools.items():
+            then = found.tools.get(name)
+            if then is not None and then != now:
+                self.note(
+                    f"{name} is {now}; artefacts of stage {stage.name} were made with {then}; they stay in use; "
+                    f"--refresh {stage.name} computes them again"
+                )
 
     def _compare_code(self, stage: Stage, recorded: str) -> None:
         if recorded != stage.code:

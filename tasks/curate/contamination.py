@@ -9,7 +9,7 @@ import numpy as np
 
 from storage.digest import sha256_file
 from storage.errors import UserError
-from tasks.curate.dedup import evaluation_grams
+from tasks.curate.dedup import evaluation_files, evaluation_format, evaluation_grams
 from tasks.curate.hygiene import normalise_text
 from tasks.stage import Work, stage
 
@@ -21,7 +21,7 @@ class EvaluationSetSettings:
     """Identity of the sets; where they lie comes as a resource.
 
     Attributes:
-        files: digests of their files, sorted.
+        files: of each file that is read, how (its suffix decides) and its digest; sorted.
     """
 
     files: tuple[str, ...] = ()
@@ -31,18 +31,16 @@ class EvaluationSetSettings:
         """What of the sets goes into the stage's key.
 
         Raises:
-            UserError: if one does not exist.
+            UserError: if one does not exist, or is a folder without a file that would be read.
         """
-        digests = []
         for path in paths:
             if not path.exists():
                 raise UserError(f"curate.evaluation_sets names {path}, which does not exist")
-            inside = [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
-            digests += [sha256_file(file) for file in inside]
-        return cls(tuple(sorted(set(digests))))
+        read = {f"{evaluation_format(file)} {sha256_file(file)}" for file in evaluation_files(paths)}
+        return cls(tuple(sorted(read)))
 
 
-@stage("evaluation_sets", version=1)
+@stage("evaluation_sets", version=2)
 def evaluation_sets(work: Work, settings: EvaluationSetSettings) -> str:
     """Hash the runs of thirteen words of external evaluation sets; none give an empty table."""
     paths = work.resources.evaluation_sets if settings.files else []

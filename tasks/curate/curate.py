@@ -16,11 +16,12 @@ import numpy as np
 from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CUTS, DROPPED, SELECTION
+from storage.store import StoreError
 from storage.tables import read_columns, stream_rows, write_table
 from tasks.curate.classifier.stages import SCORES_FILE
 from tasks.curate.contamination import GRAMS_FILE
 from tasks.curate.duplicates import CLUSTERS_FILE, PAIRS_FILE
-from tasks.curate.kept import Shelf, holders, shelves_of
+from tasks.curate.kept import Shelf, folders_beside, holders, shelves_of
 from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
 from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
@@ -32,6 +33,7 @@ from tasks.stage import Work, stage
 SELECTION_FILE = "selection.parquet"
 DROPPED_FILE = "dropped.parquet"
 CUTS_FILE = "cuts.parquet"
+UNUSED = "none"  # the side of a cluster none of whose documents are in use
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
 
 
@@ -60,15 +62,14 @@ def curate(
     Scores are those of the user's classifier; an empty set where there is none.
     """
     shelves = shelves_of(work.store, documents)
-    measured = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, measures)}
-    scored = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, scores)}
+    measured = folders_beside(work.store, documents, measures)
     made = work.apart(
         select_documents,
-        sum((Path(folder) / MEASURES_FILE).stat().st_size for folder in measured.values()),
+        sum((Path(folder) / MEASURES_FILE).stat().st_size for folder in measured),
         snapshot=str(work.folder(snapshot)),
         shelves=[asdict(shelf) for shelf in shelves],
-        measured=[measured[shelf.segment] for shelf in shelves],
-        scored=[scored[shelf.segment] for shelf in shelves] if scored else [],
+        measured=measured,
+        scored=folders_beside(work.store, documents, scores) if scores.refs else [],
         duplicates=str(work.folder(duplicates)),
         evaluation=str(work.folder(evaluation)),
         out=str(work.out),
@@ -132,6 +133,8 @@ def _candidates(
         texts = stream_rows(Path(shelf.folder) / DOCUMENTS_FILE, wanted)
         for text, measures in zip(texts, stream_rows(Path(folder) / MEASURES_FILE), strict=True):
             doc_id = text["doc_id"]
+            if measures["doc_id"] != doc_id:
+                raise StoreError(f"{folder} does not hold the measures of {shelf.folder}: --refresh measure")
             if chosen.get(doc_id) == number:
                 measures["licence"] = measures["licence"] or licences.get(doc_id)
                 if scored:
@@ -199,7 +202,7 @@ def _split_without_leaks(
         split = split_documents(candidates, settings, barred)
         sides = _sides(candidates, split)
         in_training, _ = contained(shelves, sides)
-        leaked = {doc_id: share for doc_id, share in in_training.items() if share >= settings.max_containment}
+        leaked = {doc_id: share for doc_id, share in in_training.items() if share > settings.max_containment}
         held_out = {doc_id for doc_id, side in sides.items() if side == "validation"}
         barred |= {candidate.cluster for candidate in candidates if candidate.doc_id in held_out}
         if len(leaked) < len(held_out) or not held_out:
@@ -210,14 +213,14 @@ def _split_without_leaks(
     sides = {doc_id: side for doc_id, side in sides.items() if doc_id not in leaked}
     _, in_validation = contained(_without(shelves, leaked), sides)
     for doc_id, share in in_validation.items():
-        if share >= settings.max_containment:
+        if share > settings.max_containment:
             by_id[doc_id].refusal = ("contained_in_validation", _overlap(share, "validation", settings))
     return split
 
 
 def _overlap(share: float, side: str, settings: CurateSettings) -> str:
-    least = f"{settings.max_containment:.0%} or more are a leak"
-    return f"{share:.1%} of its runs of thirteen words stand in {side} text; {least}"
+    most = f"more than {settings.max_containment:.0%} are a leak"
+    return f"{share:.1%} of its runs of thirteen words stand in {side} text; {most}"
 
 
 def _without(shelves: Sequence[SignedShelf], gone: Mapping[str, float]) -> Sequence[SignedShelf]:
@@ -258,7 +261,7 @@ def _write(
             "doc_id": item.doc_id,
             "segment": item.segment,
             "cluster": item.cluster,
-            "split": split.get(item.cluster, "train"),
+            "split": split.get(item.cluster, UNUSED),
             "kept": item.refusal is None,
             "licence": item.licence,
             "n_bytes": item.n_bytes,
@@ -278,7 +281,7 @@ def _write(
     for side in ("train", "validation"):
         counts[side] = sum(item.refusal is None and split[item.cluster] == side for item in candidates)
     # where a document lies is not part of what was selected
-    content = rows_digest((item.doc_id, canonical(item, split.get(item.cluster, "train"))) for item in candidates)
+    content = rows_digest((item.doc_id, canonical(item, split.get(item.cluster, UNUSED))) for item in candidates)
     return {"counts": counts, "digest": sha256_json([content, cuts])}
 
 

@@ -18,7 +18,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CLUSTERS, NEAR_PAIRS, VERIFIED_PAIRS
 from storage.tables import read_columns, read_places, stream_rows, write_table
 from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, near_pairs
-from tasks.curate.kept import Shelf, holders, live_documents, shelves_of
+from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
 from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.settings import DedupSettings
 from tasks.stage import Work, stage
@@ -41,14 +41,13 @@ class SignedText:
 def dedup(work: Work, settings: DedupSettings, *, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
     """Find exact and near-duplicates."""
     shelves = shelves_of(work.store, documents)
-    signed = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, measures)}
     known = [str(path) for path in work.resources.verified_pairs if path.is_file()]
     made = work.apart(
         find_duplicates,
         sum((Path(shelf.folder) / DOCUMENTS_FILE).stat().st_size for shelf in shelves),
         snapshot=str(work.folder(snapshot)),
         shelves=[asdict(shelf) for shelf in shelves],
-        signed=[signed[shelf.segment] for shelf in shelves],
+        signed=folders_beside(work.store, documents, measures),
         known=known,
         out=str(work.out),
         settings=asdict(settings),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import numpy as np
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.tables import read_columns
-from tasks.curate.curate import SELECTION_FILE
-from tasks.curate.dedup import containment, gram_hashes
-from tasks.curate.kept import Shelf, holders, shelves_of
+from tasks.curate.curate import DROPPED_FILE, SELECTION_FILE
+from tasks.curate.dedup import containment
+from tasks.curate.evalset import load_grams
+from tasks.curate.kept import kept_documents
 from tasks.curate.leaks import SignedShelf
 from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
@@ -37,23 +38,22 @@ class EvalsetLeaksSettings:
 
 @stage("evalset_leaks", version=1)
 def evalset_leaks(
-    work: Work,
-    settings: EvalsetLeaksSettings,
-    *,
-    curated: ArtifactRef,
-    documents: RefSet,
-    measures: RefSet,
-    evalset: ArtifactRef,
+    work: Work, settings: EvalsetLeaksSettings, *, curated: ArtifactRef, measures: RefSet, evalset: ArtifactRef
 ) -> str:
     """Find documents of the evaluation set that training would read; the count is `leaks`."""
-    shelves = shelves_of(work.store, documents)
-    measured = {shelf.segment: shelf.folder for shelf in shelves_of(work.store, measures)}
+    trained = kept_documents(work.store, curated, "train")
+    folders = [work.folder(ref) for ref in measures.refs]
+    shelves = [
+        {"folder": str(folder), "documents": sorted(trained.keys() & set(live))}
+        for folder, live in zip(folders, measures.live or [trained] * len(folders), strict=True)
+    ]
+    listed = work.scratch / "shelves.json"  # may be long
+    listed.write_text(json.dumps(shelves), encoding="utf-8")
     leaks = work.apart(
         find_leaks,
-        sum((Path(folder) / MEASURES_FILE).stat().st_size for folder in measured.values()),
+        sum((folder / MEASURES_FILE).stat().st_size for folder in folders),
         curated=str(work.folder(curated)),
-        shelves=[asdict(shelf) for shelf in shelves],
-        measured=[measured[shelf.segment] for shelf in shelves],
+        shelves=str(listed),
         evalset=str(work.folder(evalset)),
         limit=settings.max_containment,
     )
@@ -63,41 +63,45 @@ def evalset_leaks(
 
 
 def find_leaks(
-    curated: str,
-    shelves: list[dict[str, Any]],
-    measured: list[str],
-    evalset: str,
-    limit: float,
-    progress: Callable[[int, int], None],
+    curated: str, shelves: str, evalset: str, limit: float, progress: Callable[[int, int], None]
 ) -> list[dict[str, Any]]:
-    """Documents of the evaluation set that leak, each with the reason; see `evalset_leaks`."""
-    frozen = read_columns(Path(evalset) / DOCUMENTS_FILE, ["doc_id", "text"])
-    selected = read_columns(Path(curated) / SELECTION_FILE, ["doc_id", "segment", "split", "kept"])
-    split: dict[str, str] = dict(zip(selected["doc_id"], selected["split"], strict=True))
-    leaks = {
-        doc_id: "it, or a document that nearly equals it, is in training"
-        for doc_id in frozen["doc_id"]
-        if split.get(doc_id) == "train"
-    }
-    live: dict[str, str] = dict(zip(selected["doc_id"], selected["segment"], strict=True))
-    trained = {
-        doc_id: None
-        for doc_id, side, kept in zip(selected["doc_id"], selected["split"], selected["kept"], strict=True)
-        if kept and side == "train"
-    }
-    places = [Shelf(**shelf) for shelf in shelves]
-    chosen = holders(live, places, DOCUMENTS_FILE)
-    signed = [
-        SignedShelf(Path(folder), Path(place.folder), {doc: None for doc in trained if chosen[doc] == number})
-        for number, (place, folder) in enumerate(zip(places, measured, strict=True))
+    """Documents that leak, each with the reason.
+
+    Args:
+        curated: folder of the selection.
+        shelves: JSON file with the folders of measures, and the training documents that are read in each.
+        evalset: folder of the evaluation set.
+        limit: largest share of a document's runs of thirteen words that may stand on the other side.
+    """
+    frozen = read_columns(Path(evalset) / DOCUMENTS_FILE, ["doc_id"])["doc_id"]
+    leaks = _known_leaks(Path(curated), frozen)
+    places = [
+        SignedShelf(Path(shelf["folder"]), Path(shelf["folder"]), dict.fromkeys(shelf["documents"]))
+        for shelf in json.loads(Path(shelves).read_text(encoding="utf-8"))
     ]
-    found = containment(gram_hashes(frozen["text"]), (shelf.grams(range(len(shelf.doc_ids))) for shelf in signed))
-    for doc_id, share in zip(frozen["doc_id"], found.validation.tolist(), strict=True):
-        if share >= limit:
+    found = containment(load_grams(Path(evalset)), (shelf.grams(range(len(shelf.doc_ids))) for shelf in places))
+    for doc_id, share in zip(frozen, found.validation.tolist(), strict=True):
+        if share > limit:
             leaks.setdefault(doc_id, f"{share:.1%} of its runs of thirteen words stand in training text")
-    for shelf, shares in zip(signed, found.training, strict=True):
-        for number in np.flatnonzero(shares >= limit).tolist():
+    for shelf, shares in zip(places, found.training, strict=True):
+        for number in np.flatnonzero(shares > limit).tolist():
             name = shelf.doc_ids[number]
             leaks.setdefault(name, f"a training document {shares[number]:.1%} of which stands in the evaluation set")
-    progress(len(trained), len(trained))
+    progress(len(frozen), len(frozen))
     return [{"doc_id": doc_id, "reason": reason} for doc_id, reason in sorted(leaks.items())]
+
+
+def _known_leaks(curated: Path, frozen: list[str]) -> dict[str, str]:
+    """What selection says itself of documents of the evaluation set that are still there."""
+    selected = read_columns(curated / SELECTION_FILE, ["doc_id", "split"])
+    split: dict[str, str] = dict(zip(selected["doc_id"], selected["split"], strict=True))
+    dropped = read_columns(curated / DROPPED_FILE, ["doc_id", "reason_code", "reason"])
+    refused = {doc: (code, reason) for doc, code, reason in zip(*dropped.values(), strict=True)}
+    leaks = {}
+    for doc_id in frozen:
+        code, reason = refused.get(doc_id, ("", ""))
+        if split.get(doc_id) == "train":
+            leaks[doc_id] = "it, or a document that nearly equals it, is in training"
+        elif code == "contained_in_training":
+            leaks[doc_id] = reason
+    return leaks

@@ -6,12 +6,12 @@ same documents lie in others now. The segment that was noted decides only betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.lineage import segment_of
+from storage.lineage import manifest_of, segment_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.store import Store, StoreError
 from storage.tables import read_columns, read_rows, stream_rows
@@ -36,7 +36,7 @@ def kept_documents(store: Store, curated: ArtifactRef, split: str | None = None)
 
 
 def kept_rows(
-    store: Store, kept: dict[str, Kept], tables: RefSet, name: str, columns: Sequence[str]
+    store: Store, kept: Mapping[str, Kept], tables: RefSet, name: str, columns: Sequence[str]
 ) -> Iterator[tuple[ArtifactRef, dict[str, Any]]]:
     """Rows of the kept documents, each with the artefact it lies in.
 
@@ -47,12 +47,26 @@ def kept_rows(
     Raises:
         StoreError: if a document lies in none of them, or in several none of which is the noted one.
     """
+    left = set(kept)
+    for ref, live in zip(tables.refs, _live_in(store, kept, tables, name), strict=True):
+        for row in stream_rows(store.folder(ref) / name, columns):
+            if row["doc_id"] in left and row["doc_id"] in live:
+                left.remove(row["doc_id"])
+                yield ref, row
+    if left:
+        raise _misplaced(min(left), 0, len(tables.refs))
+
+
+def _live_in(store: Store, kept: Mapping[str, Kept], tables: RefSet, name: str) -> Sequence[Collection[str]]:
+    """For each artefact, the documents that are to be read there: as told, or by the segment noted for each."""
+    if tables.live is not None:
+        return tables.live
     shelves = shelves_of(store, tables)
     chosen = holders({doc_id: place.segment for doc_id, place in kept.items()}, shelves, name)
-    for place, ref in enumerate(dict.fromkeys(tables.refs)):
-        for row in stream_rows(store.folder(ref) / name, columns):
-            if chosen.get(row["doc_id"]) == place:
-                yield ref, row
+    live: list[set[str]] = [set() for _ in shelves]
+    for doc_id, place in chosen.items():
+        live[place].add(doc_id)
+    return live
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,21 @@ class Shelf:
 
 
 def shelves_of(store: Store, tables: RefSet) -> list[Shelf]:
-    """The artefacts of a set, each once, in its order."""
-    return [Shelf(segment_of(store, ref), str(store.folder(ref))) for ref in dict.fromkeys(tables.refs)]
+    """The artefacts of a set, in its order."""
+    segments = tables.segments or [segment_of(store, ref) for ref in tables.refs]
+    folders = [str(store.folder(ref)) for ref in tables.refs]
+    return [Shelf(segment, folder) for segment, folder in zip(segments, folders, strict=True)]
+
+
+def folders_beside(store: Store, documents: RefSet, beside: RefSet) -> list[str]:
+    """For each artefact of documents, the folder of what was made of it.
+
+    Args:
+        beside: artefacts with the input `documents`. They are matched by its content: of two segments with the same
+            documents, one artefact may have been made.
+    """
+    made = {manifest_of(store, ref).inputs["documents"]["digest"]: str(store.folder(ref)) for ref in set(beside.refs)}
+    return [made[ref.digest] for ref in documents.refs]
 
 
 def holders(live: Mapping[str, str], shelves: Sequence[Shelf], name: str) -> dict[str, int]:

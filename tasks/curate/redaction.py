@@ -74,10 +74,7 @@ def cut(text: str, spans: Iterable[tuple[int, int]]) -> str:
     parts.append(text[done:])
     if len(parts) == 1:
         return text
-    pieces = [parts[0]]
-    for part in parts[1:]:
-        _join(pieces, part)
-    kept = "".join(pieces)
+    kept = _seamed(parts)
     return kept if parts[-1].strip() else kept.rstrip()
 
 
@@ -95,31 +92,44 @@ def _merged(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]
     return merged
 
 
-def _join(pieces: list[str], after: str) -> None:
-    """Append what stands behind a cut, with one seam between it and what stands before."""
-    before = pieces.pop()
-    left, right = before.rstrip(" \t\n\u00a0"), after.lstrip(" \t\n\u00a0")
-    gap = before[len(left) :] + after[: len(after) - len(right)]
-    if not right:  # more may follow behind the next cut, with the wider of the two spaces between
-        pieces.append(left + max(before[len(left) :], after, key=lambda space: (space.count("\n"), len(space))))
-    elif not left:
-        # the beginning of the text: the first line keeps its indentation
-        pieces.append(_indentation(after, right) + right)
-    elif "\n" in gap:
-        feeds = "\n" * min(2, _feeds(before, left, after, right))
-        pieces += [left + feeds + _indentation(after, right), right]
-    else:
-        pieces += [left + (" " if gap else ""), right]
+_SPACE = " \t\n\u00a0"
 
 
-def _feeds(before: str, left: str, after: str, right: str) -> int:
-    """Line feeds of a seam: a paragraph's end on either side is one still, a lost line leaves no empty one."""
-    ahead = before[len(left) :].count("\n")
-    behind = after[: len(after) - len(right)].count("\n")
-    return max(ahead, behind)
+def _seamed(parts: list[str]) -> str:
+    """What stands between cuts, with one seam for each run of cuts that have only space between them.
+
+    The text before a seam and the space at its end are held apart, and that space is measured once, so that no cut
+    looks again at what came long before it.
+    """
+    done = [parts[0].rstrip(_SPACE)]
+    ahead = parts[0][len(done[0]) :]
+    width = _width(ahead)
+    for part in parts[1:]:
+        right = part.lstrip(_SPACE)
+        behind = part[: len(part) - len(right)]
+        if not right:  # more may follow behind the next cut, with the wider of the two spaces between
+            if _width(behind) > width:
+                ahead, width = behind, _width(behind)
+            continue
+        done += [_seam(ahead, behind) if done[-1] else _indentation(behind), right.rstrip(_SPACE)]
+        ahead = right[len(done[-1]) :]
+        width = _width(ahead)
+    return "".join([*done, ahead])
 
 
-def _indentation(after: str, right: str) -> str:
+def _width(space: str) -> tuple[int, int]:
+    """Line feeds first, then characters."""
+    return space.count("\n"), len(space)
+
+
+def _seam(ahead: str, behind: str) -> str:
+    """What takes the place of a cut and of the space on its sides."""
+    if "\n" not in ahead and "\n" not in behind:
+        return " " if ahead or behind else ""
+    # a paragraph's end on either side is one still, a lost line leaves no empty one
+    return "\n" * min(2, max(ahead.count("\n"), behind.count("\n"))) + _indentation(behind)
+
+
+def _indentation(behind: str) -> str:
     """What stands before the first word of the line that follows a cut, if the line begins there."""
-    space = after[: len(after) - len(right)]
-    return space.rpartition("\n")[2] if "\n" in space else ""
+    return behind.rpartition("\n")[2] if "\n" in behind else ""

@@ -17,6 +17,7 @@ from typing import Any
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import REFINED
+from storage.store import StoreError
 from storage.tables import stream_rows, union_digest, write_table
 from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
@@ -78,6 +79,8 @@ def refine_segment(
             strict=True,
         )
         for row, measured in found:
+            if row["doc_id"] != measured["doc_id"]:
+                raise StoreError(f"{measures} does not hold the measures of {documents}: --refresh measure")
             spans = [(start, length) for start, length in cut_out.get(row["doc_id"], [])]
             text, n_redacted = refine_text(row["text"], measured["pii"], redact_kinds, spans)
             n_cut = sum(length for _, length in spans)

@@ -1,8 +1,10 @@
 """Selection: which documents of a snapshot are used, and on which side of the split each one is.
 
 The split is a pure function of texts: a document is in validation if the hash of every text in its cluster (all that
-equal or nearly equal it) says so. Growth and merging clusters therefore only ever move documents out of validation; the
-one exception is a corpus so small that every hash says validation, where one cluster has to be trained on all the same.
+equal or nearly equal it) says so. Growth and merging clusters therefore only ever move documents out of validation.
+Three exceptions are rare and on purpose: where every hash says validation, one cluster is trained on all the same;
+where all that was held out stands in training text, the cluster of the next hash is held out instead; and where
+near-duplicates come in such masses that not all pairs of them are compared, a cluster may fall apart again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A git repository at a revision as a source: fetched by the git program, its files laid out in the cache.
 
 In: an address and a branch, a tag or a commit. Out: a folder with the files of that commit, which is walked like any
-other. A bare mirror per address is fetched into; the files of a commit are written once, under the commit's name.
+other. A bare mirror per address is fetched into; the files of a commit are written once, under the commit's name, and
+go again when later commits took their place and no process reads them.
 
 Nothing of a repository is executed: no checkout takes place, so that neither hooks nor filters nor attributes act, and
 blobs are written byte for byte. A tree is somebody else's data too: its names may climb out, its links may point
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +24,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +39,15 @@ COMMAND_SECONDS = 1800.0
 MAX_FILES = 2_000_000
 MAX_BYTES = 200 * 2**30
 BLOCK = 1 << 20
+KEPT_EXPORTS = 2  # of a repository, besides those in use: a branch that went back, two runs by turns
+UNUSED_SECONDS = 3600.0  # before an export may go: another machine that shares the cache may not know of our locks
 _STALLED = ("http.lowSpeedLimit=1000", "http.lowSpeedTime=120")  # bytes per second, seconds
 
 _BOILERPLATE = ("Please make sure you have the correct access rights", "and the repository exists.")
 _SCHEMES = "file:git:http:https:ssh"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ABBREVIATED = re.compile(r"[0-9a-f]{4,64}")
+_EXPORT = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})(-[0-9a-f]{8})?")
 _REVISION = re.compile(r"\w[\w./+-]*", re.ASCII)
 # They would have git work on the repository of whoever started us.
 _INHERITED = (
@@ -54,6 +60,8 @@ _INHERITED = (
     "GIT_PREFIX",
     "GIT_WORK_TREE",
 )
+
+_leases: dict[Path, int] = {}  # exports that this process reads; the locks fall when it ends
 
 
 @dataclass(frozen=True)
@@ -92,12 +100,13 @@ class GitSource:
         """Fetches what is missing and lays out the files.
 
         Args:
-            cache: Folder for mirrors and files; may be deleted while nothing runs.
+            cache: Folder for mirrors and files; may be deleted while nothing runs. The files stay as long as this
+                process lives.
 
         Raises:
             UserError: The repository, the revision or the folder cannot be had; or git is not installed.
         """
-        home = cache / "git" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
+        home = self._home(cache)
         mirror = home / "mirror.git"
         with owner_lock(home / "lock"):
             commit = self._resolve(mirror)
@@ -105,6 +114,7 @@ class GitSource:
             target = home / (f"{commit}-{folder}" if folder else commit)
             if not target.exists():
                 self._export(mirror, commit, target)
+            _lease(target)
         left_out = json.loads((target / "left_out.json").read_text())
         return FolderRoot(
             path=(target / "tree").resolve(),
@@ -113,6 +123,22 @@ class GitSource:
             within=encode_path(f"{self.subdir}/") if self.subdir else "",
             extra=tuple((path, reason) for path, reason in left_out),
         )
+
+    def tidy(self, cache: Path) -> None:
+        """Removes exports of the repository that nobody needs; to be called when all that is wanted has its root.
+
+        Those that a living process reads stay, those used within the last hour, and the two used last.
+        """
+        home = self._home(cache)
+        with owner_lock(home / "lock"):
+            exports = [(entry.stat().st_mtime, entry) for entry in home.iterdir() if _EXPORT.fullmatch(entry.name)]
+            for used, export in sorted(exports, reverse=True)[KEPT_EXPORTS:]:
+                if time.time() - used >= UNUSED_SECONDS:
+                    _remove_unread(export)
+
+    def _home(self, cache: Path) -> Path:
+        """Where the mirror and the exports of the repository lie."""
+        return cache / "git" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
 
     def _resolve(self, mirror: Path) -> str:
         """The commit that the revision names now. A full commit never changes, so that it is fetched once."""
@@ -177,6 +203,35 @@ class GitSource:
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
+
+
+def _lease(export: Path) -> None:
+    """Marks an export as used now, and as read by this process until it ends."""
+    os.utime(export)
+    descriptor = os.open(export / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    # An earlier lease may be on an export that was deleted by hand since.
+    earlier = _leases.pop(export, None)
+    _leases[export] = descriptor
+    if earlier is not None:
+        os.close(earlier)
+
+
+def _remove_unread(export: Path) -> None:
+    """Removes an export unless a process reads it; the lock of its repository must be held."""
+    descriptor = os.open(export / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        # Under another name first: killed on the way, we must not leave half of it under the name of the whole.
+        gone = export.with_name(f".{export.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        export.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _NOT_LETTERS = bytes(set(range(256)) - set(_LETTERS))
 _NOT_COMMON = bytes(set(range(256)) - set(COMMON_LETTERS))
 _CONTROLS = bytes(code for code in range(32) if code not in b"\t\n\r\f")
 _JUNK = re.compile(
-    "[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufff0-\ufffb\ufffd-\uffff\U000f0000-\U0010ffff]"
+    "[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ue000-\uf8ff\ufff0-\ufffb\ufffd-\uffff\U000f0000-\U0010ffff]"
 )
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")

@@ -28,6 +28,8 @@ from tasks.ingest.text import clean
 
 MAX_SIDE = 32_000  # Tesseract refuses images with a side above 32,767 pixels.
 DOUBTFUL_CONFIDENCE = 0.6  # Below this a page may be lying on its side.
+ANY_TURN_CONFIDENCE = 0.5  # Below this the other ways round are tried, if nobody can tell which is up.
+PLAIN_CONFIDENCE = 0.75  # A page that stands upright reads like this, one that does not hardly ever.
 SURE_ORIENTATION = 1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 already beats no idea.
 ENGINES_KEPT = 2  # Each has the data of its languages in memory: 15 MB for English, much more for several.
 
@@ -85,10 +87,21 @@ def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = Non
         return text, confidence
     turn = _clockwise_turn(grey, dpi)
     if turn:
-        again, sure = _read(grey.rotate(-turn, expand=True, fillcolor=255), options, dpi)
+        again, sure = _read_turned(grey, turn, options, dpi)
         if (sure or 0.0) > (confidence or 0.0):
             return again, sure
+    elif confidence is not None and confidence < ANY_TURN_CONFIDENCE:
+        # Too few letters to tell which way is up: whichever reads plainly is.
+        for other in (180, 90, 270):
+            again, sure = _read_turned(grey, other, options, dpi)
+            if (sure or 0.0) >= PLAIN_CONFIDENCE:
+                return again, sure
     return text, confidence
+
+
+def _read_turned(grey: Image.Image, turn: int, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
+    """Recognises an image that is first turned clockwise."""
+    return _read(grey.rotate(-turn, expand=True, fillcolor=255), options, dpi)
 
 
 def engine_version() -> str | None:

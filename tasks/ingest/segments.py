@@ -258,7 +258,8 @@ def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -
         work.progress.update(done, total, "files")
 
 
-def _tools() -> dict[str, str]:
+def extract_tools() -> dict[str, str]:
+    """Versions of the engines that read documents."""
     import pypdf
     import pypdfium2
 
@@ -287,6 +288,6 @@ def extract(work: Work, settings: SegmentSettings) -> str:
     work.counts["pages"] = pages.count
     work.counts["units"] = len(settings.contents)
     work.counts["doubtful"] = doubtful
-    work.tools.update(_tools())
+    work.tools.update(extract_tools())
     work.tools["passwords"] = passwords_digest(work.resources.passwords)
     return union_digest([work.out / "extracts.parquet"])

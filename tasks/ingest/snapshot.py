@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from os.path import splitext
 from typing import Any, NamedTuple
@@ -81,6 +81,20 @@ def _stream_digest(items: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
+def refuse_large(walked: Iterable[WalkedFile], limit: int) -> list[WalkedFile]:
+    """Settle files that are too large to be read by their size alone: hashing a terabyte of holes takes an hour."""
+    return [
+        replace(
+            entry,
+            status="rejected",
+            reason=f"the file has {entry.size} bytes; the limit is {limit} (extract.max_file_bytes)",
+        )
+        if entry.size > limit and not entry.status
+        else entry
+        for entry in walked
+    ]
+
+
 def list_files(walked: Sequence[WalkedFile], digests: Sequence[str | OSError | None]) -> list[ListedFile]:
     """Join a walk with the digests of its files."""
     listed = []
@@ -142,6 +156,9 @@ def _read_extracted(
     return found
 
 
+_SETTLED_BY_WALK = {"skipped": "not_walked", "rejected": "too_large", "failed": "unreadable"}
+
+
 def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | None) -> Iterator[dict[str, Any]]:
     """Rows of `files` for one path and for the members of the container that it may be.
 
@@ -158,7 +175,7 @@ def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | N
         "media_type": None,
         "status": listed.status,
         "reason": listed.reason,
-        "reason_code": "not_walked" if listed.status == "skipped" else "unreadable" if listed.status else "",
+        "reason_code": _SETTLED_BY_WALK.get(listed.status, ""),
         "licence": None,
         "doc_id": None,
         "segment": None,

@@ -126,7 +126,8 @@ def list_sources(sources: Iterable[Source], settings: WalkSettings, cache: Path,
     Args:
         sources: In any order.
         settings: Which files are wanted.
-        cache: Folder for what is fetched; the rows of remote sources lie there until the next listing at least.
+        cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
+            earlier listings fetched and nobody needs any more is removed.
         exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
 
     Returns:
@@ -137,7 +138,11 @@ def list_sources(sources: Iterable[Source], settings: WalkSettings, cache: Path,
     """
     filters = settings.filters()
     ordered = sorted(_merged(sources), key=_order)
-    return walk_roots([source.root(cache) for source in ordered], exclude, filters)
+    roots = [source.root(cache) for source in ordered]
+    for source in ordered:
+        if isinstance(source, GitSource):  # only now: the commits of one repository may be several sources
+            source.tidy(cache)
+    return walk_roots(roots, exclude, filters)
 
 
 def _merged(sources: Iterable[Source]) -> list[Source]:

@@ -70,7 +70,7 @@ class WalkedFile:
     mtime_ns: int = 0
     ctime_ns: int = 0
     inode: int = 0
-    status: Literal["", "skipped", "failed"] = ""
+    status: Literal["", "skipped", "rejected", "failed"] = ""
     reason: str = ""
 
     @property
@@ -133,23 +133,6 @@ class Root(Protocol):
         """
 
 
-def walk(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[WalkedFile]:
-    """Lists everything under folders.
-
-    Args:
-        sources: Folders, or single files. They may overlap: no file is listed twice.
-        exclude: Folders that are passed over without a row, such as the program's own.
-
-    Returns:
-        One row for each path that is not a folder, for each folder that is left out (see `EXCLUDED_FOLDERS`)
-        and for each that cannot be read; sorted by path.
-
-    Raises:
-        FileNotFoundError: A source does not exist.
-    """
-    return walk_roots([FolderRoot(path) for path in _resolve(sources)], exclude).files
-
-
 def walk_roots(roots: Sequence[Root], exclude: Sequence[Path] = (), filters: Filters = EVERYTHING) -> Walk:
     """Lists everything under roots that filters want.
 
@@ -182,20 +165,6 @@ def walk_roots(roots: Sequence[Root], exclude: Sequence[Path] = (), filters: Fil
 def encode_path(path: str) -> str:
     """Returns a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
     return _TO_ENCODE.sub(lambda match: f"%{ord(match[0]) & 0xFF:02X}", path)
-
-
-def _resolve(sources: Sequence[Path]) -> list[Path]:
-    """The sources as absolute paths, each once, in an order that does not depend on how they were given."""
-    roots = set()
-    for source in sources:
-        try:
-            # A source may itself be a link: somebody named it on purpose.
-            roots.add(source.expanduser().resolve(strict=True))
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"source {str(source)!r} does not exist (looked in {Path.cwd()}); name a folder or a file"
-            ) from None
-    return sorted(roots)
 
 
 def _labels(names: Sequence[str]) -> list[str]:

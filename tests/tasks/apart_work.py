@@ -43,6 +43,33 @@ def vanish(how: str, progress: Progress) -> None:
     os._exit(7)
 
 
+def vanish_once(note: str, progress: Progress) -> int:
+    """End without a word unless another process did so before; else say who works."""
+    if Path(note).exists():
+        progress(1, 1)
+        return os.getpid()
+    Path(note).write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def _log_process(log: str) -> None:
+    with Path(log).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def log_and_vanish(log: str, progress: Progress) -> None:
+    """Note who works, and end without a word."""
+    _log_process(log)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def log_and_fail(log: str, progress: Progress) -> None:
+    """Note who works, and raise."""
+    _log_process(log)
+    raise ValueError("logged")
+
+
 def chatter(progress: Progress) -> str:
     """Print as some libraries do, also behind Python's back."""
     print("not a message", flush=True)

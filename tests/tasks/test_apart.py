@@ -128,6 +128,34 @@ def test_after_an_error_a_fresh_process_serves_the_next_call(kept: Apart) -> Non
     assert kept.call(apart_work.echo, Told(), IN_A_PROCESS, value=1, times=0) == {"value": 1, "times": 0}
 
 
+def test_a_process_that_was_killed_between_two_calls_is_replaced(kept: Apart) -> None:
+    first = kept.call(apart_work.process_id, Told(), IN_A_PROCESS)
+    os.kill(first, signal.SIGKILL)
+    assert kept.call(apart_work.process_id, Told(), IN_A_PROCESS) not in (first, os.getpid())
+
+
+def test_a_call_whose_process_is_killed_is_made_once_more_in_a_fresh_one(kept: Apart, tmp_path: Path) -> None:
+    note, told = tmp_path / "pid", Told()
+    second = kept.call(apart_work.vanish_once, told, IN_A_PROCESS, note=str(note))
+    assert second not in (int(note.read_text()), os.getpid())
+    assert told.calls == [(1, 1)]
+    assert kept.call(apart_work.process_id, Told(), IN_A_PROCESS) == second
+
+
+def test_a_call_that_kills_its_process_each_time_is_made_twice(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(ApartError, match="ended with status -9 and no result"):
+        call(apart_work.log_and_vanish, log=str(log))
+    assert len(set(log.read_text().split())) == 2
+
+
+def test_an_error_of_the_function_is_not_tried_again(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(ApartError, match="ValueError: logged"):
+        call(apart_work.log_and_fail, log=str(log))
+    assert len(log.read_text().split()) == 1
+
+
 def test_what_the_person_can_mend_is_told_as_such_and_not_as_a_traceback() -> None:
     with pytest.raises(UserError, match=r"^name another file$"):
         call(apart_work.refuse, message="name another file")

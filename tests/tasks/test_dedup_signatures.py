@@ -25,13 +25,13 @@ def equal(one: Signatures, other: Signatures) -> bool:
 def test_a_signature_depends_on_its_document_alone() -> None:
     together = signatures(TEXTS)
     for place, text in enumerate(TEXTS):
-        assert equal(together.slice(place, place + 1), signatures([text]))
+        assert equal(together.take([place]), signatures([text]))
 
 
 def test_parts_join_to_the_whole() -> None:
     whole = signatures(TEXTS)
     assert equal(Signatures.join([signatures(TEXTS[:7]), signatures([]), signatures(TEXTS[7:])]), whole)
-    assert equal(Signatures.join([whole.slice(0, 30), whole.slice(30, len(TEXTS))]), whole)
+    assert equal(Signatures.join([whole.take(range(30)), whole.take(range(30, len(TEXTS)))]), whole)
 
 
 def test_documents_taken_are_those_of_their_texts() -> None:

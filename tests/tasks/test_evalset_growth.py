@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -81,16 +80,6 @@ def test_an_evaluation_document_that_was_removed_and_then_quoted_leaves_the_eval
     after = run_prepare(home_at(home), write(source, {"manual.txt": manual}), SETTINGS)
     assert quoted not in frozen(after)
     assert problems(after) == []
-
-
-def test_an_evaluation_set_that_an_earlier_version_of_the_split_froze_stays(grown: tuple[Path, Path, Ran]) -> None:
-    home, source, before = grown
-    path = before.folder(before.ingested.curated) / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["settings"] = {**manifest["settings"]["curate"], "min_chars": 1}
-    path.write_text(json.dumps(manifest))
-    after = run_prepare(home_at(home), write(source, {"new.txt": prose(50)}), SETTINGS)
-    assert after.prepared.evalset == before.prepared.evalset
 
 
 def test_new_documents_that_have_nothing_to_do_with_it_leave_the_evaluation_set_as_it_is(

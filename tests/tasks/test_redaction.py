@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -104,3 +105,52 @@ def test_a_cut_leaves_no_seam(marked: str, expected: str) -> None:
 
 def test_overlapping_stretches_and_those_beyond_the_text_are_one_cut() -> None:
     assert cut("one two three", [(4, 4), (6, 100), (-5, 2), (3, 0)]) == "one"
+
+
+def naive_cut(text: str, stretches: list[tuple[int, int]]) -> str:
+    """The same rules, applied to one cut after the other on a text that is joined anew each time."""
+    gone = sorted({place for start, length in stretches for place in range(max(0, start), start + length)})
+    gone = [place for place in gone if place < len(text)]
+    if not gone:
+        return text
+    marked = list(text)
+    for place in gone:
+        marked[place] = "" if place - 1 in gone else "\0"
+    first, *parts = "".join(marked).split("\0")
+    for after in parts:
+        first = naive_join(first, after)
+    return first if parts[-1].strip() else first.rstrip()
+
+
+def naive_join(before: str, after: str) -> str:
+    blanks = " \t\n\u00a0"
+    left, right = before.rstrip(blanks), after.lstrip(blanks)
+    ahead, behind = before[len(left) :], after[: len(after) - len(right)]
+    indentation = behind.rpartition("\n")[2] if "\n" in behind else ""
+    if not right:
+        return left + max(ahead, behind, key=lambda space: (space.count("\n"), len(space)))
+    if not left:
+        return indentation + right
+    if "\n" not in ahead + behind:
+        return left + (" " if ahead + behind else "") + right
+    return left + "\n" * min(2, max(ahead.count("\n"), behind.count("\n"))) + indentation + right
+
+
+@pytest.mark.parametrize("alphabet", ["ab \n", "a \t\n\u00a0\u3000", "a     ", "\n\n\n a"])
+def test_any_cuts_leave_what_one_cut_after_the_other_leaves(alphabet: str) -> None:
+    draw = random.Random(7)
+    for _ in range(3_000):
+        text = "".join(draw.choices(alphabet, k=draw.randrange(40)))
+        stretches = [(draw.randrange(-3, 42), draw.randrange(6)) for _ in range(draw.randrange(8))]
+        assert cut(text, stretches) == naive_cut(text, stretches), (text, stretches)
+
+
+@pytest.mark.parametrize("lead", ["", "long " * 2_000_000, "word" + " " * 10_000_000], ids=["none", "text", "space"])
+@pytest.mark.parametrize("between", ["x ", " "], ids=["words", "space"])
+def test_very_many_cuts_cost_what_the_text_is_long(lead: str, between: str) -> None:
+    """200,000 cuts behind ten million characters, each of which must be looked at but a few times."""
+    n = 200_000
+    text = lead + ("*" * 40 + between) * n + "end"
+    step = 40 + len(between)
+    kept = cut(text, [(len(lead) + step * number, 40) for number in range(n)])
+    assert kept == f"{lead.strip()} {'x ' * n if between == 'x ' else ''}end".lstrip()

@@ -5,7 +5,7 @@
 has the hashing that all of them rest on.
 """
 
-from tasks.curate.dedup.evaluation import EvaluationSetError, evaluation_grams
+from tasks.curate.dedup.evaluation import EvaluationSetError, evaluation_files, evaluation_format, evaluation_grams
 from tasks.curate.dedup.groups import Pairs, clusters, giant_clusters, keep_best
 from tasks.curate.dedup.minhash import Signatures, gram_hashes, shingle_sets, signatures
 from tasks.curate.dedup.near import NearPairs, near_pairs
@@ -16,7 +16,7 @@ from tasks.curate.dedup.overlap import (
     duplicate_paragraphs,
     overlapping_spans,
 )
-from tasks.curate.dedup.words import Hashes, word_hashes
+from tasks.curate.dedup.words import Hashes
 
 __all__ = [
     "Containment",
@@ -29,6 +29,8 @@ __all__ = [
     "clusters",
     "containment",
     "duplicate_paragraphs",
+    "evaluation_files",
+    "evaluation_format",
     "evaluation_grams",
     "giant_clusters",
     "gram_hashes",
@@ -37,5 +39,4 @@ __all__ = [
     "overlapping_spans",
     "shingle_sets",
     "signatures",
-    "word_hashes",
 ]

@@ -18,7 +18,15 @@ from storage.errors import UserError
 from tasks.curate.dedup.minhash import GRAM_WORDS
 from tasks.curate.dedup.words import U64, distinct, read_batches, word_runs
 
-SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".txt", ".md")
+_FORMATS = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".txt": "text",
+    ".md": "text",
+}
+SUFFIXES = tuple(_FORMATS)
 
 _CHARS_AT_ONCE = 1 << 22
 _ROWS_AT_ONCE = 1_000
@@ -45,7 +53,7 @@ def evaluation_grams(paths: Sequence[Path], normalise: Callable[[str], str] = nf
         EvaluationSetError: if there is no such file, it holds no text, or it is damaged.
     """
     found: U64 = np.zeros(0, np.uint64)
-    for path in _files(paths):
+    for path in evaluation_files(paths):
         fresh = [found]
         some = False
         for texts in _bundles(map(normalise, _texts(path))):
@@ -81,7 +89,13 @@ def _bundles(texts: Iterator[str]) -> Iterator[list[str]]:
         yield bundle
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
+def evaluation_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that `evaluation_grams` reads for these paths, in its order.
+
+    Raises:
+        EvaluationSetError: if there is no such file.
+    """
+    found: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
@@ -89,20 +103,26 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
                 raise EvaluationSetError(
                     f"evaluation set {path} is a folder without any file of {', '.join(SUFFIXES)}: name the files"
                 )
-            yield from inside
+            found += inside
         elif path.is_file():
-            yield path
+            found.append(path)
         else:
             raise EvaluationSetError(f"evaluation set {path} is not there: expected a file or a folder")
+    return found
+
+
+def evaluation_format(path: Path) -> str:
+    """How a file is read: `parquet`, `jsonl`, `json` or `text`; its suffix says so, and nothing else."""
+    return _FORMATS.get(path.suffix.lower(), "text")
 
 
 def _texts(path: Path) -> Iterator[str]:
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
+    kind = evaluation_format(path)
+    if kind == "parquet":
         return _parquet_texts(path)
-    if suffix in (".jsonl", ".ndjson"):
+    if kind == "jsonl":
         return _json_lines_texts(path)
-    if suffix == ".json":
+    if kind == "json":
         return _strings(_parsed(_whole(path), str(path)))
     return iter([_whole(path)])
 

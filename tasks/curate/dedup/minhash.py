@@ -68,21 +68,6 @@ class Signatures:
         """Paragraphs, document by document."""
         return Spanned(self.paragraphs, self.paragraph_offsets, self.paragraph_starts, self.paragraph_lengths)
 
-    def slice(self, start: int, stop: int) -> Self:
-        """Documents `start` to `stop`; copies nothing but offsets."""
-        grams = slice(*self.gram_offsets[[start, stop]])
-        paragraphs = slice(*self.paragraph_offsets[[start, stop]])
-        return type(self)(
-            self.minima[start:stop],
-            self.n_shingles[start:stop],
-            self.grams[grams],
-            self.gram_offsets[start : stop + 1] - self.gram_offsets[start],
-            self.paragraphs[paragraphs],
-            self.paragraph_starts[paragraphs],
-            self.paragraph_lengths[paragraphs],
-            self.paragraph_offsets[start : stop + 1] - self.paragraph_offsets[start],
-        )
-
     def take(self, documents: Chosen) -> Self:
         """Some documents, in the order given; an array of bool selects as in numpy.
 

@@ -73,9 +73,9 @@ class Hashes:
         return np.diff(self.offsets)
 
     def take(self, documents: Chosen) -> Hashes:
-        """Hashes of some documents, in the order given; an array of bool selects as in numpy."""
+        """A copy of the hashes of some documents, in the order given; an array of bool selects as in numpy."""
         places, offsets = self._places(documents)
-        return Hashes(self.values[places], offsets)
+        return Hashes(_copied(self.values, places), offsets)
 
     def _places(self, documents: Chosen) -> tuple[I64 | slice, I64]:
         """Where the hashes of some documents stand (a slice if they do so in a row), and their offsets when taken."""
@@ -100,12 +100,18 @@ class Spanned(Hashes):
     lengths: I64
 
     def take(self, documents: Chosen) -> Spanned:
-        """Stretches of some documents, in the order given; an array of bool selects as in numpy."""
+        """A copy of the stretches of some documents, in the order given; an array of bool selects as in numpy."""
         places, offsets = self._places(documents)
-        return Spanned(self.values[places], offsets, self.starts[places], self.lengths[places])
+        starts, lengths = _copied(self.starts, places), _copied(self.lengths, places)
+        return Spanned(_copied(self.values, places), offsets, starts, lengths)
 
 
 Numbers = TypeVar("Numbers", U64, I64)
+
+
+def _copied(values: Numbers, places: I64 | slice) -> Numbers:
+    """What stands at the places, never as a view: one of a mapped file would keep the file open."""
+    return values[places].copy() if isinstance(places, slice) else values[places]
 
 
 def distinct(values: Numbers) -> Numbers:

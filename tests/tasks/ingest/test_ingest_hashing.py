@@ -14,7 +14,12 @@ import pytest
 from tasks.ingest import hashing
 from tasks.ingest.hashing import HashMemo, digest_files
 from tasks.ingest.opening import open_regular
-from tasks.ingest.walk import walk
+from tasks.ingest.walk import FolderRoot, WalkedFile, walk_roots
+
+
+def walk(folder: Path) -> list[WalkedFile]:
+    """Everything under a folder."""
+    return walk_roots([FolderRoot(folder)]).files
 
 
 @pytest.fixture
@@ -36,7 +41,7 @@ def make(folder: Path, **files: str) -> list:
     folder.mkdir(exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)
-    return walk([folder])
+    return walk(folder)
 
 
 def sha256(text: str) -> str:
@@ -67,7 +72,7 @@ def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_
         changed.write_text("eno")
         os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
     opened.clear()
-    assert digest_files(walk([tmp_path / "in"]), memo, 2) == [sha256("eno"), sha256("two")]
+    assert digest_files(walk(tmp_path / "in"), memo, 2) == [sha256("eno"), sha256("two")]
     assert opened == [changed]
 
 
@@ -77,7 +82,7 @@ def test_what_is_remembered_is_the_state_that_was_read_not_the_one_that_was_walk
     (tmp_path / "in" / "a").write_text("and more")
     assert digest_files(stale, memo, 1) == [sha256("and more")]
     opened.clear()
-    assert digest_files(walk([tmp_path / "in"]), memo, 1) == [sha256("and more")]
+    assert digest_files(walk(tmp_path / "in"), memo, 1) == [sha256("and more")]
     assert opened == []
 
 
@@ -93,7 +98,7 @@ def test_digests_stand_beside_their_rows_and_rows_with_a_status_have_none(tmp_pa
     monkeypatch.setattr(hashing, "BATCH_FILES", 2)
     make(tmp_path / "in", a="one", c="three", d="four")
     (tmp_path / "in" / "b").symlink_to("a")
-    files = walk([tmp_path / "in"])
+    files = walk(tmp_path / "in")
     assert [file.path for file in files] == ["a", "b", "c", "d"]
     assert digest_files(files, HashMemo(tmp_path / "memo.db"), 2) == [
         sha256("one"),
@@ -170,10 +175,11 @@ def test_several_processes_may_use_the_memo_at_once(tmp_path):
     script = (
         "import sys, pathlib\n"
         "from tasks.ingest import hashing\n"
-        "from tasks.ingest.walk import walk\n"
+        "from tasks.ingest.walk import FolderRoot, walk_roots\n"
         "hashing.DISTRUST_NS, hashing.BATCH_FILES = -10**13, 5\n"
         "memo = hashing.HashMemo(pathlib.Path(sys.argv[2]))\n"
-        "found = hashing.digest_files(walk([pathlib.Path(sys.argv[1])]), memo, 2)\n"
+        "files = walk_roots([FolderRoot(pathlib.Path(sys.argv[1]))]).files\n"
+        "found = hashing.digest_files(files, memo, 2)\n"
         "assert len(found) == 100 and all(isinstance(digest, str) for digest in found)\n"
     )
     root = Path(__file__).resolve().parents[3]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -268,3 +272,131 @@ def test_the_surroundings_of_the_caller_do_not_redirect_git(project, listed, mon
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "elsewhere"))
     assert set(listed(f"git+{project}@main")) == {"a", "docs/b"}
+
+
+LISTING = """
+import sys
+from pathlib import Path
+from tasks.ingest.sources import WalkSettings, list_sources, resolve_sources
+
+cache, *sources = sys.argv[1:]
+files = list_sources(resolve_sources(sources), WalkSettings(), Path(cache)).files
+print(*(row.absolute.read_text() for row in files if row.path.endswith("a")), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def run_that_lists(cache: Path, *sources: str) -> Iterator[str]:
+    """Another process that lists sources and lives as long as the block; the texts of the files `a`."""
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-c", LISTING, str(cache), *sources]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        try:
+            yield run.stdout.readline().strip()
+        finally:
+            run.stdin.close()
+            assert run.wait(60) == 0
+
+
+def list_once(cache: Path, *sources: str) -> str:
+    with run_that_lists(cache, *sources) as text:
+        return text
+
+
+def exports(cache: Path) -> dict[str, Path]:
+    """The exports by the text of their file `a`."""
+    return {(tree / "a").read_text(): tree.parent for tree in cache.glob("git/*/*/tree")}
+
+
+def grow_old(cache: Path) -> None:
+    """As if all exports had been used two hours earlier, in the order in which they were."""
+    for export in exports(cache).values():
+        used = export.stat().st_mtime - 7200
+        os.utime(export, (used, used))
+
+
+def test_of_the_commits_of_a_followed_branch_the_two_used_last_stay(project, tmp_path):
+    cache = tmp_path / "cache"
+    for text in ("first", "second", "third"):
+        commit(project, a=text)
+        grow_old(cache)
+        assert list_once(cache, f"git+{project}@main") == text
+    assert set(exports(cache)) == {"second", "third"}
+    commit(project, a="first")
+    assert list_once(cache, f"git+{project}@main") == "first"
+
+
+def test_a_commit_that_is_used_again_counts_as_used_last(project, tmp_path):
+    cache = tmp_path / "cache"
+    first = git(project, "rev-parse", "HEAD")
+    list_once(cache, f"git+{project}@main")
+    for source, text in (("main", "second"), (first, "first"), ("main", "third")):
+        if text != "first":
+            commit(project, a=text)
+        grow_old(cache)
+        assert list_once(cache, f"git+{project}@{source}") == text
+    assert set(exports(cache)) == {"first", "third"}
+
+
+def test_commits_used_within_the_hour_stay(project, tmp_path):
+    cache = tmp_path / "cache"
+    for text in ("first", "second", "third"):
+        commit(project, a=text)
+        list_once(cache, f"git+{project}@main")
+    assert set(exports(cache)) == {"first", "second", "third"}
+
+
+def test_a_commit_that_a_living_process_reads_stays_until_it_ends(project, tmp_path):
+    cache = tmp_path / "cache"
+    with run_that_lists(cache, f"git+{project}@main"):
+        for text in ("second", "third", "fourth"):
+            commit(project, a=text)
+            grow_old(cache)
+            list_once(cache, f"git+{project}@main")
+        assert set(exports(cache)) == {"first", "third", "fourth"}
+    grow_old(cache)
+    list_once(cache, f"git+{project}@main")
+    assert set(exports(cache)) == {"third", "fourth"}
+
+
+def test_several_commits_that_are_sources_at_once_stay_all_and_are_not_written_again(project, tmp_path):
+    cache = tmp_path / "cache"
+    sources = [f"git+{project}@main"]
+    for number, text in enumerate(("second", "third", "fourth")):
+        git(project, "tag", f"v{number}")
+        sources.append(f"git+{project}@v{number}")
+        commit(project, a=text)
+    list_once(cache, *sources)
+    before = {text: (export / "tree").stat().st_ino for text, export in exports(cache).items()}
+    assert len(before) == 4
+    grow_old(cache)
+    list_once(cache, *sources)
+    assert {text: (export / "tree").stat().st_ino for text, export in exports(cache).items()} == before
+
+
+def test_an_export_without_a_lease_is_old_or_young_like_any_other(project, tmp_path):
+    """As earlier versions wrote them, which knew of no leases."""
+    cache = tmp_path / "cache"
+    for text in ("first", "second", "third"):
+        commit(project, a=text)
+        grow_old(cache)
+        for export in exports(cache).values():
+            used = export.stat().st_mtime
+            (export / "lease").unlink(missing_ok=True)
+            os.utime(export, (used, used))
+        list_once(cache, f"git+{project}@main")
+    assert set(exports(cache)) == {"second", "third"}
+
+
+def test_a_lease_follows_an_export_that_was_deleted_and_written_again(project, listed, tmp_path):
+    listed(f"git+{project}@main")
+    shutil.rmtree(tmp_path / "cache")
+    listed(f"git+{project}@main")
+    for text in ("second", "third", "fourth"):
+        commit(project, a=text)
+        grow_old(tmp_path / "cache")
+        list_once(tmp_path / "cache", f"git+{project}@main")
+    assert set(exports(tmp_path / "cache")) == {"first", "third", "fourth"}

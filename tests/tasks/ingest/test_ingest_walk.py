@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from storage.errors import UserError
 from tasks.ingest import walk as walk_module
-from tasks.ingest.walk import encode_path, walk
+from tasks.ingest.sources import WalkSettings, list_sources, resolve_sources
+from tasks.ingest.walk import WalkedFile, encode_path
+
+
+def walk(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[WalkedFile]:
+    """Everything under some folders or files, as a person names them."""
+    found = resolve_sources(map(str, sources))
+    return list_sources(found, WalkSettings(respect_gitignore=False), Path("nothing is fetched"), exclude).files
 
 
 def rows_by_path(*sources, **options):
@@ -124,7 +133,7 @@ def test_a_source_inside_an_excluded_folder_is_walked(tmp_path):
 
 
 def test_a_missing_source_is_named_in_the_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere.*does not exist"):
+    with pytest.raises(UserError, match=r"nowhere.*does not exist"):
         walk([tmp_path / "nowhere"])
 
 
