@@ -114,12 +114,10 @@ def scans(rounds: int) -> Iterator[Row]:
         side: [_error_rate(texts[path.name], path) for path in paths]
         for side, texts in (("ours", read), ("bare", peer))
     }
-    for name, figure in (("median", statistics.median), ("worst", max)):
+    for name, figure, most in (("median", statistics.median, 0.0106), ("worst", max, 0.084)):
         mine, other = figure(rates["ours"]), figure(rates["bare"])
-        yield Row(
-            f"character error rate on them, {name}", f"{mine:.2%}", f"{other:.2%}", f"{other / mine:.2f}",
-            "not above the other", mine <= other + 5e-5,
-        )  # fmt: skip
+        goal = f"<= {100 * most:.2g} %"
+        yield Row(f"their character error rate, {name}", f"{mine:.2%}", f"{other:.2%}", "", goal, mine <= most)
 
 
 def _bare_tesseract(paths: list[Path], folder: Path) -> tuple[float, dict[str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import tracemalloc
+from collections.abc import Callable
 from itertools import combinations
 
 WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff]|[^\W\u3041-\u30ff\u3400-\u9fff]+")
@@ -56,3 +58,14 @@ def planted(n_originals: int, shares: tuple[float, ...]) -> list[str]:
         texts.append(original)
         texts += [edited(original, share, seed=100 * number + place) for place, share in enumerate(shares)]
     return texts
+
+
+def peak_memory(work: Callable[[], object]) -> int:
+    """Bytes that work takes at once, beyond what was there before; tables that are made but once are not counted."""
+    work()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dedup_samples import edited, plain_runs, prose
+from dedup_samples import edited, peak_memory, plain_runs, prose
 
 from tasks.curate.dedup import (
     EvaluationSetError,
@@ -22,6 +23,8 @@ from tasks.curate.dedup import (
     overlapping_spans,
     signatures,
 )
+from tasks.curate.dedup.minhash import GRAM_WORDS
+from tasks.curate.dedup.words import BATCH_CHARS, word_pieces
 
 PAGE = prose(120, seed=1)
 MANUAL = f"{prose(3_000, seed=2)} {PAGE} {prose(3_000, seed=3)}"
@@ -134,6 +137,49 @@ def test_spans_are_counted_in_characters_beyond_the_basic_plane() -> None:
 def test_text_that_stands_nowhere_else_has_no_spans(text: str) -> None:
     assert overlapping_spans(text, evaluation_set(PAGE)) == []
     assert overlapping_spans(text, np.zeros(0, np.uint64)) == []
+
+
+def spans_of_the_whole(text: str, grams: np.ndarray) -> list[tuple[int, int]]:
+    """What `overlapping_spans` finds, by a mark on each word of the text."""
+    starts, ends = (np.concatenate(parts) for parts in list(zip(*word_pieces(text), strict=True))[1:])
+    covered = np.zeros(len(starts), bool)
+    for hit in np.flatnonzero(np.isin(gram_hashes([text]).values, grams)):
+        covered[hit : hit + GRAM_WORDS] = True
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], covered, [False]])))
+    return [
+        (int(starts[first]), int(ends[behind - 1] - starts[first]))
+        for first, behind in zip(edges[::2], edges[1::2], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_spans_of_a_text_in_pieces_are_those_of_the_whole(seed: int) -> None:
+    """Quotations of all lengths lie everywhere, across the places where pieces meet as well, some side by side."""
+    draw = random.Random(seed)
+    quoted = [prose(draw.randrange(5, 40), seed=1_000 + number) for number in range(40)] + [prose(40_000, seed=seed)]
+    quoted[0] = "羊" * 200
+    parts = []
+    while sum(map(len, parts)) < 4 * BATCH_CHARS:
+        parts += [prose(draw.randrange(60), seed=draw.randrange(10**6)), draw.choice(quoted[:-1])]
+        parts += [draw.choice(quoted)] if draw.random() < 0.05 else []
+    text = draw.choice([" ", "\n", "\n\n"]).join(parts)
+    spans = overlapping_spans(text, evaluation_set(*quoted))
+    assert spans == spans_of_the_whole(text, evaluation_set(*quoted))
+    assert len(spans) > 100
+
+
+@pytest.mark.parametrize("unit", ["x", "羊", " ", "a "])
+def test_spans_of_monotonous_text_in_pieces_are_those_of_the_whole(unit: str) -> None:
+    text = unit * (3 * BATCH_CHARS)
+    grams = evaluation_set(unit * 40, PAGE)
+    assert overlapping_spans(text, grams) == spans_of_the_whole(text, grams)
+
+
+def test_spans_of_a_long_text_need_little_memory() -> None:
+    text = " ".join(prose(50_000, seed) for seed in range(12))
+    assert len(text) > 20 * BATCH_CHARS
+    grams = evaluation_set(PAGE, prose(50_000, 3))
+    assert peak_memory(lambda: overlapping_spans(text, grams)) < 16 * 2**20
 
 
 def test_evaluation_sets_are_read_from_every_string(tmp_path: Path) -> None:

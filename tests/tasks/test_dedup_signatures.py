@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dedup_samples import edited, jaccard, plain_runs, prose
+from dedup_samples import edited, jaccard, peak_memory, plain_runs, plain_words, prose
 
 from tasks.curate.dedup import Signatures, gram_hashes, shingle_sets, signatures
 from tasks.curate.dedup.minhash import N_PERMUTATIONS, estimate
@@ -101,6 +101,13 @@ def test_a_document_longer_than_a_batch_is_signed_like_its_set_of_shingles() -> 
     long = " ".join([short] * (3 * BATCH_CHARS // len(short)))
     common = estimate(signatures([long]).minima, signatures([f"{short} {short}"]).minima)
     assert common[0] == 1.0  # repeating a text adds only the shingles of the seam
+
+
+def test_a_long_document_needs_no_more_than_its_words_and_one_kind_of_runs() -> None:
+    """Eight bytes for each word and each run, and what a piece of the text takes."""
+    text = " ".join(prose(50_000, seed) for seed in range(12))
+    n_words = len(plain_words(text))
+    assert peak_memory(lambda: signatures([text])) < 2 * 8 * n_words + 8 * 2**20
 
 
 def test_estimates_are_as_close_as_those_of_datasketch() -> None:

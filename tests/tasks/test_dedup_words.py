@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from dedup_samples import plain_runs, plain_words, prose
 
-from tasks.curate.dedup import words as module
 from tasks.curate.dedup.words import BATCH_CHARS, Hashes, Spanned, joined, read_batches, word_hashes, word_runs
 
 PINNED_WORDS = ["0x48c07d5a8e0e72fa", "0x8bb5d581b6daf0cd"]
@@ -145,5 +144,5 @@ def test_no_texts_give_no_batches() -> None:
 
 @pytest.mark.parametrize("unit", ["\n", " \n", "a", "\n\na", "漢", "\t", "a\u0301"])
 def test_monotonous_text_takes_linear_time(unit: str) -> None:
-    words = module.word_hashes(unit * 1_000_000)
+    words = word_hashes(unit * 1_000_000)
     assert len(words.values) == len(words.starts)

@@ -153,11 +153,13 @@ def estimate(one: U32, other: U32) -> npt.NDArray[np.float64]:
 
 def _sign(batch: Batch) -> Signatures:
     shingles = _distinct(word_runs(batch.words, SHINGLE_WORDS))
+    minima, n_shingles = _minima(shingles), shingles.counts
+    del shingles  # before the grams: either has as many values as a document has words
     grams = word_runs(batch.words, GRAM_WORDS)
     paragraphs = batch.paragraphs
     return Signatures(
-        _minima(shingles),
-        shingles.counts,
+        minima,
+        n_shingles,
         grams.values,
         grams.offsets,
         paragraphs.values,
@@ -168,16 +170,21 @@ def _sign(batch: Batch) -> Signatures:
 
 
 def _distinct(hashes: Hashes) -> Hashes:
-    """Each document's hashes sorted and each but once; sorts in place."""
+    """Each document's hashes sorted and each but once, in the place of the given ones: a long document has many."""
     values, offsets = hashes.values, hashes.offsets
-    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+    bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+    for begin, end in bounds:
         values[begin:end].sort()
     first = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     first[offsets[:-1][hashes.counts > 0]] = True
-    kept = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(first, out=kept[1:])
-    return Hashes(values[first], kept[offsets])
+    counts = [np.count_nonzero(first[begin:end]) for begin, end in bounds]
+    done = 0
+    for start in range(0, len(values), _SLICE):
+        part = values[start : start + _SLICE][first[start : start + _SLICE]]
+        values[done : done + len(part)] = part
+        done += len(part)
+    return Hashes(values[:done], np.cumsum([0, *counts]))
 
 
 @lru_cache(maxsize=1)
@@ -196,22 +203,22 @@ def _minima(shingles: Hashes) -> U32:
     filled = np.flatnonzero(shingles.counts)
     if not len(filled):
         return minima
-    values = (shingles.values >> np.uint64(32)).astype(np.uint32)
     begins = shingles.offsets[:-1][filled]
     if len(filled) == 1:  # perhaps a long document: the minimum of the minima of its slices
-        rows = [_permuted_minima(part, np.zeros(1, np.int64)) for part in _slices(values)]
+        rows = [_permuted_minima(part, np.zeros(1, np.int64)) for part in _slices(shingles.values)]
         minima[filled] = np.min(rows, axis=0)
     else:
-        minima[filled] = _permuted_minima(values, begins)
+        minima[filled] = _permuted_minima(shingles.values, begins)
     return minima
 
 
-def _slices(values: U32) -> list[U32]:
+def _slices(values: U64) -> list[U64]:
     return [values[start : start + _SLICE] for start in range(0, len(values), _SLICE)]
 
 
-def _permuted_minima(values: U32, begins: I64) -> U32:
-    """Minimum of each stretch that begins at `begins` (the last ends with the values) under each permutation."""
+def _permuted_minima(hashes: U64, begins: I64) -> U32:
+    """Minimum of each stretch that begins at `begins` (the last ends with the hashes) under each permutation."""
+    values = (hashes >> np.uint64(32)).astype(np.uint32)
     xored, factors = _permutations()
     permuted = np.empty_like(values)
     minima = np.empty((N_PERMUTATIONS, len(begins)), np.uint32)

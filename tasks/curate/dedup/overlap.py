@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.curate.dedup.minhash import GRAM_WORDS
-from tasks.curate.dedup.words import I64, U64, Hashes, distinct, word_hashes, word_runs
+from tasks.curate.dedup.words import I64, U64, Hashes, distinct, word_pieces, word_runs
 
 # Documents of fewer runs (of fewer than 25 words: no two runs side by side) are not judged by containment: one single
 # stock phrase would make up all of such a text. If all of it is a document elsewhere, exact deduplication sees it.
@@ -97,28 +97,43 @@ def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int 
 def overlapping_spans(text: str, grams: U64) -> list[tuple[int, int]]:
     """Stretches of a text whose runs of thirteen words stand in another, as (start, length) in characters.
 
-    A stretch goes from its first word to the end of its last; stretches that touch or overlap are one.
+    A stretch goes from its first word to the end of its last; stretches that touch or overlap are one. A long text is
+    worked through in pieces, so that memory follows what is found and not the text.
 
     Args:
         grams: sorted hashes, as `evaluation_grams` gives them. In them no document is shorter than a run, so a
             text of fewer words overlaps with nothing.
     """
-    words = word_hashes(text)
-    runs = word_runs(words, GRAM_WORDS).values
-    if not len(runs) or not len(grams) or len(words.values) < GRAM_WORDS:
+    spans: list[tuple[int, int]] = []
+    nothing = np.zeros(0, np.int64)
+    tail: tuple[U64, I64, I64] = (np.zeros(0, np.uint64), nothing, nothing)  # words whose runs reach on
+    before = 0  # words of the text before the tail
+    behind = -1  # the word behind the last span
+    for piece in word_pieces(text) if len(grams) else ():
+        words, starts, ends = (np.concatenate(both) for both in zip(tail, piece, strict=True))
+        for first, last in _covered(words, grams):
+            if before + first <= behind:
+                spans[-1] = (spans[-1][0], int(ends[last]))
+            else:
+                spans.append((int(starts[first]), int(ends[last])))
+            behind = before + last + 1
+        done = max(0, len(words) - (GRAM_WORDS - 1))
+        tail = words[done:], starts[done:], ends[done:]
+        before += done
+    return [(start, end - start) for start, end in spans]
+
+
+def _covered(words: U64, grams: U64) -> list[tuple[int, int]]:
+    """First and last word of each stretch of words whose runs are among the sorted hashes."""
+    if len(words) < GRAM_WORDS:
         return []
-    place = np.minimum(np.searchsorted(grams, runs), len(grams) - 1)
-    hits = np.flatnonzero(grams[place] == runs)
-    change = np.zeros(len(words.values) + 1, np.int64)
-    np.add.at(change, hits, 1)
-    np.add.at(change, hits + GRAM_WORDS, -1)
-    covered = np.zeros(len(words.values) + 2, bool)
-    covered[1:-1] = np.cumsum(change[:-1]) > 0
-    edges = np.flatnonzero(covered[1:] != covered[:-1])
-    begins = words.starts[edges[::2]]
-    last = edges[1::2] - 1
-    ends = words.starts[last] + words.lengths[last]
-    return list(zip(begins.tolist(), (ends - begins).tolist(), strict=True))
+    runs = word_runs(Hashes(words, np.array([0, len(words)])), GRAM_WORDS).values
+    hits = np.flatnonzero(grams[np.minimum(np.searchsorted(grams, runs), len(grams) - 1)] == runs)
+    if not len(hits):
+        return []
+    gaps = np.flatnonzero(np.diff(hits) > GRAM_WORDS)
+    firsts, lasts = hits[np.append(0, gaps + 1)], hits[np.append(gaps, len(hits) - 1)] + GRAM_WORDS - 1
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
 def duplicate_paragraphs(paragraphs: Hashes, order: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:

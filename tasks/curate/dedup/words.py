@@ -165,8 +165,13 @@ def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iter
 
 def word_hashes(text: str) -> Spanned:
     """Words of one text: hashes, and where each stands."""
-    pieces = [_read_words(kinds, base) for _, kinds, base in _code_points(_pieces(text))]
-    return _spanned(pieces, np.array([0, len(text) + 1]))
+    return _spanned(list(word_pieces(text)), np.array([0, len(text) + 1]))
+
+
+def word_pieces(text: str) -> Iterator[tuple[U64, I64, I64]]:
+    """The same piece by piece, for texts of any length: hashes, and where each word begins and ends in the text."""
+    for _, kinds, base in _code_points(_pieces(text)):
+        yield _read_words(kinds, base)
 
 
 def word_runs(words: Hashes, n: int) -> Hashes:
