@@ -17,7 +17,7 @@ from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CLUSTERS, NEAR_PAIRS, VERIFIED_PAIRS
 from storage.tables import read_columns, read_places, stream_rows, write_table
-from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, near_pairs
+from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
 from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.settings import DedupSettings
@@ -26,6 +26,7 @@ from tasks.stage import Work, stage
 PAIRS_FILE = "pairs.parquet"
 VERIFIED_FILE = "verified.parquet"
 CLUSTERS_FILE = "clusters.parquet"
+GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,13 @@ def find_duplicates(
     )
     folder = Path(out)
     _write_verified(folder / VERIFIED_FILE, found.verified, texts)
-    digest = _write_tables(folder, found, texts, members)
+    labels = clusters(len(texts), found.pairs)
+    digest = _write_tables(folder, found, labels, texts, members)
     progress(len(texts), len(texts))
-    return {"digest": digest, "counts": _counts(found, texts, members)}
+    giants = giant_clusters(labels, GIANT_CLUSTER)
+    counts = _counts(found, texts, members)
+    counts |= {"giant_clusters": len(giants), "largest_cluster": max((size for _, size in giants), default=0)}
+    return {"digest": digest, "counts": counts}
 
 
 def _distinct_texts(live: dict[str, str], shelves: Sequence[Shelf]) -> tuple[list[SignedText], dict[str, list[str]]]:
@@ -162,9 +167,10 @@ def _write_verified(path: Path, pairs: Pairs, texts: Sequence[SignedText]) -> No
     write_table(path, VERIFIED_PAIRS, rows)
 
 
-def _write_tables(folder: Path, found: NearPairs, texts: Sequence[SignedText], members: dict[str, list[str]]) -> str:
+def _write_tables(
+    folder: Path, found: NearPairs, labels: np.ndarray, texts: Sequence[SignedText], members: dict[str, list[str]]
+) -> str:
     """Write pairs and clusters; returns the digest of both."""
-    labels = clusters(len(texts), found.pairs)
     sizes = np.bincount(labels, weights=[len(members[text.text_sha256]) for text in texts], minlength=len(texts))
     near = []
     for one, other, similarity in _pairs(found.pairs):
