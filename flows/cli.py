@@ -84,8 +84,11 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         print(f"note: {note}")
 
 
-def _lines(items: list[str] | None) -> str:
-    return "\n".join(items or [])
+def _overrides(assign: list[str] | None) -> str:
+    """Settings as a flow takes them, one per line; they are checked here, for a flow's database keeps them as given."""
+    from tasks.settings import storable_assignments
+
+    return "\n".join(storable_assignments(assign or []))
 
 
 @app.command()
@@ -123,7 +126,7 @@ def run(
             refresh=",".join(refresh or []),
             retry_failed=retry_failed,
             config=_absolute(config),
-            overrides=_lines(assign),
+            overrides=_overrides(assign),
         )
         _show(result, as_json)
 
@@ -205,7 +208,7 @@ def ingest(
             refresh=",".join(refresh or []),
             retry_failed=retry_failed,
             config=_absolute(config),
-            overrides=_lines(assign),
+            overrides=_overrides(assign),
         )
         _show(result, as_json)
 
@@ -235,7 +238,7 @@ def prepare(
             refresh=",".join(refresh or []),
             retry_failed=retry_failed,
             config=_absolute(config),
-            overrides=_lines(assign),
+            overrides=_overrides(assign),
         )
         _show(result, as_json)
 
@@ -275,7 +278,7 @@ def train(
             refresh=",".join(refresh or []),
             retry_failed=retry_failed,
             config=_absolute(config),
-            overrides=_lines(assign),
+            overrides=_overrides(assign),
         )
         _show(result, as_json)
 

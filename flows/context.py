@@ -18,6 +18,7 @@ from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from storage.catalog import check_corpus_name
 from storage.home import Home
+from tasks.ingest.records import Limits
 from tasks.ingest.snapshot import snapshot
 from tasks.resources import Resources
 from tasks.session import PrefectSession
@@ -81,6 +82,7 @@ def flow_session(
     retry_failed: bool = False,
     workers: int = 0,
     deterministic: bool = False,
+    limits: Limits | None = None,
 ) -> Iterator[PrefectSession]:
     """The session of the running flow; ends its processes when the flow ends.
 
@@ -90,7 +92,7 @@ def flow_session(
     check_corpus_name(corpus)
     place = Home.from_environment(home or None).create()
     names = stage_names(refresh)
-    with Resources(place, workers, deterministic) as resources:
+    with Resources(place, workers, deterministic, limits) as resources:
         resources.run_tags = {
             "prefect.flow_run_id": str(flow_run.id or ""),
             "prefect.flow_run_name": str(flow_run.name or ""),

@@ -21,9 +21,9 @@ from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
 from tasks.curate.normalise import DOCUMENTS_FILE, normalise
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
 from tasks.ingest.hashing import HashMemo, digest_files
+from tasks.ingest.journal import Content
 from tasks.ingest.ocr import ocr_ready
 from tasks.ingest.segments import (
-    Content,
     Located,
     SegmentSettings,
     cut_segments,
@@ -174,22 +174,29 @@ def _extract(session: Session, sources: Sequence[Source], settings: Settings) ->
     places = {content: ref.key for content, ref in located.items()}
     for call, contents in zip(calls, cuts, strict=True):
         places |= dict.fromkeys(contents, extract.key(call.settings, {}))
-    listing = Listing(files, sorted(places.items()))
     if session.resources is not None:
         session.resources.sizes = sizes
-        session.resources.passwords = settings.passwords.pdf
-        session.resources.listing = listing
+        session.resources.passwords = settings.passwords.read()
     for ref in sorted(set(located.values())):
         session.compare(extract, manifest_of(session.store, ref), extract_tools)
     made = session.run_each(extract, calls)
     session.count_reused(extract, len(located))
+    worse = _worse_retries(session, settings, cuts)
+    for content, known in worse.items():
+        del places[content]
+        places[known.content] = known.segment.key
+        located[known.content] = known.segment
+    listing = Listing(files, sorted(places.items()))
+    if session.resources is not None:
+        session.resources.listing = listing
     by_segment: dict[ArtifactRef, set[str]] = defaultdict(set)
     for content, ref in located.items():
         by_segment[ref].add(content.sha256)
-    wanted = [*by_segment.values(), *({content.sha256 for content in contents} for contents in cuts)]
+    wanted = list(by_segment.values())
+    wanted += [{content.sha256 for content in contents if content not in worse} for contents in cuts]
     keys = [*(ref.key for ref in by_segment), *(extract.key(call.settings, {}) for call in calls)]
     # in an order that does not depend on which of them were there
-    order = sorted(range(len(keys)), key=lambda place: keys[place])
+    order = sorted((place for place in range(len(keys)) if wanted[place]), key=lambda place: keys[place])
     segments: list[Maybe] = [*by_segment, *made]
     return Extracted(
         listing,
@@ -197,6 +204,15 @@ def _extract(session: Session, sources: Sequence[Source], settings: Settings) ->
         [keys[place] for place in order],
         [wanted[place] for place in order],
     )
+
+
+def _worse_retries(session: Session, settings: Settings, cuts: Iterable[Sequence[Content]]) -> dict[Content, Located]:
+    """Retries that gave less text than an earlier attempt at the same content, and that attempt, which counts."""
+    retried = [content for contents in cuts for content in contents if content.attempt]
+    if not retried or session.resources is None or extract.name in session.refresh:
+        return {}
+    index = segment_index(session.store, settings.extract)
+    return {content: index[content.identity] for content in retried if index[content.identity].content != content}
 
 
 def _choose_contents(
@@ -210,7 +226,7 @@ def _choose_contents(
             suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
     index = segment_index(session.store, settings.extract)
     can_read_images = ocr_ready(settings.extract.ocr_languages)
-    passwords = passwords_digest(settings.passwords.pdf)
+    passwords = passwords_digest(settings.passwords.read(), session.home)
     chosen: dict[str, Content] = {}
     located: dict[Content, ArtifactRef] = {}
     for sha256, suffix in suffixes.items():
@@ -218,7 +234,7 @@ def _choose_contents(
         if known is None:
             chosen[sha256] = Content(sha256, suffix)
         elif wants_retry(known, session.retry_failed, can_read_images, passwords):
-            chosen[sha256] = Content(sha256, suffix, known.content.attempt + 1)
+            chosen[sha256] = Content(sha256, suffix, known.last_attempt + 1)
         else:
             chosen[sha256] = known.content
             located[known.content] = known.segment

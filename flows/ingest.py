@@ -36,7 +36,7 @@ def ingest(
 ) -> dict[str, object]:
     """Walk, hash, and extract what is new."""
     settings = flow_settings(config, overrides)
-    with flow_session(home, corpus, refresh, retry_failed, workers) as session:
+    with flow_session(home, corpus, refresh, retry_failed, workers, limits=settings.limits) as session:
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         pipeline.remember_ingested(session, ingested)
         pipeline.publish(session, corpus)

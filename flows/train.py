@@ -57,7 +57,7 @@ def train(
         train__max_tokens=max_tokens,
         train__seed=seed,
     )
-    with flow_session(home, corpus, refresh, retry_failed, workers, deterministic) as session:
+    with flow_session(home, corpus, refresh, retry_failed, workers, deterministic, settings.limits) as session:
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
         checkpoint = artifact(pipeline.train_model(session, settings, prepared))

@@ -6,8 +6,11 @@ and Prefect write addresses into databases that outlive the current folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +76,31 @@ class Home:
     def reports(self) -> Path:
         """Folder of the reports that a person opens after a run."""
         return self.path / "reports"
+
+    def password_key(self) -> bytes:
+        """The key of what is noted of passwords; made at first use, random, for the owner's eyes.
+
+        Raises:
+            UserError: if it cannot be read or made.
+        """
+        path = self.path / "password.key"
+        try:
+            if not path.exists():
+                self._make_key(path)
+            return path.read_bytes()
+        except OSError as error:
+            raise UserError(f"the key {path} cannot be used ({error.strerror}): mend its permissions") from error
+
+    def _make_key(self, path: Path) -> None:
+        """Write a key beside its place and put it there whole, unless another process was first."""
+        descriptor, temporary = tempfile.mkstemp(prefix=".password-", dir=self.path)  # only the owner may read it
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            Path(temporary).unlink()
 
     def create(self) -> Home:
         """Make the folder; harmless when it exists.

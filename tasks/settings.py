@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -21,11 +22,12 @@ from tasks.curate.classifier.settings import ClassifierSettings
 from tasks.curate.hygiene import NormaliseSettings
 from tasks.curate.policy import PolicySettings
 from tasks.curate.settings import CurateSettings, DedupSettings, RefineSettings
-from tasks.ingest.records import ExtractOptions
+from tasks.ingest.records import ExtractOptions, Limits
 from tasks.ingest.sources import WalkSettings
 
 # a training has one budget; asking for one in a source takes the place of what lower sources asked for
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")
+PASSWORDS_FILE = "SHEEPFOLD_PASSWORDS_FILE"
 MAX_SEED = 2**63 - 1  # what torch's generators and the tables' columns take
 
 
@@ -40,13 +42,35 @@ def _check_seed(name: str, seed: int) -> None:
 
 @dataclass(frozen=True)
 class PasswordSettings:
-    """What encrypted documents are opened with; never written into the store.
+    """What encrypted documents are opened with, after the empty password: PDFs and members of archives.
+
+    Passwords come from a file only: what is given as a setting becomes a parameter of a flow, and those are kept in
+    plain text in Prefect's database.
 
     Attributes:
-        pdf: passwords to try after the empty one, on PDFs and on members of archives.
+        file: a text file with one password on each line; the environment variable SHEEPFOLD_PASSWORDS_FILE names one
+            where this is empty.
     """
 
-    pdf: tuple[str, ...] = ()
+    file: str = ""
+
+    def read(self) -> tuple[str, ...]:
+        """The passwords, each once; none where no file is named.
+
+        Raises:
+            SettingsError: if the file cannot be read.
+        """
+        name, place = (self.file, "passwords.file") if self.file else (os.environ.get(PASSWORDS_FILE), PASSWORDS_FILE)
+        if not name:
+            return ()
+        try:
+            text = Path(name).expanduser().read_text("utf-8-sig")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise SettingsError(
+                f"the passwords in {name} ({place}) cannot be read: {why}; expected a text file, one password per line"
+            ) from None  # a decoder's error holds what it could not decode
+        return tuple(dict.fromkeys(line for line in text.split("\n") if line))
 
 
 @dataclass(frozen=True)
@@ -168,6 +192,7 @@ class Settings:
     sources: WalkSettings = field(default_factory=WalkSettings)
     extract: ExtractOptions = field(default_factory=ExtractOptions)
     passwords: PasswordSettings = field(default_factory=PasswordSettings)
+    limits: Limits = field(default_factory=Limits)
     normalise: NormaliseSettings = field(default_factory=NormaliseSettings)
     dedup: DedupSettings = field(default_factory=DedupSettings)
     classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
@@ -240,8 +265,11 @@ def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{name} is {value}, expected a finite number")
     section, _, leaf = name.partition(".")
-    if section == "passwords" and isinstance(value, str | int):
-        value = [str(value)]  # one password needs no list
+    if section == "passwords" and leaf != "file":
+        raise SettingsError(
+            f"{name} is refused: settings of a run are kept in plain text in Prefect's database; write the passwords "
+            f"into a file, one per line, and name it by passwords.file or by the environment variable {PASSWORDS_FILE}"
+        )
     known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
     if section in sections and leaf in sections[section] and leaf != "overrides":
         declared = str(type(getattr(Settings(), section)).__annotations__[leaf])
@@ -259,6 +287,27 @@ def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     close = [item for item in known if item.partition(".")[2] == leaf] or close  # the right name in the wrong section
     hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
     raise SettingsError(f"unknown setting {name!r}{hint}")
+
+
+def storable_assignments(assignments: Sequence[str]) -> list[str]:
+    """The items as a flow may keep them: names checked, no password among them, the path in them absolute.
+
+    Raises:
+        SettingsError: for an unknown name, and for passwords that are given as a setting.
+    """
+    kept = []
+    for item in assignments:
+        ((name, value),) = parse_assignments([item]).items()
+        _place(_sections(), name, value)
+        if name == "passwords.file" and value:
+            item = f"{name}={Path(str(value)).expanduser().absolute()}"
+        kept.append(item)
+    return kept
+
+
+def _sections() -> dict[str, dict[str, Any]]:
+    """Every section with its default values."""
+    return {item.name: asdict(getattr(Settings(), item.name)) for item in fields(Settings)}
 
 
 def load_settings(
@@ -287,7 +336,7 @@ def load_settings(
         if _asks_for_budget(place, source):
             values = {name: value for name, value in values.items() if name not in BUDGETS}
         values.update(source)
-    sections = {item.name: asdict(getattr(Settings(), item.name)) for item in fields(Settings)}
+    sections = _sections()
     for name, value in values.items():
         _place(sections, name, value)
     return _build(sections)
@@ -317,7 +366,9 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
                 raise SettingsError(str(first["ctx"]["error"])) from error
             place = ".".join([item.name, *(str(part) for part in first["loc"])])
             if item.name == "passwords":
-                raise SettingsError(f"{place}: {first['msg']}; expected a list of texts") from None  # and show none
+                raise SettingsError(
+                    f"{place}: {first['msg']}; expected the path of a file"
+                ) from None  # maybe a password
             raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
     _check_overrides(built["model"], built["train"], built["dataset"])
     return Settings(**built)

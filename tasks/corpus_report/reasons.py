@@ -29,7 +29,9 @@ REASONS = {
     "unsupported": Reason("by design", "files of a type that is not read"),
     "not_walked": Reason("by design", "not looked into: no regular files, excluded, or unreachable"),
     "duplicate_bytes": Reason("by design", "the same bytes as another file"),
-    "encrypted": Reason("lost", "encrypted", "Give their passwords with the setting passwords.pdf and run again."),
+    "encrypted": Reason(
+        "lost", "encrypted", "Write their passwords into a file, name it by the setting passwords.file and run again."
+    ),
     "no_ocr_engine": Reason(
         "lost", "scans without an OCR engine", "Install the language data of Tesseract and run again."
     ),

@@ -107,16 +107,24 @@ class Budget:
 
 
 class Locators:
-    """Gives each entry of one container a locator of its own."""
+    """Gives each entry of a container a locator of its own, and each member of a file one over all its containers."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
     def of(self, name: str) -> str:
         """Returns the locator of the next entry with this name; an entry of the same name again gets a number."""
-        locator = _encode_name(name)
-        number = self._seen[locator] = self._seen.get(locator, 0) + 1
-        return locator if number == 1 else numbered(locator, number)
+        return self.unique(_encode_name(name))
+
+    def unique(self, locator: str) -> str:
+        """Returns the locator itself, or with the first free number if something else had it before."""
+        found = locator
+        while found in self._seen:
+            # Counted on from the last one given: entries of one name must not take more steps the more they are.
+            number = self._seen[locator] = self._seen[locator] + 1
+            found = numbered(locator, number)
+        self._seen[found] = 1
+        return found
 
 
 def numbered(locator: str, number: int) -> str:

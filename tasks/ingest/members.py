@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.ingest.archives import read_archive
 from tasks.ingest.detect import CONTAINERS, Detected, identify
-from tasks.ingest.entries import Budget, Entry, numbered
+from tasks.ingest.entries import Budget, Entry, Locators, numbered
 from tasks.ingest.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText
 from tasks.ingest.tables import read_table
 from tasks.ingest.text import clean
@@ -55,6 +55,8 @@ class Members:
         self._passwords = passwords
         self._extract = extract
         self._budget = Budget(options)
+        # Over all containers: what lies in `a.zip` and an entry called "a.zip/..." beside it may spell the same.
+        self._locators = Locators()
 
     def run(self, skip: int) -> Generator[MemberStarted | Extraction | None, None, str]:
         """Extracts all members in order.
@@ -74,6 +76,7 @@ class Members:
         number, left_out = 0, ""
         for leaf in self._leaves(self._data, self._detected, "", 1):
             number += 1
+            leaf = replace(leaf, locator=self._locators.unique(leaf.locator))
             over = number > self._options.archive_max_members
             if over:
                 left_out = (

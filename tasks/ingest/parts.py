@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText, ReasonCode, judge_pages
+from tasks.ingest.spool import MemberSpool
 
 OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
 MAX_LOST_PAGES = 3  # A document that takes down more processes than this is given up.
@@ -59,7 +60,7 @@ class PartResult:
 
     Attributes:
         pages: The pages that arrived.
-        members: The members of a container that were finished.
+        n_members: How many members of a container were finished; the document has them.
         member: Locator of the member that was in work at the end, if any.
         detected: What is known of the document if the process says no more.
         done: The process's own verdict, without pages and members; None if it was lost.
@@ -67,7 +68,7 @@ class PartResult:
     """
 
     pages: list[PageText] = field(default_factory=list)
-    members: list[Extraction] = field(default_factory=list)
+    n_members: int = 0
     member: str | None = None
     detected: Extraction = field(default_factory=lambda: Extraction("failed"))
     done: Extraction | None = None
@@ -119,12 +120,20 @@ class Part:
         Args:
             lost: Whether the page or member in work is given up.
         """
-        if result.member is not None or result.members:
-            return dataclasses.replace(self, skip=self.skip + len(result.members) + lost)
+        if result.member is not None or result.n_members:
+            return dataclasses.replace(self, skip=self.skip + result.n_members + lost)
         if self.pages is not None:
             left = self.pages[len(result.pages) + lost :]
             return dataclasses.replace(self, pages=left) if left else None
         return dataclasses.replace(self, first_page=self.page_in_work(result) + lost)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the document, so that the process knows what to say of that.
+
+        A container's process goes through the members that were done before, so it always is.
+        """
+        return self.pages is None and self.first_page == 1
 
     def opens_document(self, result: PartResult) -> bool:
         """Whether the process was still at the document's beginning."""
@@ -142,19 +151,22 @@ class Document:
 
     Args:
         job: The document.
+        folder: For a temporary file, where a container has many members.
 
     Attributes:
         future: Gets the outcome.
     """
 
-    def __init__(self, job: ExtractJob) -> None:
+    def __init__(self, job: ExtractJob, folder: Path | None = None) -> None:
         self.job = job
         self.future: Future[Extraction] = Future()
         self._lock = threading.Lock()
         self._parts = 1
         self._pages: dict[int, PageText] = {}
-        self._members: list[Extraction] = []
+        self._members = MemberSpool(folder)
         self._verdicts: list[Extraction] = []
+        self._whole_verdict: Extraction | None = None
+        self._failure: Extraction | None = None
         self._detected = Extraction("failed")
         self._losses: list[Loss] = []
         self._given_up = False
@@ -163,15 +175,25 @@ class Document:
         """The part that everything begins with."""
         return Part(self)
 
-    def take(self, result: PartResult) -> None:
-        """Keeps what arrived."""
+    def take_member(self, member: Extraction) -> None:
+        """Keeps a finished member of a container."""
+        with self._lock:
+            self._members.append(member)
+
+    def take(self, part: Part, result: PartResult) -> None:
+        """Keeps what arrived of a part."""
         with self._lock:
             self._pages.update((page.page, page) for page in result.pages)
-            self._members += result.members
             if result.detected.media_type != self._detected.media_type:
                 self._detected = result.detected
             if result.done is not None:
                 self._verdicts.append(result.done)
+                if part.is_whole:
+                    self._whole_verdict = result.done
+                # That all pages of a part are damaged, the pages say themselves.
+                damaged = result.pages and result.done.reason_code == "corrupt"
+                if result.done.status == "failed" and not damaged:
+                    self._failure = self._failure or result.done
 
     def lose(self, part: Part, result: PartResult) -> Part | None:
         """Gives up the page or member that took a process down; returns what is to be tried next, if anything."""
@@ -185,11 +207,11 @@ class Document:
             if result.member is not None:
                 self._members.append(Extraction("failed", loss.reason, loss.code, locator=result.member))
                 self._given_up = len(self._losses) > MAX_LOST_MEMBERS
-            elif result.members or part.skip or part.opens_document(result):
+            elif result.n_members or part.skip or part.opens_document(result):
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
             else:
                 number = part.page_in_work(result)
-                self._pages[number] = _unread(self._pages.get(number), number, loss.reason)
+                self._pages[number] = _unread(self._pages.get(number), number, loss.reason, loss.code)
                 self._given_up = len(self._losses) > MAX_LOST_PAGES
             return None if self._given_up else part.rest(result, lost=True)
 
@@ -219,15 +241,17 @@ class Document:
 
     def _outcome(self) -> Extraction:
         """All parts' results as one."""
-        outcome = dataclasses.replace(self._verdicts[0] if self._verdicts else self._detected)
+        # A verdict on a part tells what the document is, but not what became of all of it.
+        verdicts = [self._whole_verdict] if self._whole_verdict else []
+        verdicts += [verdict for verdict in self._verdicts if verdict.status == "ok"] + self._verdicts
+        outcome = dataclasses.replace(verdicts[0] if verdicts else self._detected)
         outcome.pages = [self._final_page(self._pages[number]) for number in sorted(self._pages)]
-        outcome.members = self._members
-        if not self._losses and len(self._verdicts) == 1:
+        outcome.members = self._members.result()
+        if not self._losses and self._whole_verdict and len(self._verdicts) == 1:
             return outcome
         if not self._members:
             self._judge(outcome)
         if self._losses and (self._given_up or not self._members):
-            # A document that is there but for a page stays one; what it lacks is told all the same.
             last = self._losses[-1]
             outcome.reason_code, outcome.reason = last.code, last.reason
             if self._given_up or outcome.status != "ok":
@@ -237,19 +261,23 @@ class Document:
     def _judge(self, outcome: Extraction) -> None:
         """Sets status and reason of a document that was read in several parts."""
         judge_pages(outcome, self.job.options.ocr)
-        failed = next((verdict for verdict in self._verdicts if verdict.status == "failed"), None)
-        if outcome.status != "ok" and failed:
-            outcome.status, outcome.reason_code, outcome.reason = "failed", failed.reason_code, failed.reason
+        failure = self._failure
+        if failure and (outcome.status != "ok" or not outcome.reason_code):
+            outcome.status = "ok" if outcome.status == "ok" else "failed"
+            outcome.reason_code, outcome.reason = failure.reason_code, failure.reason
 
     def _final_page(self, page: PageText) -> PageText:
         """The page itself; one that was put off and never read says why."""
         if page.method != "deferred":
             return page
-        why = next((verdict.reason for verdict in self._verdicts if verdict.status == "failed"), "not read by OCR")
-        return _unread(page, page.page, why)
+        if self._failure:
+            return _unread(page, page.page, self._failure.reason, self._failure.reason_code)
+        if self._losses:
+            return _unread(page, page.page, self._losses[-1].reason, self._losses[-1].code)
+        return _unread(page, page.page, "not read by OCR", "")
 
 
-def _unread(layer: PageText | None, number: int, error: str) -> PageText:
+def _unread(layer: PageText | None, number: int, error: str, code: ReasonCode) -> PageText:
     """A page that could not be read; its text layer stays where there is one."""
-    text = layer.text if layer else ""
-    return PageText(number, text, "text" if text.strip() else "none", layer.engine if layer else "", error=error)
+    text, engine = (layer.text, layer.engine) if layer else ("", "")
+    return PageText(number, text, "text" if text.strip() else "none", engine, error=error, error_code=code)

@@ -88,7 +88,8 @@ def extract_pdf(
                 page, used_ocr = _read_page(document, index, options, may_read, second)
             except OcrUnavailable as error:
                 ocr_missing = error
-                page, used_ocr = PageText(index + 1, "", "none", "pypdfium2", error=str(error)), False
+                page = PageText(index + 1, "", "none", "pypdfium2", error=str(error), error_code=error.code)
+                used_ocr = False
             n_read_by_ocr += used_ocr
             any_text = any_text or page.method == "deferred" or bool(page.text.strip())
             yield page
@@ -194,7 +195,7 @@ def _read_by_ocr(
     except OcrUnavailable as error:
         if not layer.text.strip():
             raise
-        return dataclasses.replace(layer, error=str(error))
+        return dataclasses.replace(layer, error=str(error), error_code=error.code)
     except (OcrError, pdfium.PdfiumError, ValueError) as error:
         return dataclasses.replace(layer, error=f"page cannot be read by OCR: {error}")
     if read is None:  # It shows nothing.

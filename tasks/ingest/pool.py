@@ -85,7 +85,7 @@ class ExtractionPool:
         Raises:
             PoolError: The pool is closed.
         """
-        document = Document(job)
+        document = Document(job, Path(self._folder.name))
         with self._lock:
             if self._closed:
                 raise PoolError("the extraction pool is closed; submit documents before leaving its with block")
@@ -170,7 +170,7 @@ class ExtractionPool:
         """Has a worker do what it can of a part; returns what is left of it, and the worker if it is still fit."""
         document, fresh = part.document, worker.is_fresh
         result = worker.run(part, self._limits)
-        document.take(result)
+        document.take(part, result)
         if result.loss is None:
             if worker.served < DOCUMENTS_PER_WORKER and worker.grown_bytes() < GROWN_BYTES and worker.is_alive():
                 return None, worker

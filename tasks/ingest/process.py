@@ -1,7 +1,8 @@
 """One extraction process as its parent sees it: started, given parts of documents, listened to with deadlines, killed.
 
-What comes back is a `PartResult`: the pages and members that arrived, and either the worker's own verdict or the
-reason why the process was lost. Losing a process is an everyday result here, not an exception.
+What comes back is a `PartResult`: the pages that arrived, and either the worker's own verdict or the reason why the
+process was lost; members of a container go to their document at once. Losing a process is an everyday result here, not
+an exception.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class WorkerProcess:
                 result.loss = self._died(part.where(result))
                 break
             for message in messages:
-                if _take(message, result):
+                if _take(message, part, result):
                     # Each member of a container is a document, with a document's time.
                     document_end = time.monotonic() + limits.document_seconds
         return result
@@ -182,15 +183,16 @@ class WorkerProcess:
         return Loss("crashed", f"the extraction process died ({cause}) on {where}")
 
 
-def _take(message: dict[str, Any], result: PartResult) -> bool:
-    """Adds one message to the result; returns whether a member of a container begins."""
+def _take(message: dict[str, Any], part: Part, result: PartResult) -> bool:
+    """Adds one message to the document or to the result; returns whether a member of a container begins."""
     if "page" in message:
         result.pages.append(PageText.from_dict(message["page"]))
     elif "member" in message:
         result.member = message["member"]
         return True
     elif "member_done" in message:
-        result.members.append(Extraction.from_dict(message["member_done"]))
+        part.document.take_member(Extraction.from_dict(message["member_done"]))
+        result.n_members += 1
         result.member = None
     elif "detected" in message:
         result.detected = dataclasses.replace(result.detected, **message["detected"])
@@ -206,9 +208,10 @@ def _take(message: dict[str, Any], result: PartResult) -> bool:
 def _overdue(where: str, limits: Limits, whole_document: bool) -> Loss:
     """What to say of a document that missed a deadline."""
     if whole_document:
-        reason = f"the document took more than {limits.document_seconds:g} s; it was on {where}"
+        most = f"{limits.document_seconds:g} s (limits.document_seconds)"
+        reason = f"the document took more than {most}; it was on {where}"
         return Loss("timeout", reason, whole_document=True)
-    return Loss("timeout", f"{where} took more than {limits.page_seconds:g} s")
+    return Loss("timeout", f"{where} took more than {limits.page_seconds:g} s (limits.page_seconds)")
 
 
 def _environment(folder: Path) -> dict[str, str]:

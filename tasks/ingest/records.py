@@ -7,6 +7,7 @@ to a result's identity, the second does not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ ReasonCode = Literal[
     "no_column",
 ]
 
+LEAST_MEMORY_BYTES = 16 * 1024**2  # With less, not even a small PDF can be opened.
+
 
 @dataclass(frozen=True, slots=True)
 class PageText:
@@ -47,6 +50,8 @@ class PageText:
             or "decoder".
         confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None where there is none.
         error: What went wrong on this page; None if nothing did. A page may have both a text and an error.
+        error_code: Set where the page was lost to something that may go differently another time: a deadline, the
+            memory limit, a missing OCR engine. It ends up in the document's `reason_code`.
     """
 
     page: int
@@ -55,6 +60,7 @@ class PageText:
     engine: str
     confidence: float | None = None
     error: str | None = None
+    error_code: ReasonCode = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
@@ -85,7 +91,7 @@ class Extraction:
         locator: Place inside a container (a path in an archive, a row number in a table); empty for a file.
         size: Bytes of a member of a container; 0 for a file, whose size the walk knows.
         sha256: Digest of a member's bytes; empty for a file.
-        members: What became of the members of a container, in its order.
+        members: What became of the members of a container, in its order; not necessarily in memory.
     """
 
     status: Status
@@ -101,13 +107,17 @@ class Extraction:
     locator: str = ""
     size: int = 0
     sha256: str = ""
-    members: list[Extraction] = field(default_factory=list)
+    members: Sequence[Extraction] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
+        return {**self.to_dict_alone(), "members": [member.to_dict() for member in self.members]}
+
+    def to_dict_alone(self) -> dict[str, Any]:
+        """Returns the record without its members."""
         values = {name: getattr(self, name) for name in _EXTRACTION_FIELDS}
         values["pages"] = [page.to_dict() for page in self.pages]
-        values["members"] = [member.to_dict() for member in self.members]
+        values["members"] = []
         return values
 
     @classmethod
@@ -196,7 +206,7 @@ class Limits:
 
     Attributes:
         page_seconds: Longest time between two pages of a document.
-        document_seconds: Longest time for a whole document.
+        document_seconds: Longest time for a whole document, or for a member of a container.
         memory_bytes: Memory that a worker process may add to what it has at its start. Each OCR child has the
             same.
     """
@@ -204,6 +214,15 @@ class Limits:
     page_seconds: float = 60.0
     document_seconds: float = 1800.0
     memory_bytes: int = 2 * 1024**3
+
+    def __post_init__(self) -> None:
+        for name in ("page_seconds", "document_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"limits.{name} is {getattr(self, name)}, expected a number of seconds above 0")
+        if self.memory_bytes < LEAST_MEMORY_BYTES:
+            raise ValueError(
+                f"limits.memory_bytes is {self.memory_bytes}, expected {LEAST_MEMORY_BYTES} (16 MiB) or more"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
@@ -223,12 +242,16 @@ def judge_pages(outcome: Extraction, ocr: bool) -> None:
         ocr: Whether OCR was allowed.
     """
     outcome.status, outcome.reason_code, outcome.reason = "ok", "", ""
+    lost = next((page for page in outcome.pages if page.error_code), None)
     if any(page.text.strip() for page in outcome.pages):
+        if lost:
+            # A document that is there but for a page stays one; what it lacks is told all the same.
+            outcome.reason_code, outcome.reason = lost.error_code, _name_page(lost)
         return
     failed = [page for page in outcome.pages if page.error]
     n_pages = len(outcome.pages)
     if failed:
-        outcome.status, outcome.reason_code = "failed", "corrupt"
+        outcome.status, outcome.reason_code = "failed", lost.error_code if lost else "corrupt"
         first = f"page {failed[0].page}: {failed[0].error}"
         outcome.reason = f"no text; {len(failed)} of {n_pages} pages failed, first {first}"
         return
@@ -236,6 +259,12 @@ def judge_pages(outcome: Extraction, ocr: bool) -> None:
     outcome.reason = f"no text on any of {n_pages} pages" if n_pages > 1 else "no text"
     if outcome.kind in ("pdf", "image") and not ocr:
         outcome.reason += "; OCR is switched off"
+
+
+def _name_page(page: PageText) -> str:
+    """The error of a page, with its number unless it names it itself."""
+    error = page.error or page.error_code
+    return error if f"page {page.page}" in error else f"page {page.page}: {error}"
 
 
 class ExtractionProblem(Exception):

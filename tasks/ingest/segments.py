@@ -9,44 +9,27 @@ kill loses only those in work, and memory holds none of them.
 from __future__ import annotations
 
 import hashlib
-import json
+import hmac
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from storage.digest import plain, sha256_json
+from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.schemas import EXTRACTS, PAGES
 from storage.store import Store
-from storage.tables import TableWriter, read_rows, union_digest, write_table
+from storage.tables import TableWriter, read_columns, read_rows, union_digest, write_table
+from tasks.ingest.journal import Content, Journal, is_doubtful
 from tasks.ingest.parts import ExtractJob
-from tasks.ingest.records import Extraction, ExtractOptions
+from tasks.ingest.records import Extraction, ExtractOptions, PageText
 from tasks.stage import Work, stage
 
 SEGMENT_BYTES = 32 * 2**20
 SEGMENT_FILES = 4096
-LOST_TO = ("timeout", "memory", "crashed")  # what may go differently another time, also where only a page was lost
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Content:
-    """One file content of a segment.
-
-    Attributes:
-        attempt: raised when a failed extraction is asked for again.
-    """
-
-    sha256: str
-    suffix: str
-    attempt: int = 0
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """What is extracted: the bytes, under a suffix."""
-        return self.sha256, self.suffix
 
 
 @dataclass(frozen=True)
@@ -89,63 +72,110 @@ class Located:
     """A content that lies in a segment.
 
     Attributes:
-        reason_code: why its extraction failed, in part or in whole; empty if it did not.
-        tried: digest of the passwords that it did not open with; empty if it needs none.
+        reason_codes: why its extraction failed, in part or in whole, over the file and its members; empty if it did
+            not.
+        tried: what is noted of the passwords of each attempt (see `passwords_digest`); empty if it needs none.
+        last_attempt: number of the latest attempt, which need not be the one that is used.
     """
 
     content: Content
     segment: ArtifactRef
-    reason_code: str = ""
-    tried: str = ""
+    reason_codes: frozenset[str] = frozenset()
+    tried: tuple[str, ...] = ()
+    last_attempt: int = 0
 
 
-def passwords_digest(passwords: Iterable[str]) -> str:
-    """What is noted of passwords that did not open a document: enough to see that others are given now."""
-    return sha256_json(sorted(passwords))[:16]
+def passwords_digest(passwords: Iterable[str], home: Home) -> str:
+    """What is noted of passwords that were tried: for each a keyed digest, which means nothing without the home."""
+    words = sorted(set(passwords))
+    if not words:
+        return ""
+    key = home.password_key()
+    digests = (hmac.digest(key, word.encode("utf-8", "surrogatepass"), "sha256").hex() for word in words)
+    return ",".join(sorted(digests))
 
 
 def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str], Located]:
-    """Where each content lies that was extracted under these options; the latest attempt counts, then the newest."""
-    index: dict[tuple[str, str], Located] = {}
+    """Where each content lies that was extracted under these options.
+
+    Of several extractions of one content the one with more text counts: a retry on a bad day takes nothing away. Among
+    equals it is the latest attempt, then the newest.
+    """
     wanted = plain(options)
-    for manifest in sorted(store.manifests(extract.name), key=lambda found: (found.created, found.key)):
-        if manifest.version != extract.version or manifest.settings["options"] != wanted:
-            continue
-        doubtful = _doubtful(store, manifest.ref) if manifest.counts.get("doubtful") else {}
-        tried = manifest.tools.get("passwords", "")
+    found = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
+    segments = [item for item in found if item.version == extract.version and item.settings["options"] == wanted]
+    chosen: dict[tuple[str, str], tuple[Content, int]] = {}
+    rivals: dict[tuple[str, str], list[tuple[Content, int]]] = {}  # of contents that were extracted more than once
+    for number, manifest in enumerate(segments):
         for entry in manifest.settings["contents"]:
             content = Content(**entry)
-            known = index.get(content.identity)
-            if known is None or known.content.attempt <= content.attempt:
-                code = doubtful.get(content.sha256, "")
-                index[content.identity] = Located(content, manifest.ref, code, tried if code == "encrypted" else "")
+            known = chosen.setdefault(content.identity, (content, number))
+            if known[1] != number:
+                rivals.setdefault(content.identity, [known]).append((content, number))
+    numbers = sorted({number for attempts in rivals.values() for _, number in attempts})
+    worths = {number: _worths(store, segments[number].ref) for number in numbers}
+    for identity, attempts in rivals.items():
+        sha256, _ = identity
+        chosen[identity] = max(attempts, key=lambda item: (worths[item[1]][sha256], item[0].attempt, item[1]))
+    doubtful = {number: _doubtful(store, item.ref) for number, item in enumerate(segments) if item.counts["doubtful"]}
+    index = {}
+    for identity, (content, number) in chosen.items():
+        codes = doubtful[number].get(content.sha256, frozenset()) if number in doubtful else frozenset()
+        attempts = rivals.get(identity) or [(content, number)]
+        tried = {segments[place].tools["passwords"] for _, place in attempts} if "encrypted" in codes else ()
+        last = max(attempt.attempt for attempt, _ in attempts)
+        index[identity] = Located(content, segments[number].ref, codes, tuple(sorted(tried)), last)
     return index
 
 
-def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, str]:
-    """The reason codes of a segment's files that may be worth another attempt."""
-    rows = read_rows(store.folder(ref) / "extracts.parquet", ["file_sha256", "status", "reason_code"])
-    return {row["file_sha256"]: row["reason_code"] for row in rows if is_doubtful(row)}
+def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
+    """How much came of each file of a segment: documents that are ok, then pages without an error."""
+    folder = store.folder(ref)
+    pages = read_columns(folder / "pages.parquet", ["doc_id", "error"])
+    sound = Counter(doc_id for doc_id, error in zip(pages["doc_id"], pages["error"], strict=True) if error is None)
+    worths: dict[str, tuple[int, int]] = {}
+    for row in read_rows(folder / "extracts.parquet", ["doc_id", "file_sha256", "status"]):
+        n_ok, n_pages = worths.get(row["file_sha256"], (0, 0))
+        worths[row["file_sha256"]] = (n_ok + (row["status"] == "ok"), n_pages + sound[row["doc_id"]])
+    return worths
 
 
-def is_doubtful(row: dict[str, Any]) -> bool:
-    """Whether another attempt may give a row of `extracts` more text: by time, memory, an engine or a password."""
-    return bool(row["status"] == "failed" or row["reason_code"] in (*LOST_TO, "encrypted"))
+def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
+    """The reason codes of a segment's files, and of the members in them, that may be worth another attempt."""
+    codes: dict[str, set[str]] = defaultdict(set)
+    for row in read_rows(store.folder(ref) / "extracts.parquet", ["file_sha256", "status", "reason_code"]):
+        if is_doubtful(row["status"], row["reason_code"]):
+            codes[row["file_sha256"]].add(row["reason_code"])
+    return {sha256: frozenset(found) for sha256, found in codes.items()}
 
 
 def wants_retry(located: Located, retry_failed: bool, ocr_ready: bool, passwords: str) -> bool:
-    """Whether a failed extraction is to be tried again.
+    """Whether an extraction that failed, in part or in whole, is to be tried again.
 
     On request; by itself when the engine, language or password it lacked is there now, and when what failed was the
     path at that moment, which says nothing about the content.
+
+    Args:
+        located: the content.
+        retry_failed: whether it was asked for.
+        ocr_ready: whether the OCR engine and its languages are there.
+        passwords: the `passwords_digest` of those given now.
     """
-    if located.reason_code == "no_ocr_engine":
+    return any(_may_change(code, located, retry_failed, ocr_ready, passwords) for code in located.reason_codes)
+
+
+def _may_change(code: str, located: Located, retry_failed: bool, ocr_ready: bool, passwords: str) -> bool:
+    """Whether another attempt may go differently where this was the trouble."""
+    if code == "no_ocr_engine":
         return ocr_ready
-    if located.reason_code == "encrypted":
-        return located.tried != passwords
-    if located.reason_code in ("changed", "unreadable"):
-        return True
-    return bool(located.reason_code) and retry_failed
+    if code == "encrypted":
+        # one attempt with all of them, not each in some attempt: members of one archive may need different ones
+        return not any(_words(passwords) <= _words(tried) for tried in located.tried)
+    return code in ("changed", "unreadable") or retry_failed
+
+
+def _words(digests: str) -> set[str]:
+    return set(digests.split(",")) - {""}
 
 
 def extract_rows(content: Content, extraction: Extraction) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -159,7 +189,7 @@ def _extract_row(content: Content, extraction: Extraction) -> tuple[dict[str, An
     doc_id = document_id(content.sha256, extraction.locator)
     # a document that was refused has no pages
     found = extraction.pages if extraction.status == "ok" else []
-    pages = [{"doc_id": doc_id, **page.to_dict()} for page in sorted(found, key=lambda page: page.page)]
+    pages = [_page_row(doc_id, page) for page in sorted(found, key=lambda page: page.page)]
     row = {
         "doc_id": doc_id,
         "file_sha256": content.sha256,
@@ -181,63 +211,11 @@ def _extract_row(content: Content, extraction: Extraction) -> tuple[dict[str, An
     return {**row, "suffix": content.suffix, "attempt": content.attempt, "digest": digest}, pages
 
 
-class Journal:
-    """Finished documents of a segment in the making.
-
-    A file of JSON lines that only grows; a line torn by a kill counts as not written.
-
-    Args:
-        folder: scratch folder of the segment.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / "journal.jsonl").open("a+b")
-        self._places: dict[Content, int] = {}
-        self._load()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def __contains__(self, content: Content) -> bool:
-        return content in self._places
-
-    def save(self, content: Content, extraction: Extraction) -> None:
-        """Record a finished document."""
-        place = self._file.seek(0, 2)
-        name = {"sha256": content.sha256, "suffix": content.suffix, "attempt": content.attempt}
-        line = json.dumps([name, extraction.to_dict()]).encode()
-        self._file.write(line + b"\n")
-        self._file.flush()
-        self._places[content] = place
-
-    def load(self, content: Content) -> Extraction:
-        """A finished document.
-
-        Raises:
-            KeyError: if it is not there.
-        """
-        self._file.seek(self._places[content])
-        return Extraction.from_dict(json.loads(self._file.readline())[1])
-
-    def _load(self) -> None:
-        """Find the whole lines, and cut off what follows them."""
-        self._file.seek(0)
-        place = 0
-        for line in self._file:
-            try:
-                content = Content(**json.loads(line)[0])
-            except (ValueError, TypeError, LookupError):
-                break
-            if not line.endswith(b"\n"):
-                break
-            self._places[content] = place
-            place += len(line)
-        self._file.truncate(place)
+def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
+    """A row of `pages`; the error's code stands in the document's row."""
+    row = {"doc_id": doc_id, **page.to_dict()}
+    del row["error_code"]
+    return row
 
 
 def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -> None:
@@ -269,7 +247,7 @@ def extract_tools() -> dict[str, str]:
     return {**versions, "tesseract": engine_version() or "not found"}
 
 
-@stage("extract", version=2, unit="file", modules=("tasks.ingest.worker",))
+@stage("extract", version=3, unit="file", modules=("tasks.ingest.worker",))
 def extract(work: Work, settings: SegmentSettings) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0
@@ -280,7 +258,7 @@ def extract(work: Work, settings: SegmentSettings) -> str:
             nonlocal doubtful
             for content in sorted(settings.contents):
                 for row, own_pages in extract_rows(content, journal.load(content)):
-                    doubtful += is_doubtful(row)
+                    doubtful += is_doubtful(row["status"], row["reason_code"])
                     pages.write(own_pages)
                     yield row
 
@@ -289,5 +267,5 @@ def extract(work: Work, settings: SegmentSettings) -> str:
     work.counts["units"] = len(settings.contents)
     work.counts["doubtful"] = doubtful
     work.tools.update(extract_tools())
-    work.tools["passwords"] = passwords_digest(work.resources.passwords)
+    work.tools["passwords"] = passwords_digest(work.resources.passwords, work.resources.home)
     return union_digest([work.out / "extracts.parquet"])

@@ -16,8 +16,8 @@ from storage.digest import canonical_json, rows_digest, sha256_json
 from storage.manifest import RefSet
 from storage.schemas import FILES
 from storage.tables import stream_rows, write_table
+from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.ingest.segments import Content
 from tasks.ingest.walk import WalkedFile, encode_path
 from tasks.stage import Work, stage
 
@@ -185,8 +185,8 @@ def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | N
         return
     own, *members = extracted
     row |= _outcome(own)
-    # only a document can be there twice; a file that was refused is refused at each of its paths
-    if first is not None and own.status == "ok":
+    # only what holds a document can be there twice; a file that was refused is refused at each of its paths
+    if first is not None and any(record.status == "ok" for record in extracted):
         yield row | {"status": "duplicate", "reason": f"same bytes as {first}", "reason_code": "duplicate_bytes"}
         return
     yield row
@@ -243,7 +243,7 @@ def licence_of(path: str, source: str, folders: Mapping[tuple[str, str], str]) -
     return None
 
 
-@stage("snapshot", version=2)
+@stage("snapshot", version=3)
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str:
     """Say for every path what became of it."""
     listing: Listing = work.resources.listing

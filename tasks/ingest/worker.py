@@ -131,7 +131,7 @@ def _row_fields(detected: Detected) -> dict[str, Any]:
 def _memory_reason(job: dict[str, Any]) -> str:
     """Why a document ended for lack of memory."""
     mebibytes = Limits.from_dict(job["limits"]).memory_bytes // 1024**2
-    return f"the extraction needed more than {mebibytes} MiB of memory (memory_bytes)"
+    return f"the extraction needed more than {mebibytes} MiB of memory (limits.memory_bytes)"
 
 
 def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extraction:

@@ -84,8 +84,12 @@ class Ingestion:
         """Texts of the live documents by path: what `normalise` or `refine` made of them."""
         paths = self.path_of()
         refs = {"normalise": self.ingested.normalised, "refine": self.ingested.refined}[stage]
-        rows = self.rows(refs, "documents.parquet")
-        return {paths[row["doc_id"]]: row["text"] for row in rows if row["doc_id"] in paths}
+        return {
+            paths[row["doc_id"]]: row["text"]
+            for ref, live in zip(refs, self.ingested.live, strict=True)
+            for row in self.rows(ref, "documents.parquet")
+            if row["doc_id"] in live and row["doc_id"] in paths
+        }
 
     def cut_parts(self) -> list[tuple[str, str, str]]:
         """Every cut as path, the text that was cut out, and why."""

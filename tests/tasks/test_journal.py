@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
+from tasks.ingest.journal import Content, Journal
 from tasks.ingest.pool import ExtractionPool
 from tasks.ingest.records import Extraction, PageText
-from tasks.ingest.segments import Content, Journal, SegmentSettings, document_id, extract
+from tasks.ingest.segments import SegmentSettings, document_id, extract
 from tasks.resources import Resources
 from tasks.session import Session
 
@@ -105,6 +107,68 @@ def test_text_of_any_kind_comes_back_as_it_was(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.save(content, found)
         assert journal.load(content) == found
+
+
+def boxed(*words: str, code: Any = "") -> Extraction:
+    """An archive; `code` is why its last member failed."""
+    members = [
+        Extraction("ok", kind="text", locator=f"{n}.txt", pages=text(word).pages) for n, word in enumerate(words)
+    ]
+    if code:
+        members.append(Extraction("failed", "why", code, locator="last.txt"))
+    return Extraction("ok", kind="archive", members=members)
+
+
+def test_an_archive_s_members_come_back_in_order_and_one_at_a_time(tmp_path: Path) -> None:
+    one, two = Content("a" * 64, ".zip"), Content("b" * 64, ".zip")
+    with Journal(tmp_path) as journal:
+        journal.save(one, boxed("first", "second"))
+        journal.save(two, boxed("third"))
+    with Journal(tmp_path) as journal:
+        read = [iter(journal.load(content).members) for content in (one, two)]
+        assert [next(members).pages[0].text for members in (read[0], read[1], read[0])] == ["first", "third", "second"]
+        assert [next(members, None) for members in read] == [None, None]
+        assert journal.load(one) == boxed("first", "second")
+        assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) == 5  # a line for each member and file
+
+
+@pytest.mark.parametrize("kept_lines", [0, 1, 2])
+def test_an_archive_without_its_end_counts_as_not_written_and_costs_no_other(tmp_path: Path, kept_lines: int) -> None:
+    before, torn, after = (Content(letter * 64, ".zip") for letter in "abc")
+    with Journal(tmp_path) as journal:
+        journal.save(before, boxed("zero"))
+        journal.save(torn, boxed("first", "second"))
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: 2 + kept_lines]))
+    with Journal(tmp_path) as journal:
+        assert (before in journal, torn in journal) == (True, False)
+        journal.save(after, boxed("third", "fourth"))
+    with Journal(tmp_path) as journal:
+        assert [content in journal for content in (before, torn, after)] == [True, False, True]
+        assert journal.load(after) == boxed("third", "fourth")
+        assert journal.load(before) == boxed("zero")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        Extraction("failed", "why", "timeout"),
+        Extraction("rejected", "why", "encrypted"),
+        Extraction("ok", "page 2: why", "no_ocr_engine", pages=[PageText(1, "words", "text", "text")]),
+        boxed("first", code="crashed"),
+    ],
+    ids=["file", "locked", "page", "member"],
+)
+def test_what_may_go_differently_now_is_missing_in_the_next_run_and_there_in_this_one(
+    tmp_path: Path, lost: Extraction
+) -> None:
+    sound, doubtful = Content("a" * 64, ".txt"), Content("b" * 64, ".txt")
+    with Journal(tmp_path) as journal:
+        journal.save(doubtful, lost)
+        journal.save(sound, Extraction("rejected", "no text", "no_text"))
+        assert journal.load(doubtful) == lost
+    with Journal(tmp_path) as journal:
+        assert (sound in journal, doubtful in journal) == (True, False)
 
 
 # a segment that is begun, killed and finished
@@ -211,8 +275,16 @@ def corpus_with_locked_files(folder: Path) -> Path:
     )
 
 
-def with_passwords(*passwords: str) -> Any:
-    return settings_of(f"passwords.pdf={json.dumps(passwords)}")
+@pytest.fixture
+def with_passwords(tmp_path: Path) -> Callable[..., Any]:
+    """Settings with a file of these passwords."""
+
+    def settings(*passwords: str) -> Any:
+        path = tmp_path / "passwords.txt"
+        path.write_text("\n".join(passwords))
+        return settings_of(f"passwords.file={path}")
+
+    return settings
 
 
 def test_files_without_their_password_have_a_row_that_says_so_and_are_not_tried_on_every_run(
@@ -227,7 +299,7 @@ def test_files_without_their_password_have_a_row_that_says_so_and_are_not_tried_
 
 
 def test_other_passwords_try_the_encrypted_files_again_and_only_those(
-    home: Home, tmp_path: Path, extracted: list[str]
+    home: Home, tmp_path: Path, extracted: list[str], with_passwords: Callable[..., Any]
 ) -> None:
     source = corpus_with_locked_files(tmp_path / "in")
     ingest(home, source)
@@ -246,7 +318,7 @@ def test_other_passwords_try_the_encrypted_files_again_and_only_those(
 
 
 def test_a_document_that_was_opened_stays_open_when_its_password_is_given_no_more(
-    home: Home, tmp_path: Path, extracted: list[str]
+    home: Home, tmp_path: Path, extracted: list[str], with_passwords: Callable[..., Any]
 ) -> None:
     source = corpus_with_locked_files(tmp_path / "in")
     ingest(home, source, settings=with_passwords("alpha", "beta"))
@@ -255,14 +327,14 @@ def test_a_document_that_was_opened_stays_open_when_its_password_is_given_no_mor
     assert extracted == []
 
 
-def test_no_password_is_written_into_the_store(home: Home, tmp_path: Path) -> None:
+def test_no_password_is_written_into_the_store(home: Home, tmp_path: Path, with_passwords: Callable[..., Any]) -> None:
     source = corpus_with_locked_files(tmp_path / "in")
     ingest(home, source, settings=with_passwords("alpha", "sesame-open-7391"))
     assert [path for path in home.path.rglob("*") if path.is_file() and b"sesame-open-7391" in path.read_bytes()] == []
 
 
 def test_encrypted_members_of_an_archive_are_tried_again_with_other_passwords(
-    home: Home, tmp_path: Path, extracted: list[str]
+    home: Home, tmp_path: Path, extracted: list[str], with_passwords: Callable[..., Any]
 ) -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from storage.digest import sha256_json
-from tasks.settings import Settings, SettingsError, load_settings, parse_assignments
+from tasks.ingest.records import Limits
+from tasks.settings import Settings, SettingsError, load_settings, parse_assignments, storable_assignments
 
 
 def test_without_any_source_the_defaults_hold() -> None:
@@ -108,6 +109,10 @@ def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "item",
     [
+        "limits.page_seconds=0",
+        "limits.document_seconds=-1",
+        "limits.memory_bytes=1000",
+        "limits.memory_bytes=many",
         "curate.validation_share=0",
         "curate.validation_share=1",
         "curate.validation_share=NaN",
@@ -222,10 +227,50 @@ def test_kinds_to_redact_are_each_named_once_in_order_whatever_stands_between_th
     assert load_settings(None, [f"refine.redact={given}"]).refine.kinds == kinds
 
 
-def test_passwords_are_a_list(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('[passwords]\npdf = ["one", "two, three"]\n')
-    assert load_settings(path).passwords.pdf == ("one", "two, three")
+def test_passwords_are_the_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "words"
+    path.write_bytes(b"\xef\xbb\xbfone\n\n two, three \none\n7\xc3\xa4")
+    assert load_settings(None, [f"passwords.file={path}"]).passwords.read() == ("one", " two, three ", "7ä")
+    assert load_settings().passwords.read() == ()
+    monkeypatch.setenv("SHEEPFOLD_PASSWORDS_FILE", str(path))
+    assert len(load_settings().passwords.read()) == 3
+
+
+@pytest.mark.parametrize("content", [None, b"\xffsesame-open-7391"])
+def test_a_file_of_passwords_that_cannot_be_read_is_named_and_nothing_of_it_shown(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "words"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(
+        SettingsError, match=r"words \(passwords\.file\) cannot be read: .*one password per line"
+    ) as found:
+        load_settings(None, [f"passwords.file={path}"]).passwords.read()
+    assert "sesame" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["passwords.pdf", "passwords.words", "passwords"])
+def test_passwords_as_a_setting_are_refused_before_a_flow_could_keep_them(name: str) -> None:
+    for read in (lambda items: load_settings(None, items), storable_assignments):
+        with pytest.raises(SettingsError, match=r"plain text in Prefect's database.*passwords\.file") as found:
+            read([f"{name}=sesame-open-7391"])
+        assert "sesame" not in str(found.value)
+
+
+def test_settings_for_a_flow_hold_no_relative_path_and_are_else_as_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    items = ["train.lr=0.01", "passwords.file=words", "curate.evaluation_sets=a b"]
+    assert storable_assignments(items) == [items[0], f"passwords.file={tmp_path / 'words'}", items[2]]
+    with pytest.raises(SettingsError, match="unknown setting"):
+        storable_assignments(["pasword.file=x"])
+
+
+def test_limits_of_extraction_are_settings() -> None:
+    given = ["limits.page_seconds=7.5", "limits.document_seconds=90", "limits.memory_bytes=100000000"]
+    assert load_settings(None, given).limits == Limits(7.5, 90, 100_000_000)
 
 
 def test_an_assignment_without_a_sign_is_refused_with_an_example() -> None:

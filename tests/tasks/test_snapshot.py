@@ -14,6 +14,8 @@ from tiny_run import direct_session
 from flows import pipeline
 from storage.home import Home
 from storage.tables import read_rows
+from tasks.ingest.journal import Content, Journal
+from tasks.ingest.records import Extraction
 from tasks.ingest.snapshot import licence_of
 from tasks.ingest.sources import resolve_sources
 from tasks.session import artifact
@@ -196,6 +198,29 @@ def test_a_licence_file_at_a_second_path_holds_there_too(home: Home, tree: Path)
     found = ingest(home, tree).files()
     assert {found[f"{folder}/LICENSE"]["status"] for folder in ("another", "project")} == {"ok", "duplicate"}
     assert found["another/six.txt"]["licence"] == "MIT"
+
+
+def test_a_container_that_was_given_up_is_at_its_second_path_a_duplicate_of_what_its_members_are(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = zipped({"one.txt": prose(1), "two.txt": prose(2)})
+    source = write(tmp_path / "in", {"a.zip": box, "b.zip": box, "c.txt": prose(3)})
+    save = Journal.save
+
+    def give_up(journal: Journal, content: Content, found: Extraction) -> None:
+        if found.kind == "archive":
+            found.status, found.reason_code, found.reason = "failed", "crashed", "the extraction process died"
+        save(journal, content, found)
+
+    monkeypatch.setattr(Journal, "save", give_up)
+    rows = ingest(home, source).files()
+    assert {path: row["status"] for path, row in rows.items()} == {
+        "a.zip": "failed",
+        "a.zip/one.txt": "ok",
+        "a.zip/two.txt": "ok",
+        "b.zip": "duplicate",
+        "c.txt": "ok",
+    }
 
 
 def test_every_path_has_a_status_and_every_status_but_ok_a_reason(home: Home, tree: Path) -> None:

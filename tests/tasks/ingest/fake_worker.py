@@ -1,7 +1,7 @@
 """A stand-in for the extraction process that does what a hostile document would make it do.
 
 The name of the job's file says what: mute, hang, stall, crash, crash-unless-fresh, oom, exit, garbage, pages, worse,
-shared or archive; any other name is a success.
+shared, shared-then-gone, blank-rest, changed-rest or archive; any other name is a success.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def main() -> None:
             name = Path(job["path"]).name
             if name == "archive":
                 unpack(job["skip"])
-            elif name in ("pages", "worse", "shared"):
+            elif name in ("pages", "worse", "shared", "shared-then-gone"):
                 turn_pages(name, job)
+            elif name in ("blank-rest", "changed-rest"):
+                die_on_page_five(name, job, served)
             else:
                 misbehave(name, served)
                 write_message(1, {"page": {**PAGE, "page": 1, "text": str(os.getpid())}})
@@ -39,14 +41,31 @@ def main() -> None:
 
 def turn_pages(name: str, job: dict[str, Any]) -> None:
     """Six pages: of `pages` the third crashes, of `worse` all but the first, `shared` is to be read by OCR."""
+    if name == "shared-then-gone" and job["pages"]:
+        gone = {"status": "failed", "reason_code": "changed", "reason": "the file is gone since its folder was walked"}
+        write_message(1, {"done": gone})
+        return
     wanted = job["pages"] or range(job["first_page"], 7)
     for page in wanted:
         if (name == "pages" and page == 3) or (name == "worse" and page > 1):
             os.kill(os.getpid(), signal.SIGSEGV)
-        put_off = name == "shared" and job["ocr_pages"] is not None
+        put_off = job["ocr_pages"] is not None and (name == "shared" or (name == "shared-then-gone" and page > 1))
         own = {"method": "deferred", "text": ""} if put_off else {"method": "ocr", "text": f"{page} by {os.getpid()}"}
         write_message(1, {"page": {**PAGE, "page": page, **own}})
     write_message(1, {"done": {"status": "ok", "kind": "pdf", "pages": []}})
+
+
+def die_on_page_five(name: str, job: dict[str, Any], served: int) -> None:
+    """Four pages of text, then death unless the process is fresh; the rest is blank, or the file is another by then."""
+    if job["first_page"] > 1 and name == "changed-rest":
+        write_message(1, {"done": {"status": "failed", "reason_code": "changed", "reason": "the file changed"}})
+        return
+    for page in range(job["first_page"], 7):
+        if page == 5 and served:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        write_message(1, {"page": {**PAGE, "page": page, "text": "some text" if page < 5 else ""}})
+    verdict = {"status": "rejected", "reason_code": "no_text", "reason": "no text on any of 2 pages"}
+    write_message(1, {"done": {**verdict, "kind": "pdf"}})
 
 
 def unpack(skip: int) -> None:

@@ -547,3 +547,23 @@ def test_passwords_reach_a_pdf_inside_an_archive():
     data = zip_of({"a.pdf": encrypted_pdf("secret words", "open", "AES-256")})
     assert members_of(data)["a.pdf"].reason_code == "encrypted"
     assert "secret words" in text_of(members_of(data, passwords=["open"])["a.pdf"])
+
+
+def test_what_lies_in_an_archive_and_an_entry_that_is_called_so_have_locators_of_their_own():
+    inner = zip_of({"x.txt": b"inside\n"})
+    found = members_of(zip_of({"a.zip": inner, "a.zip/x.txt": b"beside\n", "b.txt": b"b\n"}))
+    assert {locator: text_of(member) for locator, member in found.items()} == {
+        "a.zip/x.txt": "inside\n",
+        "a.zip/x.txt%232": "beside\n",
+        "b.txt": "b\n",
+    }
+
+
+def test_locators_stay_unique_where_numbers_meet_too():
+    inner = zip_of({"x": b"1"})
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("a.zip", inner)
+        for _ in range(3):
+            archive.writestr("a.zip/x", b"words")
+    assert sorted(members_of(file.getvalue())) == ["a.zip/x", "a.zip/x%232", "a.zip/x%232%232", "a.zip/x%233"]

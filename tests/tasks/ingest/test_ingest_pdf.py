@@ -75,7 +75,7 @@ def test_without_the_engine_an_image_only_document_fails_with_the_reason(no_engi
 
 def test_without_the_engine_a_mixed_document_is_ok_and_the_page_notes_it(no_engine):
     found = extract_document(joined(text_pdf(["typed on this page"]), scan("scanned")), ".pdf", OPTIONS)
-    assert found.status == "ok"
+    assert (found.status, found.reason_code, found.reason) == ("ok", "no_ocr_engine", "page 2: OCR needs Tesseract")
     assert [bool(page.error) for page in found.pages] == [False, True]
 
 

@@ -19,6 +19,7 @@ from ingest_samples import dense_page, picture_of, saved, text_pdf
 from PIL import Image
 
 from tasks.ingest import pool as pool_module
+from tasks.ingest import spool
 from tasks.ingest.parts import ExtractJob
 from tasks.ingest.pool import ExtractionPool
 from tasks.ingest.process import PoolError
@@ -147,7 +148,7 @@ def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_pa
     with ExtractionPool(1, Limits(memory_bytes=100 * 1024**2)) as pool:
         outcome = pool.submit(job(bomb)).result()
         assert (outcome.status, outcome.reason_code) == ("failed", "memory")
-        assert "100 MiB" in outcome.reason
+        assert "100 MiB of memory (limits.memory_bytes)" in outcome.reason
         assert pool.submit(job(small)).result().status == "ok"
 
 
@@ -156,7 +157,7 @@ def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, te
     with ExtractionPool(1, Limits(page_seconds=3.0)) as pool:
         outcome = pool.submit(job(slow)).result()
         assert (outcome.status, outcome.reason_code) == ("failed", "timeout")
-        assert outcome.reason == "page 1 took more than 3 s"
+        assert outcome.reason == "page 1 took more than 3 s (limits.page_seconds)"
         assert (outcome.kind, outcome.media_type) == ("image", "image/png")
         # What was killed may need a moment to be gone.
         wait_until(lambda: not processes_that_mention(temporary), seconds=2)
@@ -239,9 +240,9 @@ def test_a_page_that_hangs_is_given_up_and_the_pages_before_it_are_kept(temporar
         outcome = pool.submit(fake("hang")).result()
         # the stand-in begins anew each time it is asked, and hangs again
         assert (outcome.status, outcome.reason_code) == ("failed", "timeout")
-        assert outcome.reason.endswith("took more than 0.5 s")
+        assert outcome.reason.endswith("took more than 0.5 s (limits.page_seconds)")
         assert [page.page for page in outcome.pages][:2] == [1, 2]
-        assert outcome.pages[2].error == "page 3 took more than 0.5 s"
+        assert outcome.pages[2].error == "page 3 took more than 0.5 s (limits.page_seconds)"
         assert pool.submit(fake("fine")).result().status == "ok"
 
 
@@ -249,7 +250,7 @@ def test_a_document_that_hangs_while_it_is_opened_fails():
     with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("mute")).result()
     assert (outcome.status, outcome.reason_code, outcome.pages) == ("failed", "timeout", [])
-    assert outcome.reason == "page 1 took more than 0.5 s"
+    assert outcome.reason == "page 1 took more than 0.5 s (limits.page_seconds)"
 
 
 def test_a_page_that_crashes_costs_itself_and_is_told():
@@ -276,6 +277,47 @@ def test_pages_put_off_for_ocr_are_shared_by_all_processes():
     assert outcome.status == "ok"
 
 
+def test_a_shared_part_that_fails_leaves_a_document_that_says_which_page_it_lacks_and_why():
+    with ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("shared-then-gone")).result()
+    assert [bool(page.error) for page in outcome.pages] == [False, True, True, True, True, True]
+    assert (outcome.status, outcome.reason_code) == ("ok", "changed")
+    assert outcome.reason == "page 2: the file is gone since its folder was walked"
+
+
+def test_the_rest_of_a_document_speaks_for_itself_and_not_for_the_pages_before_it():
+    """The process had served another document, so its death at page 5 counts as no loss of this one."""
+    with ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+        pool.submit(fake("fine")).result()
+        outcome = pool.submit(fake("blank-rest")).result()
+    assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5, 6]
+    assert (outcome.status, outcome.reason_code, outcome.reason) == ("ok", "", "")
+
+
+def test_a_file_that_changes_between_two_parts_is_there_but_says_so():
+    with ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+        pool.submit(fake("fine")).result()
+        outcome = pool.submit(fake("changed-rest")).result()
+    assert [page.page for page in outcome.pages] == [1, 2, 3, 4]
+    assert (outcome.status, outcome.reason_code) == ("ok", "changed")
+
+
+def test_many_members_come_back_in_order_from_a_file_without_a_name(monkeypatch, temporary):
+    monkeypatch.setattr(spool, "SPOOL_CHARACTERS", 1000)
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("archive")).result()
+        assert isinstance(outcome.members, spool.MemberSpool)
+        assert [(member.locator, member.status) for member in outcome.members] == [
+            ("1.txt", "ok"),
+            ("2.txt", "failed"),
+            ("3.txt", "failed"),
+            ("4.txt", "ok"),
+        ]
+        assert outcome.members[-1].pages[0].text == "some text"
+        assert [path.name for path in temporary.rglob("*") if path.is_file() and path.name != "stderr.log"] == []
+    assert [member.locator for member in outcome.members[1:3]] == ["2.txt", "3.txt"]
+
+
 def test_members_that_crash_or_hang_cost_no_other_member():
     with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("archive")).result()
@@ -293,7 +335,7 @@ def test_a_document_that_never_ends_fails_even_if_each_page_is_quick():
     with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("stall")).result()
     assert outcome.reason_code == "timeout"
-    assert outcome.reason.startswith("the document took more than 1.5 s")
+    assert outcome.reason.startswith("the document took more than 1.5 s (limits.document_seconds); it was on page")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""What a flow is told of passwords and limits: never a password, and every limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from flows.context import flow_session
+from tasks.ingest.records import Limits
+
+
+@pytest.mark.parametrize("command", ["ingest", "prepare", "train", "run"])
+def test_a_password_as_a_setting_is_refused_before_anything_keeps_it(tmp_path: Path, command: str) -> None:
+    given = ["--home", str(tmp_path / "home"), "--set", 'passwords.pdf=["sesame-open-7391"]']
+    done = CliRunner().invoke(app, [command, str(tmp_path), *given])
+    assert done.exit_code != 0
+    assert "passwords.file" in done.output
+    assert "sesame" not in done.output
+    assert not (tmp_path / "home").exists()
+
+
+def test_limits_of_the_settings_are_those_of_the_extraction_pool(tmp_path: Path) -> None:
+    with flow_session(str(tmp_path / "home"), "default", workers=1, limits=Limits(page_seconds=7)) as session:
+        assert session.resources.pool()._limits == Limits(page_seconds=7)
