@@ -16,7 +16,7 @@ from typing import cast
 from PIL import Image, UnidentifiedImageError
 
 from tasks.ingest.ocr import MAX_SIDE, OcrError, ocr_image
-from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText
+from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText, stable_text
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
 PLAUSIBLE_DPI = range(70, 1201)  # Cameras and editors write 1 or 72 dpi into anything; Tesseract's estimate beats that.
@@ -51,7 +51,12 @@ def extract_image(
             image = Image.open(io.BytesIO(data), formats=FORMATS)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ExtractionProblem("rejected", "too_large", f"image too large: {error}") from None
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        except UnidentifiedImageError:
+            reason = "image cannot be opened: its first bytes name a format that the rest is not of"
+            raise ExtractionProblem("failed", "corrupt", reason) from None
+        except (OSError, ValueError, SyntaxError) as error:
+            if "Decompressed data too large" in str(error):
+                raise ExtractionProblem("rejected", "too_large", f"image not opened: {error}") from None
             raise ExtractionProblem("failed", "corrupt", f"image cannot be opened: {error}") from None
         with image:
             yield from _frames(image, options, pages, ocr_pages)
@@ -84,7 +89,8 @@ def _frames(
             return
         page += 1
         if page > options.max_pages:
-            yield _failed(page, f"the image has more than {options.max_pages} frames; the rest was not read")
+            beyond = f"the image has more than {options.max_pages} frames; the rest was not read (extract.max_pages)"
+            yield PageText(page, "", "none", "pillow", error=beyond, error_code="too_many")
             return
         if wanted is not None and page not in wanted:
             continue
@@ -197,4 +203,4 @@ def _stated_dpi(image: Image.Image) -> int | None:
 
 def _failed(page: int, error: str) -> PageText:
     """A page that could not be read."""
-    return PageText(page, "", "none", "pillow", error=error)
+    return PageText(page, "", "none", "pillow", error=stable_text(error))

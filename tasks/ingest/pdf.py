@@ -77,7 +77,7 @@ def extract_pdf(
             return (yield from extract_with_pypdf(data, options, "PDFium: no page found", passwords, pages))
         if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
             document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
-        title = tidy_title(document.get_metadata_value("Title"))
+        title = _title(document)
         second = SecondOpinion(data, passwords)
         any_text = False
         n_read_by_ocr = 0
@@ -97,6 +97,14 @@ def extract_pdf(
     if ocr_missing and not any_text:
         raise ocr_missing
     return title
+
+
+def _title(document: pdfium.PdfDocument) -> str | None:
+    """The title that the metadata states; None where it is no text."""
+    try:
+        return tidy_title(document.get_metadata_value("Title"))
+    except UnicodeDecodeError:  # Half of a pair of surrogates.
+        return None
 
 
 def _open(data: bytes, passwords: Sequence[str]) -> pdfium.PdfDocument | None:

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from tasks.ingest.parts import Document, ExtractJob, Part
 from tasks.ingest.process import PoolError, WorkerProcess
-from tasks.ingest.records import Extraction, Limits
+from tasks.ingest.records import TEMPORARY_PREFIX, Extraction, Limits
 
 # Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
 # files, so growth decides, and the number only bounds what growth does not show.
@@ -56,7 +56,7 @@ class ExtractionPool:
         self._lock = threading.Lock()
         self._closed = False
         self._stop_read, self._stop_write = os.pipe()  # Becomes readable when running documents must end.
-        self._folder = tempfile.TemporaryDirectory(prefix="sheepfold-extract-")
+        self._folder = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX)
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"extract-{number}", daemon=True)
             for number in range(workers)

@@ -180,6 +180,8 @@ class WorkerProcess:
             reason = f"the extraction process was killed on {where}, most likely because memory ran out"
             return Loss("memory", reason)
         cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+        if status == -signal.SIGABRT:
+            cause += ", as libraries end that get no more memory; see limits.memory_bytes"
         return Loss("crashed", f"the extraction process died ({cause}) on {where}")
 
 

@@ -101,8 +101,8 @@ def note_page_limit(
     """Yields a record that says that pages were left out, if any were."""
     number = options.max_pages + 1
     if n_pages > options.max_pages and (pages is None or number in pages):
-        error = f"{n_pages} pages; those after {options.max_pages} were not read (max_pages)"
-        yield PageText(number, "", "none", engine, error=error)
+        error = f"{n_pages} pages; those after {options.max_pages} were not read (extract.max_pages)"
+        yield PageText(number, "", "none", engine, error=error, error_code="too_many")
 
 
 def tidy_title(title: object) -> str | None:

@@ -7,9 +7,14 @@ to a result's identity, the second does not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
+
+TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
 Kind = Literal["pdf", "image", "code", "text", "archive", "table", ""]
@@ -248,8 +253,10 @@ def judge_pages(outcome: Extraction, ocr: bool) -> None:
             # A document that is there but for a page stays one; what it lacks is told all the same.
             outcome.reason_code, outcome.reason = lost.error_code, _name_page(lost)
         return
-    failed = [page for page in outcome.pages if page.error]
-    n_pages = len(outcome.pages)
+    # A page that stands for those beyond a limit is neither a page nor damaged.
+    pages = [page for page in outcome.pages if page.error_code != "too_many"]
+    failed = [page for page in pages if page.error]
+    n_pages = len(pages)
     if failed:
         outcome.status, outcome.reason_code = "failed", lost.error_code if lost else "corrupt"
         first = f"page {failed[0].page}: {failed[0].error}"
@@ -257,6 +264,8 @@ def judge_pages(outcome: Extraction, ocr: bool) -> None:
         return
     outcome.status, outcome.reason_code = "rejected", "no_text"
     outcome.reason = f"no text on any of {n_pages} pages" if n_pages > 1 else "no text"
+    if n_pages < len(outcome.pages):
+        outcome.reason += f"; {outcome.pages[-1].error}"
     if outcome.kind in ("pdf", "image") and not ocr:
         outcome.reason += "; OCR is switched off"
 
@@ -265,6 +274,11 @@ def _name_page(page: PageText) -> str:
     """The error of a page, with its number unless it names it itself."""
     error = page.error or page.error_code
     return error if f"page {page.page}" in error else f"page {page.page}: {error}"
+
+
+def stable_text(message: str) -> str:
+    """A library's message without addresses of objects: the same file must have the same row each time."""
+    return _ADDRESS.sub("", message)
 
 
 class ExtractionProblem(Exception):
@@ -280,4 +294,4 @@ class ExtractionProblem(Exception):
         super().__init__(reason)
         self.status = status
         self.code = code
-        self.reason = reason
+        self.reason = stable_text(reason)

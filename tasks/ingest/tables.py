@@ -114,7 +114,8 @@ def _read_parquet(data: bytes, options: ExtractOptions, budget: Budget) -> Itera
         with parquet.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:
             schema = file.schema_arrow
             texts = [field.name for field in schema if _is_text(field.type)]
-            column = _choose_column(texts, options, schema.names)
+            types = [name if name in texts else f"{name} ({schema.field(name).type})" for name in schema.names]
+            column = _choose_column(texts, options, types)
             for batch in file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False):
                 for value in batch.column(0):
                     number += 1

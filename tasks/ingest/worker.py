@@ -15,6 +15,7 @@ import logging
 import os
 import queue
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -26,7 +27,15 @@ from tasks.ingest.detect import HEAD_BYTES, Detected, detect
 from tasks.ingest.extract import yield_document
 from tasks.ingest.messages import MessageReader, ProtocolError, write_message
 from tasks.ingest.opening import open_regular
-from tasks.ingest.records import Extraction, ExtractOptions, Limits, MemberStarted, PageText
+from tasks.ingest.records import (
+    TEMPORARY_PREFIX,
+    Extraction,
+    ExtractOptions,
+    Limits,
+    MemberStarted,
+    PageText,
+    stable_text,
+)
 
 _Send = Callable[[dict[str, Any]], None]
 
@@ -97,7 +106,7 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
     except Exception as error:  # noqa: BLE001
-        reason = f"the extractor failed: {type(error).__name__}: {error}"
+        reason = stable_text(f"the extractor failed: {type(error).__name__}: {error}")
         return Extraction("failed", reason, "crashed", **_row_fields(detected))
 
 
@@ -160,6 +169,10 @@ def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
         while (messages := reader.read_available()) is not None:
             for message in messages:
                 jobs.put(message)
+    # A parent that was killed could not clear up.
+    folder = Path(os.environ.get("TMPDIR", "")).parent
+    if folder.name.startswith(TEMPORARY_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
     # The group at once, not a parent-death signal: that one would reach this process alone, and its OCR child
     # would then stay behind with nobody to kill it.
     if os.getpgrp() == os.getpid():

@@ -101,7 +101,7 @@ def test_rows_without_text_are_told():
 def test_a_parquet_file_without_a_column_of_text_names_those_it_has():
     found = extract_document(parquet_of({"text": [1], "title": ["x"]}), "", OPTIONS)
     assert (found.status, found.reason_code, found.kind) == ("skipped", "no_column", "table")
-    assert "there are: text, title" in found.reason
+    assert "there are: text (int64), title" in found.reason
     assert "table_columns" in found.reason
 
 
