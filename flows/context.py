@@ -13,7 +13,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.corpus_page import corpus_summary, write_corpus_page
+from flows.corpus_page import write_corpus_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from storage.catalog import check_corpus_name
@@ -108,8 +108,8 @@ def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str,
     (session.home.reports / f"{corpus}.md").write_text(report, encoding="utf-8")
     create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
     if snapshot.name in session.produced:
-        page = write_corpus_page(session, corpus)
-        summary = f"{corpus_summary(session, corpus)}\n\nThe whole page: `{page}`\n"
+        page, summary = write_corpus_page(session, corpus)
+        summary = f"{summary}\n\nThe whole page: `{page}`\n"
         create_markdown_artifact(summary, key="sheepfold-corpus", description=f"What became of corpus {corpus}")
         if result.mlflow_run_id:
             session.resources.tracking.log_file(result.mlflow_run_id, page)

@@ -100,6 +100,8 @@ def read_documents(session: Session, sources: Sequence[Source], settings: Settin
     extracted = _extract(session, sources, settings)
     union = session.union(extracted.segments, "extracts.parquet", extracted.contents, identity="file_sha256")
     taken = session.run(snapshot, extracted.listing.settings(), segments=union)
+    if session.resources is not None:
+        session.resources.listing = None  # of 200,000 files a tenth of what this process has
     live = [_live(session, ref, wanted) for ref, wanted in zip(extracted.segments, extracted.contents, strict=True)]
     sizes = [len(found) or len(wanted) for found, wanted in zip(live, extracted.contents, strict=True)]
     segments = zip(extracted.segments, sizes, strict=True)

@@ -1,52 +1,83 @@
-"""The page that shows what became of a corpus: written after ingestion, put beside the training, shown in the UI."""
+"""The page that shows what became of a corpus: written after ingestion, put beside the training, shown in the UI.
+
+Drawn in a process of its own where the corpus is large: the catalogue of 200,000 documents takes hundreds of MB.
+"""
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from storage.catalog import Catalog, read_state
 from storage.digest import sha256_json
+from storage.lineage import manifest_of
+from storage.store import open_store
+from tasks.ingest.snapshot import snapshot
 
 if TYPE_CHECKING:
     from tasks.session import Session
 
+BYTES_PER_FILE = 200  # of tables, about: what a process of its own is judged by
 
-def write_corpus_page(session: Session, corpus: str) -> Path:
-    """The page of a corpus, in the reports of the home; drawn anew only if the corpus has changed.
+
+def write_corpus_page(session: Session, corpus: str) -> tuple[Path, str]:
+    """The page of a corpus in the reports of the home, and its summary in Markdown; drawn anew only after a change.
 
     Args:
         session: the one that ingested it; its files may still be looked at for pictures of pages.
     """
-    from tasks.corpus_report import corpus_report
+    state = read_state(session.store, corpus)
+    page, summary = (session.home.reports / f"{corpus}{suffix}" for suffix in (".html", "-summary.md"))
+    mark = f"<!-- {sha256_json(state)} -->\n"
+    if page.is_file() and _text(summary).endswith(mark):
+        return page, _text(summary)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    resources = session.resources
+    n_files = manifest_of(session.store, state[snapshot.name][0]).counts["rows"]
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="ascii") as locations:
+        json.dump(resources.paths, locations)  # ASCII holds names that are not UTF-8, too
+        locations.flush()
+        text = resources.apart.call(
+            draw_corpus_page,
+            lambda done, total: None,
+            n_files * BYTES_PER_FILE,
+            store=session.home.store,
+            corpus=corpus,
+            locations=locations.name,
+            passwords=list(resources.passwords),
+            out=str(page),
+        )
+    summary.write_text(f"{text}\n\n{mark}", encoding="utf-8")  # last: its mark says that both are there
+    return page, text
+
+
+def draw_corpus_page(
+    store: str, corpus: str, locations: str, passwords: list[str], out: str, progress: Callable[[int, int], None]
+) -> str:
+    """Write the page; returns the summary.
+
+    Args:
+        store: address of the store.
+        locations: JSON file with the place of each file, by its sha256.
+        passwords: tried on encrypted PDFs when a picture of a page is drawn.
+        out: where the page goes.
+    """
+    from tasks.corpus_report import corpus_report, corpus_summary
     from tasks.corpus_report.thumbnails import Thumbnails
 
-    path = session.home.reports / f"{corpus}.html"
-    mark = f"<!-- {sha256_json(read_state(session.store, corpus))} -->\n"
-    if _end(path, len(mark)) == mark.encode():
-        return path
-    resources = session.resources
-    with Thumbnails(resources.paths, resources.passwords) as thumbnails:
-        page = corpus_report(Catalog(session.store, corpus), corpus, thumbnails)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(f"{page}\n{mark}", encoding="utf-8")
-    new.replace(path)
-    return path
+    places: dict[str, Any] = json.loads(Path(locations).read_text(encoding="ascii"))
+    catalog = Catalog(open_store(store), corpus)
+    with Thumbnails(places, passwords) as thumbnails:
+        page = corpus_report(catalog, corpus, thumbnails)
+    new = Path(out).with_suffix(".new")
+    new.write_text(page, encoding="utf-8")
+    new.replace(out)
+    progress(1, 1)
+    return corpus_summary(catalog)
 
 
-def _end(path: Path, n_bytes: int) -> bytes:
-    """The last bytes of a file; empty if it is not there."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - n_bytes))
-            return file.read()
-    except FileNotFoundError:
-        return b""
-
-
-def corpus_summary(session: Session, corpus: str) -> str:
-    """The same in a few lines of Markdown."""
-    from tasks.corpus_report import corpus_summary as summarise
-
-    return summarise(Catalog(session.store, corpus))
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from os.path import splitext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
@@ -136,20 +138,26 @@ class Extracted(NamedTuple):
 _COLUMNS = ["file_sha256", "suffix", "attempt", *Extracted._fields[:-1]]
 
 
-def _read_extracted(
-    work: Work, segments: RefSet, chosen: Mapping[str, tuple[Content, str]]
-) -> dict[str, list[Extracted]]:
-    """For each content its own record, and after it those of its members."""
+def _read_extracted(segments: Mapping[str, Path], contents: Path) -> dict[str, list[Extracted]]:
+    """For each content its own record, and after it those of its members.
+
+    Args:
+        segments: folder of each segment, by key.
+        contents: JSON lines with the extraction that is used of each content, and its segment.
+    """
+    chosen: dict[str, list[tuple[str, str, int]]] = {key: [] for key in segments}
+    for sha256, suffix, attempt, key in _lines(contents):
+        chosen[key].append((sha256, suffix, attempt))
     found: dict[str, list[Extracted]] = {}
     shared: dict[str, str] = {}  # a few strings, each in thousands of rows
-    for ref in segments.refs:
-        for row in stream_rows(work.folder(ref) / "extracts.parquet", _COLUMNS):
-            content = Content(row["file_sha256"], row["suffix"], row["attempt"])
-            if chosen.get(row["file_sha256"]) != (content, ref.key):
+    for key, folder in segments.items():
+        wanted = set(chosen.pop(key))
+        for row in stream_rows(folder / "extracts.parquet", _COLUMNS):
+            if (row["file_sha256"], row["suffix"], row["attempt"]) not in wanted:
                 continue
             for name in ("kind", "media_type", "status", "reason", "reason_code"):
                 row[name] = shared.setdefault(row[name], row[name])
-            record = Extracted._make([*(row[name] for name in Extracted._fields[:-1]), ref.key])
+            record = Extracted._make([*(row[name] for name in Extracted._fields[:-1]), key])
             found.setdefault(row["file_sha256"], []).append(record)
     for records in found.values():
         records.sort(key=lambda record: record.locator != "")  # stable: members stay in the file's order
@@ -208,7 +216,7 @@ def _outcome(record: Extracted) -> dict[str, Any]:
     }
 
 
-def folder_licences(work: Work, segments: RefSet, rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+def folder_licences(segments: Iterable[Path], rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
     """The licence that holds in a folder, by (source, folder): found in a licence file that lies in it."""
     candidates: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
@@ -218,9 +226,9 @@ def folder_licences(work: Work, segments: RefSet, rows: Iterable[Mapping[str, An
     found: dict[tuple[str, str], str] = {}
     if not candidates:
         return found
-    for ref in segments.refs:
+    for segment in segments:
         table = pq.read_table(
-            work.folder(ref) / "pages.parquet",
+            segment / "pages.parquet",
             columns=["doc_id", "text"],
             filters=[("doc_id", "in", sorted(candidates)), ("page", "=", 1)],
         )
@@ -247,18 +255,48 @@ def licence_of(path: str, source: str, folders: Mapping[tuple[str, str], str]) -
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str:
     """Say for every path what became of it."""
     listing: Listing = work.resources.listing
-    extracted = _read_extracted(work, segments, {content.sha256: (content, key) for content, key in listing.contents})
+    files, contents = work.scratch / "files.jsonl", work.scratch / "contents.jsonl"
+    _write_lines(files, map(_FIELDS_OF_FILE, listing.files))
+    _write_lines(contents, ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents))
+    folders = {ref.key: work.folder(ref) for ref in segments.refs}
+    made = work.apart(
+        write_snapshot,
+        sum((folder / "extracts.parquet").stat().st_size for folder in folders.values()),
+        files=str(files),
+        contents=str(contents),
+        segments={key: str(folder) for key, folder in folders.items()},
+        out=str(work.out / "files.parquet"),
+    )
+    work.counts.update(made["counts"])
+    # paths are no content, but the licences that they give are
+    return sha256_json([segments.digest, made["licences"]])
+
+
+def write_snapshot(
+    files: str, contents: str, segments: dict[str, str], out: str, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Write the table of files; returns counts and a digest of the licences that folders give.
+
+    Args:
+        files: JSON lines with the fields of each `ListedFile`.
+        contents: JSON lines with the extraction that is used of each content, and its segment.
+        segments: folder of each segment, by key.
+        out: where the table goes.
+    """
+    folders = {key: Path(folder) for key, folder in segments.items()}
+    extracted = _read_extracted(folders, Path(contents))
 
     def rows() -> Iterator[dict[str, Any]]:
         first: dict[str, str] = {}
-        for listed in listing.files:
+        for line in _lines(Path(files)):
+            listed = ListedFile(*line)
             if listed.sha256 is None:
                 yield from file_rows(listed, (), None)
                 continue
             seen = first.setdefault(listed.sha256, listed.path)
             yield from file_rows(listed, extracted[listed.sha256], None if seen == listed.path else seen)
 
-    folders = folder_licences(work, segments, rows())
+    given = folder_licences(folders.values(), rows())
     statuses: Counter[str] = Counter()
     licences: list[tuple[str, str]] = []
 
@@ -267,12 +305,22 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str
             if not row["status"]:
                 raise ValueError(f"{row['path']}: nothing says what became of it")
             statuses[row["status"]] += 1
-            row["licence"] = licence_of(row["path"], row["source"], folders) if folders else None
+            row["licence"] = licence_of(row["path"], row["source"], given) if given else None
             if row["licence"] and row["status"] == "ok" and row["doc_id"]:
                 licences.append((row["doc_id"], row["licence"]))
             yield row
 
-    work.counts["rows"] = write_table(work.out / "files.parquet", FILES, licensed())
-    work.counts |= {f"status_{status}": count for status, count in statuses.items()}
-    # paths are no content, but the licences that they give are
-    return sha256_json([segments.digest, rows_digest(licences)])
+    count = write_table(Path(out), FILES, licensed())
+    progress(count, count)
+    counts = {"rows": count, **{f"status_{status}": n for status, n in statuses.items()}}
+    return {"counts": counts, "licences": rows_digest(licences)}
+
+
+def _write_lines(path: Path, items: Iterable[Any]) -> None:
+    with path.open("w", encoding="ascii") as file:
+        file.writelines(json.dumps(item) + "\n" for item in items)
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with path.open(encoding="ascii") as file:
+        yield from map(json.loads, file)
