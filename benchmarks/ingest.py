@@ -55,7 +55,7 @@ class Row:
 def born_digital(rounds: int) -> Iterator[Row]:
     """Files to `documents` in the store, beside two loops of pypdfium2."""
     from flows.corpus import read_documents
-    from tasks.ingest.sources import resolve_sources
+    from tasks.ingest.sources.resolve import resolve_sources
     from tasks.resources import Resources
     from tasks.session import Session
     from tasks.settings import Settings
@@ -84,8 +84,8 @@ def born_digital(rounds: int) -> Iterator[Row]:
 
 def scans(rounds: int) -> Iterator[Row]:
     """Recognition speed and errors on scans, beside two bare Tesseract processes."""
-    from tasks.ingest.parts import ExtractJob
-    from tasks.ingest.pool import ExtractionPool
+    from tasks.ingest.pool.parts import ExtractJob
+    from tasks.ingest.pool.pool import ExtractionPool
 
     paths = sorted((CORPUS / "scans").glob("*.jpg"))
     jobs = [ExtractJob(path, sha256_file(path), path.suffix) for path in paths]
@@ -161,8 +161,8 @@ def _edit_distance(one: str, other: str) -> int:
 
 def nasty() -> Iterator[Row]:
     """Hostile PDFs: no lost row, and a text layer in as many files as the better engine finds by itself."""
-    from tasks.ingest.parts import ExtractJob
-    from tasks.ingest.pool import ExtractionPool
+    from tasks.ingest.pool.parts import ExtractJob
+    from tasks.ingest.pool.pool import ExtractionPool
     from tasks.ingest.records import ExtractOptions
 
     paths = sorted((CORPUS / "nasty").glob("*.pdf"))

@@ -42,7 +42,7 @@ Deterministic = Annotated[bool, typer.Option("--deterministic", help="Determinis
 
 def _sources(sources: list[str]) -> str:
     """Sources as a flow takes them: absolute, one per line."""
-    from tasks.ingest.sources import resolve_sources
+    from tasks.ingest.sources.resolve import resolve_sources
 
     return "\n".join(map(str, resolve_sources(sources)))
 
@@ -156,7 +156,7 @@ def plan(
         from flows import pipeline
         from flows.stages import stage_names
         from storage.home import Home
-        from tasks.ingest.sources import resolve_sources
+        from tasks.ingest.sources.resolve import resolve_sources
         from tasks.session import Planner
         from tasks.settings import load_settings
 

@@ -20,9 +20,8 @@ from tasks.curate.duplicates import VERIFIED_FILE, dedup
 from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
 from tasks.curate.normalise import DOCUMENTS_FILE, normalise
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
-from tasks.ingest.hashing import HashMemo, digest_files
 from tasks.ingest.journal import Content
-from tasks.ingest.ocr import ocr_ready
+from tasks.ingest.pictures.ocr import ocr_ready
 from tasks.ingest.segments import (
     Located,
     SegmentSettings,
@@ -34,7 +33,8 @@ from tasks.ingest.segments import (
     wants_retry,
 )
 from tasks.ingest.snapshot import ListedFile, Listing, list_files, refuse_large, snapshot
-from tasks.ingest.sources import Source, list_sources
+from tasks.ingest.sources.hashing import HashMemo, digest_files
+from tasks.ingest.sources.resolve import Source, list_sources
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings
 

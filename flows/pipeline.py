@@ -24,7 +24,7 @@ from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
 from tasks.ingest.snapshot import snapshot
-from tasks.ingest.sources import Source
+from tasks.ingest.sources.resolve import Source
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings, TrainSettings

@@ -20,7 +20,7 @@ from flows.context import (
     flow_settings,
     task_runner,
 )
-from tasks.ingest.sources import resolve_sources
+from tasks.ingest.sources.resolve import resolve_sources
 
 
 @flow(name="prepare", task_runner=task_runner(), persist_result=False)

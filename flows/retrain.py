@@ -25,7 +25,7 @@ from flows.context import (
     flow_settings,
     task_runner,
 )
-from tasks.ingest.sources import resolve_sources
+from tasks.ingest.sources.resolve import resolve_sources
 from tasks.session import artifact
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import UserError
-from tasks.ingest.messages import MessageReader, ProtocolError, write_ascii_message
+from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
 
 WORTH_A_PROCESS = 2**19  # bytes of tables to read; less is done sooner than a process has started
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from storage.tracking import Tracking
     from tasks.apart import Apart
     from tasks.generation import Prompt
-    from tasks.ingest.pool import ExtractionPool
+    from tasks.ingest.pool.pool import ExtractionPool
     from tasks.ingest.snapshot import Listing
 
 
@@ -81,7 +81,7 @@ class Resources:
 
     def pool(self) -> ExtractionPool:
         """The killable extraction processes, shared by all segments."""
-        from tasks.ingest.pool import ExtractionPool
+        from tasks.ingest.pool.pool import ExtractionPool
 
         with self._lock:
             if self._pool is None:

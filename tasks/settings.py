@@ -23,7 +23,7 @@ from tasks.curate.hygiene import NormaliseSettings
 from tasks.curate.policy import PolicySettings
 from tasks.curate.settings import CurateSettings, DedupSettings, RefineSettings
 from tasks.ingest.records import ExtractOptions, Limits
-from tasks.ingest.sources import WalkSettings
+from tasks.ingest.sources.resolve import WalkSettings
 
 # a training has one budget; asking for one in a source takes the place of what lower sources asked for
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")

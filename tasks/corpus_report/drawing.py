@@ -24,9 +24,9 @@ from typing import Any
 import pypdfium2 as pdfium
 from PIL import Image
 
-from tasks.ingest.image import FORMATS, to_grey
-from tasks.ingest.messages import MessageReader, ProtocolError, write_message
-from tasks.ingest.opening import open_regular
+from tasks.ingest.pictures.image import FORMATS, to_grey
+from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_message
+from tasks.ingest.sources.opening import open_regular
 
 MAX_SIZE = (420, 560)  # width and height in pixels: twice what is shown, so that words can be made out
 MAX_FILE_BYTES = 256 * 2**20

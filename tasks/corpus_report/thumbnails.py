@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from tasks.ingest.messages import MessageReader, ProtocolError, write_ascii_message
+from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
 
 PAGE_SECONDS = 5.0
 START_SECONDS = 60.0  # importing takes half a second; a machine that swaps may take a hundred times as long

@@ -1,6 +1,6 @@
 """One document from bytes to pages: finds out what it is and hands it to the extractor for that.
 
-Runs inside a worker process (see `tasks.ingest.worker`), where a document that hangs or crashes can be killed. A
+Runs inside a worker process (see `tasks.ingest.pool.worker`), where a document that hangs or crashes can be killed. A
 container (an archive, a table) has no pages; its members are documents of their own, and come one after the other.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from tasks.ingest.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, Detected, identify
+from tasks.ingest.containers.members import Members
+from tasks.ingest.containers.tables import SQLITE
+from tasks.ingest.detection.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, Detected, identify
 from tasks.ingest.formats.docx import read_docx
 from tasks.ingest.formats.html import read_html
 from tasks.ingest.formats.notebook import read_notebook
 from tasks.ingest.formats.parsed import Parsed
 from tasks.ingest.formats.xml import read_xml
-from tasks.ingest.image import extract_image
-from tasks.ingest.members import Members
-from tasks.ingest.pdf import extract_pdf
+from tasks.ingest.pdf.pdf import extract_pdf
+from tasks.ingest.pictures.image import extract_image
 from tasks.ingest.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
-from tasks.ingest.tables import SQLITE
 from tasks.ingest.text import decode
 
 _Title = TypeVar("_Title")

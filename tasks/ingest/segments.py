@@ -24,7 +24,7 @@ from storage.schemas import EXTRACTS, PAGES
 from storage.store import Store
 from storage.tables import TableWriter, read_columns, read_rows, union_digest, write_table
 from tasks.ingest.journal import Content, Journal, is_doubtful
-from tasks.ingest.parts import ExtractJob
+from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.records import Extraction, ExtractOptions, PageText
 from tasks.stage import Work, stage
 
@@ -241,13 +241,13 @@ def extract_tools() -> dict[str, str]:
     import pypdf
     import pypdfium2
 
-    from tasks.ingest.ocr import engine_version
+    from tasks.ingest.pictures.ocr import engine_version
 
     versions = {"pypdf": pypdf.__version__, "pypdfium2": str(pypdfium2.version.PYPDFIUM_INFO)}
     return {**versions, "tesseract": engine_version() or "not found"}
 
 
-@stage("extract", version=3, unit="file", modules=("tasks.ingest.worker",))
+@stage("extract", version=3, unit="file", modules=("tasks.ingest.pool.worker",))
 def extract(work: Work, settings: SegmentSettings) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0

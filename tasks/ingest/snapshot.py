@@ -20,7 +20,7 @@ from storage.schemas import FILES
 from storage.tables import stream_rows, write_table
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.ingest.walk import WalkedFile, encode_path
+from tasks.ingest.sources.walk import WalkedFile, encode_path
 from tasks.stage import Work, stage
 
 

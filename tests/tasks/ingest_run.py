@@ -18,7 +18,7 @@ from storage.manifest import ArtifactRef
 from storage.store import Store
 from storage.tables import read_rows
 from tasks.ingest.records import Limits
-from tasks.ingest.sources import resolve_sources
+from tasks.ingest.sources.resolve import resolve_sources
 from tasks.resources import Resources
 from tasks.session import Planner, Session, StageReport, artifact
 from tasks.settings import Settings, load_settings

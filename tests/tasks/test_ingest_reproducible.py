@@ -11,7 +11,7 @@ import pytest
 from ingest.ingest_samples import picture_of, saved, text_pdf
 from ingest_run import Ingestion, contents, edited, home_at, ingest, prose, write
 
-from tasks.ingest.ocr import engine_version
+from tasks.ingest.pictures.ocr import engine_version
 
 CODE = '''"""Counting sheep."""
 

@@ -16,7 +16,7 @@ from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
 from tasks.ingest.journal import Content, Journal
-from tasks.ingest.pool import ExtractionPool
+from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.records import Extraction, PageText
 from tasks.ingest.segments import SegmentSettings, document_id, extract
 from tasks.resources import Resources

@@ -13,8 +13,8 @@ from tiny_run import direct_session, home_at, tiny_settings, write_texts
 from flows import corpus, pipeline
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.ingest import ocr
-from tasks.ingest.sources import resolve_sources
+from tasks.ingest.pictures import ocr
+from tasks.ingest.sources.resolve import resolve_sources
 from tasks.session import StageReport, artifact
 
 VICTIM = "text-01.txt"

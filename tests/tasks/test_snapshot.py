@@ -17,7 +17,7 @@ from storage.tables import read_rows
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction
 from tasks.ingest.snapshot import licence_of
-from tasks.ingest.sources import resolve_sources
+from tasks.ingest.sources.resolve import resolve_sources
 from tasks.session import artifact
 
 MIT = """Copyright (c) 2020 A. Shepherd

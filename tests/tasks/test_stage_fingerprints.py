@@ -140,7 +140,12 @@ def test_the_extraction_stage_covers_the_code_of_its_child_processes() -> None:
     from tasks.ingest.segments import extract
 
     covered = {name for module in extract.modules for name in modules_of(module)}
-    assert {"tasks.ingest.worker", "tasks.ingest.pdf", "tasks.ingest.text", "tasks.ingest.image"} <= covered
+    assert {
+        "tasks.ingest.pool.worker",
+        "tasks.ingest.pdf.pdf",
+        "tasks.ingest.text",
+        "tasks.ingest.pictures.image",
+    } <= covered
 
 
 def entries(**stages: tuple[int, str]) -> Entries:

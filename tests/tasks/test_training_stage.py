@@ -26,7 +26,7 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_columns, read_rows
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
-from tasks.ingest.sources import resolve_sources
+from tasks.ingest.sources.resolve import resolve_sources
 from tasks.progress import StageProgress
 from tasks.session import Session, artifact
 from tasks.settings import Settings

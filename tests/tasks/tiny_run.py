@@ -14,7 +14,7 @@ from flows import pipeline
 from flows.pipeline import Ingested, Prepared
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.ingest.sources import resolve_sources
+from tasks.ingest.sources.resolve import resolve_sources
 from tasks.resources import Resources
 from tasks.session import Planner, Session, StageReport, artifact
 from tasks.settings import Settings, load_settings

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tasks.ingest.detection.languages import KERNELS
 from tasks.ingest.formats.parsed import Parsed
-from tasks.ingest.languages import KERNELS
 from tasks.ingest.records import ExtractionProblem
 from tasks.ingest.text import clean, decode
 

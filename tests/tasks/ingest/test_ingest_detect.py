@@ -10,9 +10,9 @@ import zipfile
 import pytest
 from ingest_samples import picture_of, saved, text_pdf
 
-from tasks.ingest.detect import HEAD_BYTES, Detected, detect, identify
-from tasks.ingest.languages import LANGUAGES, SHEBANGS, TEXT_TYPES
-from tasks.ingest.markers import AMBIGUOUS
+from tasks.ingest.detection.detect import HEAD_BYTES, Detected, detect, identify
+from tasks.ingest.detection.languages import LANGUAGES, SHEBANGS, TEXT_TYPES
+from tasks.ingest.detection.markers import AMBIGUOUS
 from tasks.ingest.records import ExtractOptions
 
 

@@ -11,10 +11,10 @@ from PIL import Image, PngImagePlugin
 from pypdf.generic import ByteStringObject, NameObject
 
 from tasks.ingest.extract import extract_document
-from tasks.ingest.ocr import ocr_image
+from tasks.ingest.pictures.ocr import ocr_image
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 from tasks.ingest.snapshot import refuse_large
-from tasks.ingest.walk import WalkedFile
+from tasks.ingest.sources.walk import WalkedFile
 
 WITHOUT_OCR = ExtractOptions(ocr=False)
 

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from tasks.ingest.legibility import count_legible, count_visible, is_legible
+from tasks.ingest.pdf.legibility import count_legible, count_visible, is_legible
 
 ENGLISH = "Nothing is lost and nothing is silent. Kill it anywhere and run it again, and the result is the same.\n"
 LEGIBLE = {

@@ -13,11 +13,11 @@ import pytest
 from ingest_samples import picture_of, saved
 from PIL import Image
 
-from tasks.ingest import ocr, tessdata
 from tasks.ingest.extract import extract_document
-from tasks.ingest.ocr import OcrError, OcrUnavailable, engine_version, ocr_image, ocr_ready
+from tasks.ingest.pictures import ocr, tessdata
+from tasks.ingest.pictures.ocr import OcrError, OcrUnavailable, engine_version, ocr_image, ocr_ready
+from tasks.ingest.pictures.tessdata import find_tessdata
 from tasks.ingest.records import ExtractOptions
-from tasks.ingest.tessdata import find_tessdata
 
 OPTIONS = ExtractOptions()
 
@@ -127,7 +127,10 @@ def test_the_program_is_asked_where_the_usual_places_have_nothing(monkeypatch, t
 
 def test_loading_the_engine_leaves_the_thread_limit_of_the_process_alone():
     """PyTorch in the same process would compute on one core."""
-    code = "import os; from tasks.ingest.ocr import engine_version as v; v(); print(os.environ.get('OMP_THREAD_LIMIT'))"
+    code = (
+        "import os; from tasks.ingest.pictures.ocr import engine_version; engine_version(); "
+        "print(os.environ.get('OMP_THREAD_LIMIT'))"
+    )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_THREAD_LIMIT"}
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
@@ -143,7 +146,7 @@ def test_memory_that_runs_out_during_recognition_ends_the_process():
     if sys.platform != "linux":
         pytest.skip("only Linux limits the address space")
     code = (
-        "import resource, sys; from PIL import Image; from tasks.ingest.ocr import ocr_image\n"
+        "import resource, sys; from PIL import Image; from tasks.ingest.pictures.ocr import ocr_image\n"
         "from tasks.ingest.records import ExtractOptions\n"
         "ocr_image(Image.new('L', (50, 50), 255), ExtractOptions())\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 60 * 2**20\n"

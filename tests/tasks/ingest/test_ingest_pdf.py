@@ -10,9 +10,9 @@ from ingest_samples import encrypted_pdf, picture_of, saved, text_pdf
 from PIL import Image
 
 from tasks.curate.hygiene import normalise_text
-from tasks.ingest import pdf
 from tasks.ingest.extract import extract_document
-from tasks.ingest.ocr import OcrUnavailable
+from tasks.ingest.pdf import pdf
+from tasks.ingest.pictures.ocr import OcrUnavailable
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 
 OPTIONS = ExtractOptions()

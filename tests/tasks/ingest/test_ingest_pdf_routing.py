@@ -7,10 +7,10 @@ from ingest_samples import picture_of
 from pdf_samples import page_pdf, text_lines
 from PIL import Image
 
-from tasks.ingest import pdf
-from tasks.ingest.pdf import extract_pdf
+from tasks.ingest.pdf import pdf
+from tasks.ingest.pdf.pdf import extract_pdf
+from tasks.ingest.pdf.text_merge import agree, merge_lines
 from tasks.ingest.records import ExtractOptions, PageText
-from tasks.ingest.text_merge import agree, merge_lines
 
 OPTIONS = ExtractOptions(ocr_dpi=150)
 PROSE = [

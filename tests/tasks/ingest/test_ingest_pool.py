@@ -18,11 +18,11 @@ import pytest
 from ingest_samples import dense_page, picture_of, saved, text_pdf
 from PIL import Image
 
-from tasks.ingest import pool as pool_module
-from tasks.ingest import spool
-from tasks.ingest.parts import ExtractJob
-from tasks.ingest.pool import ExtractionPool
-from tasks.ingest.process import PoolError
+from tasks.ingest.pool import pool as pool_module
+from tasks.ingest.pool import spool
+from tasks.ingest.pool.parts import ExtractJob
+from tasks.ingest.pool.pool import ExtractionPool
+from tasks.ingest.pool.process import PoolError
 from tasks.ingest.records import ExtractOptions, Limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,7 +166,7 @@ def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, te
 
 def test_importing_the_worker_loads_no_orchestration_and_hides_nothing():
     script = (
-        "import sys, tasks.ingest.worker, numpy, pandas\n"
+        "import sys, tasks.ingest.pool.worker, numpy, pandas\n"
         "print([name for name in ('prefect', 'mlflow', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -194,8 +194,8 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path, monkeypatch):
 PARENT = """
 import signal, sys
 from pathlib import Path
-from tasks.ingest.parts import ExtractJob
-from tasks.ingest.pool import ExtractionPool
+from tasks.ingest.pool.parts import ExtractJob
+from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.records import ExtractOptions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background hands Ctrl-C down ignored

@@ -6,7 +6,7 @@ import pypdfium2 as pdfium
 import pytest
 from pdf_samples import page_pdf, text_lines
 
-from tasks.ingest.pdf import extract_pdf
+from tasks.ingest.pdf.pdf import extract_pdf
 from tasks.ingest.records import ExtractOptions
 from tasks.ingest.text import clean
 

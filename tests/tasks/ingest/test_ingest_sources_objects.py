@@ -13,10 +13,10 @@ import pytest
 from pyarrow import fs
 
 from storage.errors import UserError
-from tasks.ingest.ignore import Patterns
-from tasks.ingest.object_source import ObjectRoot
-from tasks.ingest.sources import WalkSettings, list_sources, resolve_sources
-from tasks.ingest.walk import Filters, FolderRoot, walk_roots
+from tasks.ingest.sources.ignore import Patterns
+from tasks.ingest.sources.objects import ObjectRoot
+from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.ingest.sources.walk import Filters, FolderRoot, walk_roots
 
 LONG_AGO = 1_600_000_000
 

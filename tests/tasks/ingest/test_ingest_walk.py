@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.ingest import walk as walk_module
-from tasks.ingest.sources import WalkSettings, list_sources, resolve_sources
-from tasks.ingest.walk import WalkedFile, encode_path
+from tasks.ingest.sources import walk as walk_module
+from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.ingest.sources.walk import WalkedFile, encode_path
 
 
 def walk(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[WalkedFile]:

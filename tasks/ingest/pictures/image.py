@@ -15,7 +15,7 @@ from typing import cast
 
 from PIL import Image, UnidentifiedImageError
 
-from tasks.ingest.ocr import MAX_SIDE, OcrError, ocr_image
+from tasks.ingest.pictures.ocr import MAX_SIDE, OcrError, ocr_image
 from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText, stable_text
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")

@@ -5,7 +5,7 @@ Some are letters only; whoever looks must then make sure that it is not a text t
 
 from __future__ import annotations
 
-from tasks.ingest.tables import PARQUET, SQLITE
+from tasks.ingest.containers.tables import PARQUET, SQLITE
 
 IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.ingest.opening import open_regular
+from tasks.ingest.sources.opening import open_regular
 
 # A path costs time in proportion to the lines; those in use have a few hundred.
 MAX_PATTERN_BYTES = 128 * 1024

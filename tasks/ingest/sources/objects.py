@@ -23,8 +23,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from storage.errors import UserError
 from storage.locks import owner_lock
-from tasks.ingest.ignore import Patterns
-from tasks.ingest.walk import EXCLUDED_FOLDERS, EXCLUDED_REASON, Filters, WalkedFile, encode_path
+from tasks.ingest.sources.ignore import Patterns
+from tasks.ingest.sources.walk import EXCLUDED_FOLDERS, EXCLUDED_REASON, Filters, WalkedFile, encode_path
 
 N_DOWNLOADS = 8  # at once: most of the time is waiting
 BATCH_OBJECTS = 1000  # that wait for a thread: a bucket may hold millions
@@ -110,7 +110,7 @@ class ObjectRoot:
         return ()
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows; see `tasks.ingest.walk.Root`."""
+        """Its rows; see `tasks.ingest.sources.walk.Root`."""
         with owner_lock(self.folder / "lock"):
             objects = self._list()
             self._remove_gone({_copy_name(relative) for relative, _ in objects})

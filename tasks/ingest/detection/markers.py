@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from tasks.ingest.languages import KERNELS, SHEBANGS
+from tasks.ingest.detection.languages import KERNELS, SHEBANGS
 
 _SHEBANG = re.compile(
     r"#!\s{0,9}(?:[^\s]*/)?(?:env\s+(?:-\S+\s+|\w+=\S*\s+)*)?"

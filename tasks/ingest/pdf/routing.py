@@ -15,7 +15,7 @@ from typing import Literal
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
-from tasks.ingest.legibility import count_visible, is_legible, is_plain
+from tasks.ingest.pdf.legibility import count_visible, is_legible, is_plain
 
 SHORT_TEXT = 100  # Visible characters; a page with fewer may be a scan with a stamp or a page number typed on it.
 HEADING_TEXT = 600  # As many may be a header and a footer typed on a scan, if the picture is plainly one.

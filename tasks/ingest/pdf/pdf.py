@@ -2,7 +2,7 @@
 
 PDFium reads first, since it is fast and forgiving; pypdf is the second opinion on documents that PDFium cannot open,
 and on pages of small ones whose layer it cannot make sense of. Each page is routed by itself
-(`tasks.ingest.pdf_routing`), because scans with a few typed pages, and the reverse, are common; and nothing depends on
+(`tasks.ingest.pdf.routing`), because scans with a few typed pages, and the reverse, are common; and nothing depends on
 the pages before, so that pages of one document can be read by several processes.
 """
 
@@ -18,11 +18,8 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 from PIL import Image
 
-from tasks.ingest.image import fitting_size, is_uniform
-from tasks.ingest.legibility import count_legible
-from tasks.ingest.ocr import OcrError, OcrUnavailable, ocr_image
-from tasks.ingest.pdf_routing import Routing, route_page
-from tasks.ingest.pypdf_reader import (
+from tasks.ingest.pdf.legibility import count_legible
+from tasks.ingest.pdf.pypdf_reader import (
     SecondOpinion,
     extract_with_pypdf,
     is_sound,
@@ -30,10 +27,13 @@ from tasks.ingest.pypdf_reader import (
     tidy_title,
     wanted_pages,
 )
-from tasks.ingest.reading_order import text_in_column_order
+from tasks.ingest.pdf.reading_order import text_in_column_order
+from tasks.ingest.pdf.routing import Routing, route_page
+from tasks.ingest.pdf.text_merge import agree, merge_lines
+from tasks.ingest.pictures.image import fitting_size, is_uniform
+from tasks.ingest.pictures.ocr import OcrError, OcrUnavailable, ocr_image
 from tasks.ingest.records import ExtractOptions, PageText
 from tasks.ingest.text import clean
-from tasks.ingest.text_merge import agree, merge_lines
 
 _POINTS_PER_INCH = 72
 _TO_CLEAN = bytes(code for code in range(32) if code not in b"\t\n\f") + b"\x7f"

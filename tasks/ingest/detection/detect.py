@@ -2,9 +2,9 @@
 
 The content decides, the suffix only refines: a PDF named `.txt` is a PDF, a binary named `.txt` is not text, and a web
 page saved as `.py` is a web page. The suffix names a programming language only where it is used for nothing else of
-note; where several languages share one, marks in the text decide (`tasks.ingest.markers`), since an unknown language
-does less harm than a wrong one. The file's name plays no part: the same bytes under the same suffix are one document,
-wherever they lie.
+note; where several languages share one, marks in the text decide (`tasks.ingest.detection.markers`), since an unknown
+language does less harm than a wrong one. The file's name plays no part: the same bytes under the same suffix are one
+document, wherever they lie.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import zipfile
 import zlib
 from dataclasses import dataclass, replace
 
-from tasks.ingest.archives import TAR_BLOCK, is_tar_header
-from tasks.ingest.languages import LANGUAGES, TEXT_TYPES
-from tasks.ingest.magics import ARCHIVES, BINARIES, FILE_BRANDS, IMAGES, TABLES
-from tasks.ingest.markers import AMBIGUOUS, by_shebang, language_by_content
+from tasks.ingest.containers.archives import TAR_BLOCK, is_tar_header
+from tasks.ingest.containers.tables import JSON_LINES, SQLITE, json_lines_column
+from tasks.ingest.detection.languages import LANGUAGES, TEXT_TYPES
+from tasks.ingest.detection.magics import ARCHIVES, BINARIES, FILE_BRANDS, IMAGES, TABLES
+from tasks.ingest.detection.markers import AMBIGUOUS, by_shebang, language_by_content
 from tasks.ingest.records import ExtractOptions, Kind
-from tasks.ingest.tables import JSON_LINES, SQLITE, json_lines_column
 from tasks.ingest.text import utf16_without_mark
 
 HEAD_BYTES = 8192  # How much of a file `detect` wants to see.

@@ -32,7 +32,7 @@ from typing import IO
 
 from storage.errors import UserError
 from storage.locks import owner_lock
-from tasks.ingest.walk import FolderRoot, encode_path
+from tasks.ingest.sources.walk import FolderRoot, encode_path
 
 FETCH_SECONDS = 3600.0
 COMMAND_SECONDS = 1800.0

@@ -1,6 +1,6 @@
 """An extraction process: takes jobs from standard input, sends pages and outcomes to standard output.
 
-Started by `tasks.ingest.pool`, one per core, as the leader of a process group of its own. It may be killed at
+Started by `tasks.ingest.pool.pool`, one per core, as the leader of a process group of its own. It may be killed at
 any moment, and it goes by itself, together with its OCR child, when its parent is gone: a thread waits for
 the end of standard input, which comes even when the parent dies by SIGKILL. Neither prefect, mlflow, torch,
 pyarrow nor pandas is imported here; each would cost every worker up to seconds and hundreds of MB.
@@ -23,10 +23,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.ingest.detect import HEAD_BYTES, Detected, detect
+from tasks.ingest.detection.detect import HEAD_BYTES, Detected, detect
 from tasks.ingest.extract import yield_document
-from tasks.ingest.messages import MessageReader, ProtocolError, write_message
-from tasks.ingest.opening import open_regular
+from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_message
 from tasks.ingest.records import (
     TEMPORARY_PREFIX,
     Extraction,
@@ -36,6 +35,7 @@ from tasks.ingest.records import (
     PageText,
     stable_text,
 )
+from tasks.ingest.sources.opening import open_regular
 
 _Send = Callable[[dict[str, Any]], None]
 
@@ -67,7 +67,7 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
     """Extracts one document, or the part of it that is asked for.
 
     Args:
-        job: As `tasks.ingest.parts.Part.message` makes it.
+        job: As `tasks.ingest.pool.parts.Part.message` makes it.
         send: Called with `{"detected": ...}` first, then with `{"page": ...}` for each page as soon as it is read. For
             each member of a container with `{"member": locator}`, an `{"alive": ...}` now and then, and
             `{"member_done": ...}`.

@@ -1,6 +1,6 @@
 """A pool of extraction processes that may hang, crash or swell without harm.
 
-Each thread of the pool owns one worker process (`tasks.ingest.worker`) and waits for its messages with a
+Each thread of the pool owns one worker process (`tasks.ingest.pool.worker`) and waits for its messages with a
 deadline. A worker that misses it, dies or grows too large is killed with everything it started; the page or member
 that it was on gets a reason, and the rest of the document a fresh worker. `concurrent.futures` has none of
 this: there a process that dies breaks the whole pool, and one that hangs cannot be killed.
@@ -21,15 +21,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from tasks.ingest.parts import Document, ExtractJob, Part
-from tasks.ingest.process import PoolError, WorkerProcess
+from tasks.ingest.pool.parts import Document, ExtractJob, Part
+from tasks.ingest.pool.process import PoolError, WorkerProcess
 from tasks.ingest.records import TEMPORARY_PREFIX, Extraction, Limits
 
 # Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
 # files, so growth decides, and the number only bounds what growth does not show.
 DOCUMENTS_PER_WORKER = 5000
 GROWN_BYTES = 256 * 1024**2
-WORKER_COMMAND = (sys.executable, "-P", "-m", "tasks.ingest.worker")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "tasks.ingest.pool.worker")
 
 # Parts of documents in work come before new documents, and the end after both.
 _REST, _NEW, _END = range(3)

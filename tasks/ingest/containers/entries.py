@@ -14,7 +14,7 @@ from io import BytesIO
 from typing import IO
 
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
-from tasks.ingest.walk import encode_path
+from tasks.ingest.sources.walk import encode_path
 
 CHUNK_BYTES = 1024 * 1024
 LONGEST_LOCATOR = 2048  # Characters; formats allow names of 64 KiB and more.

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from tasks.ingest.opening import open_regular
-from tasks.ingest.walk import WalkedFile
+from tasks.ingest.sources.opening import open_regular
+from tasks.ingest.sources.walk import WalkedFile
 
 DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
 BATCH_FILES = 1000  # Files between two writes to the memo, so that a killed run keeps most of its work.

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.ingest.messages import MessageReader, ProtocolError, write_ascii_message
-from tasks.ingest.parts import Loss, Part, PartResult
+from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
+from tasks.ingest.pool.parts import Loss, Part, PartResult
 from tasks.ingest.records import Extraction, Limits, PageText
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -224,7 +224,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "OMP_THREAD_LIMIT": "1",
         "MALLOC_ARENA_MAX": "2",  # Each arena reserves address space, which the memory limit counts.
     }
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         # Run from a source tree. The current folder is never searched (-P): a folder of documents may hold a
         # json.py.

@@ -25,10 +25,10 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from storage.errors import UserError
-from tasks.ingest.git_source import GitSource
-from tasks.ingest.ignore import Patterns, split_patterns
-from tasks.ingest.object_source import ObjectSource
-from tasks.ingest.walk import Filters, FolderRoot, Root, Walk, walk_roots
+from tasks.ingest.sources.git import GitSource
+from tasks.ingest.sources.ignore import Patterns, split_patterns
+from tasks.ingest.sources.objects import ObjectSource
+from tasks.ingest.sources.walk import Filters, FolderRoot, Root, Walk, walk_roots
 
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, cast
 
-from tasks.ingest.entries import Budget, Entry, Locators, suffix_of, unsafe_name
+from tasks.ingest.containers.entries import Budget, Entry, Locators, suffix_of, unsafe_name
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 
 TAR_BLOCK = 512
@@ -72,7 +72,7 @@ def read_archive(
 
     Args:
         data: The archive.
-        media_type: What `tasks.ingest.detect` took it for.
+        media_type: What `tasks.ingest.detection.detect` took it for.
         options: Limits.
         budget: What may still be unpacked of the outermost file. When it is spent, the entry that spent it is the
             last one.

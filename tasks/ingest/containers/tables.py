@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from tasks.ingest.entries import Budget, Entry
+from tasks.ingest.containers.entries import Budget, Entry
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def read_table(data: bytes, media_type: str, options: ExtractOptions, budget: Bu
 
     Args:
         data: The file.
-        media_type: What `tasks.ingest.detect` took it for.
+        media_type: What `tasks.ingest.detection.detect` took it for.
         options: Which column holds the documents, and the query for SQLite.
         budget: What may still be unpacked; the row that spends it is the last one.
 

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 import pypdf
 
-from tasks.ingest.legibility import is_legible
+from tasks.ingest.pdf.legibility import is_legible
 from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText
 from tasks.ingest.text import clean
 

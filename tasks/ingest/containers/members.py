@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tasks.ingest.archives import read_archive
-from tasks.ingest.detect import CONTAINERS, Detected, identify
-from tasks.ingest.entries import Budget, Entry, Locators, numbered
+from tasks.ingest.containers.archives import read_archive
+from tasks.ingest.containers.entries import Budget, Entry, Locators, numbered
+from tasks.ingest.containers.tables import read_table
+from tasks.ingest.detection.detect import CONTAINERS, Detected, identify
 from tasks.ingest.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText
-from tasks.ingest.tables import read_table
 from tasks.ingest.text import clean
 
 # How a document that is no container is extracted: pages as they come, then the outcome without them.

@@ -1,7 +1,7 @@
 """Suffixes, interpreters and kernels that stand for a programming language, and suffixes of text formats.
 
 A suffix stands here only if it is used for one language; those that several languages share (`.h`, `.m`, `.pl`, `.v`)
-are decided by the content, in `tasks.ingest.markers`.
+are decided by the content, in `tasks.ingest.detection.markers`.
 """
 
 from __future__ import annotations

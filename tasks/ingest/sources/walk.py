@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from tasks.ingest.ignore import Patterns, read_patterns
+from tasks.ingest.sources.ignore import Patterns, read_patterns
 
 EXCLUDED_FOLDERS = frozenset(
     {

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.ingest.pool.spool import MemberSpool
 from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText, ReasonCode, judge_pages
-from tasks.ingest.spool import MemberSpool
 
 OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
 MAX_LOST_PAGES = 3  # A document that takes down more processes than this is given up.

@@ -1,0 +1,1 @@
+"""Text from PDFs: the text layer where it can be read, else the picture of the page."""

@@ -1,0 +1,1 @@
+"""Text from pictures: opening images, and Tesseract."""
