@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from storage.catalog import Catalog, read_state
 from storage.digest import sha256_json
@@ -37,8 +37,9 @@ def write_corpus_page(session: Session, corpus: str) -> tuple[Path, str]:
     page.parent.mkdir(parents=True, exist_ok=True)
     resources = session.resources
     n_files = manifest_of(session.store, state[snapshot.name][0]).counts["rows"]
-    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="ascii") as locations:
-        json.dump(resources.paths, locations)  # ASCII holds names that are not UTF-8, too
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="ascii") as locations:
+        # ASCII holds names that are not UTF-8, too
+        locations.writelines(json.dumps(item) + "\n" for item in resources.paths.items())
         locations.flush()
         text = resources.apart.call(
             draw_corpus_page,
@@ -61,22 +62,46 @@ def draw_corpus_page(
 
     Args:
         store: address of the store.
-        locations: JSON file with the place of each file, by its sha256.
+        locations: JSON lines with the sha256 and the place of each file.
         passwords: tried on encrypted PDFs when a picture of a page is drawn.
         out: where the page goes.
     """
     from tasks.corpus_report import corpus_report, corpus_summary
     from tasks.corpus_report.thumbnails import Thumbnails
 
-    places: dict[str, Any] = json.loads(Path(locations).read_text(encoding="ascii"))
     catalog = Catalog(open_store(store), corpus)
-    with Thumbnails(places, passwords) as thumbnails:
+    with Thumbnails(_Places(Path(locations)), passwords) as thumbnails:
         page = corpus_report(catalog, corpus, thumbnails)
     new = Path(out).with_suffix(".new")
     new.write_text(page, encoding="utf-8")
     new.replace(out)
     progress(1, 1)
     return corpus_summary(catalog)
+
+
+class _Places(Mapping[str, str]):
+    """Places of files by their sha256, looked up in a file: a dozen of 200,000 are ever asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _items(self) -> Iterator[tuple[str, str]]:
+        with self._path.open(encoding="ascii") as lines:
+            for line in lines:
+                sha256, place = json.loads(line)
+                yield sha256, place
+
+    def __getitem__(self, wanted: str) -> str:
+        for sha256, place in self._items():
+            if sha256 == wanted:
+                return place
+        raise KeyError(wanted)
+
+    def __iter__(self) -> Iterator[str]:
+        return (sha256 for sha256, _ in self._items())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._items())
 
 
 def _text(path: Path) -> str:

@@ -5,10 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 import pypdfium2
-import pytesseract
 import pytest
 from PIL import Image
 
+from tasks.ingest.pictures.ocr import ocr_image
+from tasks.ingest.records import ExtractOptions
 from tasks.sample import SCAN_SIZE, build_sample, draw_page, image_pdf, read_topics, text_pdf, wrap_pages
 
 PROSE = ["The quick brown fox jumps over the lazy dog while the judge reads every word of the page."] * 8
@@ -153,7 +154,7 @@ def test_text_is_drawn_inside_the_page(sample: Path) -> None:
 @needs_tesseract
 def test_tesseract_reads_a_clean_page() -> None:
     (page,) = wrap_pages(PROSE, 58, 34)
-    read = pytesseract.image_to_string(draw_page(page), config="--psm 6")
+    read, _ = ocr_image(draw_page(page).convert("L"), ExtractOptions(ocr_page_segmentation=6))
     truth = " ".join(page)
     assert edit_distance(" ".join(read.split()), truth) / len(truth) < 0.05
 
@@ -166,7 +167,9 @@ def test_tesseract_reads_a_page_of_the_scan(sample: Path) -> None:
         image = document[0].render(scale=200 / 72).to_pil()
     assert image.size == pytest.approx(SCAN_SIZE, abs=2)
     truth = " ".join(wrap_pages(topic.prose, 58, 34)[0])
-    assert edit_distance(" ".join(pytesseract.image_to_string(image).split()), truth) / len(truth) < 0.05
+    assert (
+        edit_distance(" ".join(ocr_image(image.convert("L"), ExtractOptions())[0].split()), truth) / len(truth) < 0.05
+    )
 
 
 def test_an_image_pdf_keeps_the_size_of_its_pages() -> None:
