@@ -46,14 +46,14 @@ class Unchanged:
 
 def write_files(folder: Path, n_files: int, first: int = 0) -> None:
     """Small files of words, each different, the same in every run."""
+    long_ago = time.time() - 3600  # what was written a moment ago may still change, and is hashed again
     for number in range(first, first + n_files):
         drawn = random.Random(number)
         place = folder / f"{number // FILES_PER_FOLDER:04d}"
         place.mkdir(parents=True, exist_ok=True)
         words = drawn.choices(_WORDS, k=drawn.randint(60, 240))
-        (place / f"{number:06d}.txt").write_text(f"File {number}. " + " ".join(words) + ".\n")
-    long_ago = time.time() - 3600  # what was written a moment ago may still change, and is hashed again
-    for path in folder.rglob("*.txt"):
+        path = place / f"{number:06d}.txt"
+        path.write_text(f"File {number}. " + " ".join(words) + ".\n")
         os.utime(path, (long_ago, long_ago))
 
 
