@@ -13,11 +13,14 @@ from pathlib import Path
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.tables import read_columns, stream_rows
+from tasks.apart import TABLE_BYTES_PER_FILE, WORTH_A_PROCESS, Progress
 from tasks.curate.classifier.stages import SCORES_FILE, ClassifierStageSettings, ScoreSettings, classifier, score
 from tasks.curate.contamination import EvaluationSetSettings, evaluation_sets
 from tasks.curate.curate import CUTS_FILE, CurationSettings, curate
 from tasks.curate.duplicates import VERIFIED_FILE, dedup
 from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
+from tasks.curate.measures.characters import class_table
+from tasks.curate.measures.language import automaton
 from tasks.curate.normalise import DOCUMENTS_FILE, normalise
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
 from tasks.ingest.journal import Content
@@ -32,7 +35,7 @@ from tasks.ingest.segments import (
     segment_index,
     wants_retry,
 )
-from tasks.ingest.snapshot import ListedFile, Listing, list_files, refuse_large, snapshot
+from tasks.ingest.snapshot import CONTAINERS, ListedFile, Listing, list_files, refuse_large, snapshot
 from tasks.ingest.sources.hashing import HashMemo, digest_files
 from tasks.ingest.sources.resolve import Source, list_sources
 from tasks.session import Call, Pending, Session
@@ -93,6 +96,13 @@ class Extracted:
     segments: list[Maybe]
     keys: list[str]
     contents: list[set[str]]
+
+
+def get_ready(progress: Progress) -> None:
+    """Load what the stages after extraction need, in a process that serves them."""
+    automaton()
+    class_table()
+    progress(1, 1)
 
 
 def read_documents(session: Session, sources: Sequence[Source], settings: Settings) -> Documents:
@@ -173,6 +183,8 @@ def _extract(session: Session, sources: Sequence[Source], settings: Settings) ->
     sizes = {item.sha256: item.size for item in files if item.sha256 is not None}
     cuts = cut_segments((content for content in chosen.values() if content not in located), sizes)
     calls = [Call(SegmentSettings(settings.extract, contents), {}, len(contents)) for contents in cuts]
+    if cuts and session.resources is not None and len(located) * TABLE_BYTES_PER_FILE >= WORTH_A_PROCESS:
+        session.resources.apart.warm(get_ready)  # beside the extraction: what follows is over the whole corpus
     places = {content: ref.key for content, ref in located.items()}
     for call, contents in zip(calls, cuts, strict=True):
         places |= dict.fromkeys(contents, extract.key(call.settings, {}))
@@ -249,9 +261,8 @@ def _live(session: Session, segment: Maybe, contents: set[str]) -> set[str]:
         return set()
     wanted = ["doc_id", "file_sha256", "status", "kind"]
     rows = zip(*read_columns(session.store.folder(segment) / "extracts.parquet", wanted).values(), strict=True)
-    containers = ("archive", "table")  # no documents themselves
     return {
-        doc for doc, sha256, status, kind in rows if sha256 in contents and status == "ok" and kind not in containers
+        doc for doc, sha256, status, kind in rows if sha256 in contents and status == "ok" and kind not in CONTAINERS
     }
 
 

@@ -15,12 +15,11 @@ from storage.catalog import Catalog, read_state
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.store import open_store
+from tasks.apart import TABLE_BYTES_PER_FILE
 from tasks.ingest.snapshot import snapshot
 
 if TYPE_CHECKING:
     from tasks.session import Session
-
-BYTES_PER_FILE = 200  # of tables, about: what a process of its own is judged by
 
 
 def write_corpus_page(session: Session, corpus: str) -> tuple[Path, str]:
@@ -44,7 +43,7 @@ def write_corpus_page(session: Session, corpus: str) -> tuple[Path, str]:
         text = resources.apart.call(
             draw_corpus_page,
             lambda done, total: None,
-            n_files * BYTES_PER_FILE,
+            n_files * TABLE_BYTES_PER_FILE,
             store=session.home.store,
             corpus=corpus,
             locations=locations.name,
@@ -66,17 +65,17 @@ def draw_corpus_page(
         passwords: tried on encrypted PDFs when a picture of a page is drawn.
         out: where the page goes.
     """
-    from tasks.corpus_report import corpus_report, corpus_summary
+    from tasks.corpus_report import collect, draw_report, draw_summary
     from tasks.corpus_report.thumbnails import Thumbnails
 
-    catalog = Catalog(open_store(store), corpus)
+    figures = collect(Catalog(open_store(store), corpus))
     with Thumbnails(_Places(Path(locations)), passwords) as thumbnails:
-        page = corpus_report(catalog, corpus, thumbnails)
+        page = draw_report(figures, corpus, thumbnails)
     new = Path(out).with_suffix(".new")
     new.write_text(page, encoding="utf-8")
     new.replace(out)
     progress(1, 1)
-    return corpus_summary(catalog)
+    return draw_summary(figures)
 
 
 class _Places(Mapping[str, str]):

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from storage.errors import UserError
 from storage.lineage import segment_of
 from storage.manifest import ArtifactRef
@@ -34,7 +36,6 @@ from storage.store import Store, StoreError
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 CORPUS_REF = "corpus"
 _CORPUS_NAME = re.compile(r"\w([\w .-]{0,48}\w)?")
@@ -124,8 +125,9 @@ class Catalog:
             listed = ", ".join(_quote(_GLOB.sub(r"[\1]", str(path))) for path in paths)
             self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
         else:
-            self.connection.register(f"{name}_empty", schema.empty_table())
-            self.connection.execute(f"create view {name} as select *, '' as filename from {name}_empty")
+            # spelled out: DuckDB takes no Arrow table without importing pandas, half a second for no rows
+            columns = ", ".join(f"null::{_sql_type(field.type)} as {_quote_name(field.name)}" for field in schema)
+            self.connection.execute(f"create view {name} as select {columns}, '' as filename where false")
 
     def _segments(self, name: str, stage: str, table: str) -> None:
         """Which segment each file of a per-segment stage belongs to."""
@@ -210,6 +212,31 @@ class Catalog:
             "union all select d.doc_id, f.path, 'curate', d.reason_code, d.reason "
             "from all_dropped d join all_files f on f.doc_id = d.doc_id and f.status = 'ok'"
         )
+
+
+_SQL_TYPES = {
+    "string": "varchar",
+    "large_string": "varchar",
+    "bool": "boolean",
+    "double": "double",
+    "int8": "tinyint",
+    "int32": "integer",
+    "int64": "bigint",
+    "uint32": "uinteger",
+}
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    """DuckDB's name of an Arrow type."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"{_sql_type(kind.value_type)}[]"
+    if pa.types.is_struct(kind):
+        return f"struct({', '.join(f'{_quote_name(part.name)} {_sql_type(part.type)}' for part in kind)})"
+    return _SQL_TYPES[str(kind)]
+
+
+def _quote_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _quote(text: str) -> str:

@@ -34,6 +34,7 @@ class TableWriter:
         self._path = path
         self._names = set(schema.names)
         self._schema = schema
+        self._texts = [field.name for field in schema if field.type in (pa.string(), pa.large_string())]
         self._batch: list[Mapping[str, Any]] = []
         self._bytes = 0
         self._writer = pq.ParquetWriter(path, schema, compression="zstd", compression_level=ZSTD_LEVEL)
@@ -44,7 +45,8 @@ class TableWriter:
             if row.keys() != self._names:
                 raise ValueError(f"{self._path.name}: row has {sorted(row)}, the schema {sorted(self._names)}")
             self._batch.append(row)
-            self._bytes += _text_bytes(row)
+            # one row group of long documents must not fill the memory
+            self._bytes += sum([len(row[name] or "") for name in self._texts])
             self.count += 1
             if len(self._batch) == ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
                 self._flush()
@@ -65,11 +67,6 @@ class TableWriter:
         self._writer.close()
 
 
-def _text_bytes(row: Mapping[str, Any]) -> int:
-    """About how much of a row is text: one row group of long documents must not fill the memory."""
-    return sum(len(value) for value in row.values() if isinstance(value, str))
-
-
 def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows under a schema of `storage.schemas`; returns their number.
 
@@ -80,6 +77,20 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
     with TableWriter(path, schema) as writer:
         writer.write(rows)
     return writer.count
+
+
+def write_columns(path: Path, schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> int:
+    """Write a table of short values from whole columns, several times faster than from rows; returns its rows.
+
+    Raises:
+        pyarrow.ArrowInvalid: if a column does not fit the schema.
+        ValueError: if columns are missing, too many or of different lengths.
+    """
+    if columns.keys() != set(schema.names):
+        raise ValueError(f"{path.name}: columns are {sorted(columns)}, the schema has {sorted(schema.names)}")
+    table = pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    pq.write_table(table, path, ROW_GROUP_ROWS, compression="zstd", compression_level=ZSTD_LEVEL)
+    return int(table.num_rows)
 
 
 def stream_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:

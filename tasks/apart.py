@@ -24,6 +24,7 @@ from storage.errors import UserError
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
 
 WORTH_A_PROCESS = 2**19  # bytes of tables to read; less is done sooner than a process has started
+TABLE_BYTES_PER_FILE = 200  # of the tables over a whole corpus, about
 
 Progress = Callable[[int, int], None]
 
@@ -49,9 +50,23 @@ class Apart:
     def __init__(self, processes: int) -> None:
         self._slots = threading.BoundedSemaphore(processes)
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._warming: threading.Thread | None = None
+
+    def warm(self, function: Callable[..., Any]) -> None:
+        """Start a process and let it get ready by calling a module-level function, while the caller does other work.
+
+        Args:
+            function: takes `progress` only, and loads what later calls will need. Its failure is left to them.
+        """
+        self._warming = threading.Thread(target=self._warm, args=(function,), daemon=True)
+        self._warming.start()
+
+    def _warm(self, function: Callable[..., Any]) -> None:
+        with self._slots, contextlib.suppress(ApartError, UserError):
+            self._call(_Process(), function, lambda done, total: None, {})
 
     def call(self, function: Callable[..., Any], progress: Progress, size: int, **arguments: Any) -> Any:
-        """Call a module-level function with `progress` and the arguments, in a process if it is worth one.
+        """Call a module-level function with `progress` and the arguments, in a process if it is worth one or one waits.
 
         Args:
             size: bytes that it will read.
@@ -59,7 +74,10 @@ class Apart:
         Raises:
             ApartError: if it fails there, or its process dies twice.
         """
-        if size < WORTH_A_PROCESS:
+        if self._warming is not None:
+            self._warming.join()  # what it has done by now would have to be done again
+            self._warming = None
+        if size < WORTH_A_PROCESS and self._idle.empty():
             return function(progress=progress, **arguments)
         with self._slots:
             try:
@@ -91,6 +109,8 @@ class Apart:
 
     def close(self) -> None:
         """End the processes; none of them must be at work."""
+        if self._warming is not None:
+            self._warming.join()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()

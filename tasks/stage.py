@@ -12,6 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -161,7 +162,8 @@ class Stage:
             if found is not None and not refresh:  # made by the owner we waited for
                 return Outcome(found, cached=True, seconds=time.monotonic() - started)
             begun = time.monotonic()
-            with closing(StageProgress(self.name, listener)) as progress:
+            with ThreadPoolExecutor(1) as aside, closing(StageProgress(self.name, listener)) as progress:
+                code = aside.submit(lambda: self.code)  # beside the work, which mostly waits for other processes
                 work = Work(workspace.out, workspace.scratch, store, key, resources, progress)
                 digest = self.function(work, settings, **inputs)
             seconds = time.monotonic() - begun
@@ -176,7 +178,7 @@ class Stage:
                 counts=work.counts,
                 tools=work.tools,
                 modes=work.modes,
-                code=self.code,
+                code=code.result(),
                 created=datetime.now(UTC).isoformat(timespec="microseconds"),
                 seconds=round(seconds, 3),
             )

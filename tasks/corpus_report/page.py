@@ -43,7 +43,11 @@ def corpus_report(catalog: Catalog, corpus: str, thumbnails: Thumbnails | None =
         corpus: its name.
         thumbnails: draws the pages that OCR was least sure of; without it they are listed without pictures.
     """
-    figures = collect(catalog)
+    return draw_report(collect(catalog), corpus, thumbnails)
+
+
+def draw_report(figures: Figures, corpus: str, thumbnails: Thumbnails | None = None) -> str:
+    """The page of figures that were collected."""
     made = {
         "worries": sections.worries_section(figures),
         "files": sections.files_section(figures),

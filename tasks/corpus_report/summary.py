@@ -20,7 +20,11 @@ _WORDS = 160
 
 def corpus_summary(catalog: Catalog) -> str:
     """Counts by status and reason, kinds, languages, duplicates, split and tokens: at most 40 lines of Markdown."""
-    figures = collect(catalog)
+    return draw_summary(collect(catalog))
+
+
+def draw_summary(figures: Figures) -> str:
+    """The summary of figures that were collected."""
     lines = ["| files | | share | size |", "|---:|---|---:|---:|"]
     lines += [
         f"| {fate.n:,} | {FATES.get(fate.name, fate.name)} | {share(fate.n, figures.n_rows)} | {size_of(fate.size)} |"

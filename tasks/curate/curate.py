@@ -17,7 +17,7 @@ from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CUTS, DROPPED, SELECTION
 from storage.store import StoreError
-from storage.tables import read_columns, stream_rows, write_table
+from storage.tables import read_columns, stream_rows, write_columns, write_table
 from tasks.curate.classifier.stages import SCORES_FILE
 from tasks.curate.contamination import GRAMS_FILE
 from tasks.curate.duplicates import CLUSTERS_FILE, PAIRS_FILE
@@ -25,7 +25,7 @@ from tasks.curate.kept import Shelf, folders_beside, holders, shelves_of
 from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
 from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
-from tasks.curate.policy import PolicySettings, refusals
+from tasks.curate.policy import PolicySettings, measures_needed, refusals
 from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
 from tasks.curate.settings import CurateSettings
 from tasks.stage import Work, stage
@@ -99,11 +99,12 @@ def select_documents(
         _candidates(Path(snapshot), places, measured, scored, clusters, PolicySettings(**settings["policy"]))
     )
     cuts: list[dict[str, Any]] = []
-    _cut_evaluation_text(candidates, _signed(candidates, places, measured), Path(evaluation), chosen, cuts)
+    signed = _signed(candidates, places, measured)
+    _cut_evaluation_text(candidates, signed, Path(evaluation), chosen, cuts)
     refuse_duplicates(candidates, _near(Path(duplicates)), chosen.near_duplicates == "drop")
-    split = _split_without_leaks(candidates, _signed(candidates, places, measured), chosen)
+    split = _split_without_leaks(candidates, _without_refused(signed, candidates), chosen)
     if chosen.paragraphs == "cut":
-        _cut_paragraphs(candidates, _signed(candidates, places, measured), cuts)
+        _cut_paragraphs(candidates, _without_refused(signed, candidates), cuts)
     progress(len(candidates), len(candidates))
     return _write(Path(out), candidates, split, cuts)
 
@@ -127,11 +128,12 @@ def _candidates(
                 licences[doc_id] = licence
     chosen = holders(live, shelves, DOCUMENTS_FILE)
     wanted = ["doc_id", "text_sha256", "n_bytes", "ocr_share"]
+    needed = measures_needed(policy)
     for number, (shelf, folder) in enumerate(zip(shelves, measured, strict=True)):
         scores = _scores(Path(scored[number])) if scored else {}
         # row for row the same documents
         texts = stream_rows(Path(shelf.folder) / DOCUMENTS_FILE, wanted)
-        for text, measures in zip(texts, stream_rows(Path(folder) / MEASURES_FILE), strict=True):
+        for text, measures in zip(texts, stream_rows(Path(folder) / MEASURES_FILE, needed), strict=True):
             doc_id = text["doc_id"]
             if measures["doc_id"] != doc_id:
                 raise StoreError(f"{folder} does not hold the measures of {shelf.folder}: --refresh measure")
@@ -201,7 +203,7 @@ def _split_without_leaks(
     for _ in range(MAX_NEW_SPLITS):
         split = split_documents(candidates, settings, barred)
         sides = _sides(candidates, split)
-        in_training, _ = contained(shelves, sides)
+        in_training, in_validation = contained(shelves, sides)
         leaked = {doc_id: share for doc_id, share in in_training.items() if share > settings.max_containment}
         held_out = {doc_id for doc_id, side in sides.items() if side == "validation"}
         barred |= {candidate.cluster for candidate in candidates if candidate.doc_id in held_out}
@@ -210,8 +212,8 @@ def _split_without_leaks(
     by_id = {candidate.doc_id: candidate for candidate in candidates}
     for doc_id, share in leaked.items():
         by_id[doc_id].refusal = ("contained_in_training", _overlap(share, "training", settings))
-    sides = {doc_id: side for doc_id, side in sides.items() if doc_id not in leaked}
-    _, in_validation = contained(_without(shelves, leaked), sides)
+    if leaked:  # what stood in them alone stands in no validation text any more
+        _, in_validation = contained(_without_refused(shelves, candidates), _sides(candidates, split))
     for doc_id, share in in_validation.items():
         if share > settings.max_containment:
             by_id[doc_id].refusal = ("contained_in_validation", _overlap(share, "validation", settings))
@@ -223,7 +225,9 @@ def _overlap(share: float, side: str, settings: CurateSettings) -> str:
     return f"{share:.1%} of its runs of thirteen words stand in {side} text; {most}"
 
 
-def _without(shelves: Sequence[SignedShelf], gone: Mapping[str, float]) -> Sequence[SignedShelf]:
+def _without_refused(shelves: Sequence[SignedShelf], candidates: Sequence[Candidate]) -> Sequence[SignedShelf]:
+    """The shelves, from which what was refused since is taken."""
+    gone = {candidate.doc_id for candidate in candidates if candidate.refusal is not None}
     for shelf in shelves:
         shelf.drop(gone)
     return shelves
@@ -256,25 +260,22 @@ def _write(
 ) -> dict[str, Any]:
     candidates.sort(key=lambda item: item.doc_id)
     cuts.sort(key=lambda row: (row["doc_id"], row["start"], row["length"], row["reason_code"]))
-    selected = (
-        {
-            "doc_id": item.doc_id,
-            "segment": item.segment,
-            "cluster": item.cluster,
-            "split": split.get(item.cluster, UNUSED),
-            "kept": item.refusal is None,
-            "licence": item.licence,
-            "n_bytes": item.n_bytes,
-        }
-        for item in candidates
-    )
+    selected: dict[str, list[Any]] = {
+        "doc_id": [item.doc_id for item in candidates],
+        "segment": [item.segment for item in candidates],
+        "cluster": [item.cluster for item in candidates],
+        "split": [split.get(item.cluster, UNUSED) for item in candidates],
+        "kept": [item.refusal is None for item in candidates],
+        "licence": [item.licence for item in candidates],
+        "n_bytes": [item.n_bytes for item in candidates],
+    }
     dropped = (
         {"doc_id": item.doc_id, "reason_code": item.refusal[0], "reason": item.refusal[1]}
         for item in candidates
         if item.refusal is not None
     )
     counts = {
-        "rows": write_table(out / SELECTION_FILE, SELECTION, selected),
+        "rows": write_columns(out / SELECTION_FILE, SELECTION, selected),
         "dropped": write_table(out / DROPPED_FILE, DROPPED, dropped),
         "cuts": write_table(out / CUTS_FILE, CUTS, cuts),
     }

@@ -16,7 +16,7 @@ import numpy as np
 from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CLUSTERS, NEAR_PAIRS, VERIFIED_PAIRS
-from storage.tables import read_columns, read_places, stream_rows, write_table
+from storage.tables import read_columns, read_places, stream_rows, write_columns, write_table
 from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
 from tasks.curate.normalise import DOCUMENTS_FILE
@@ -177,20 +177,20 @@ def _write_tables(
         first, second = (min(members[texts[place].text_sha256]) for place in (one, other))
         near.append({"doc_id": first, "other_id": second, "similarity": similarity})
     write_table(folder / PAIRS_FILE, NEAR_PAIRS, near)
-    rows = [
-        {
-            "doc_id": doc_id,
-            "text_sha256": text.text_sha256,
-            "cluster": texts[label].text_sha256,  # texts are in order: the lowest digest of all members
-            "cluster_size": int(sizes[label]),
-        }
+    found_in = sorted(
+        (doc_id, text.text_sha256, label)
         for text, label in zip(texts, labels.tolist(), strict=True)
         for doc_id in members[text.text_sha256]
-    ]
-    rows.sort(key=lambda row: str(row["doc_id"]))
-    write_table(folder / CLUSTERS_FILE, CLUSTERS, rows)
+    )
+    columns = {
+        "doc_id": [doc_id for doc_id, _, _ in found_in],
+        "text_sha256": [text for _, text, _ in found_in],
+        "cluster": [texts[label].text_sha256 for _, _, label in found_in],  # the lowest digest of all members
+        "cluster_size": [int(sizes[label]) for _, _, label in found_in],
+    }
+    write_columns(folder / CLUSTERS_FILE, CLUSTERS, columns)
     near_digest = sha256_json([[row["doc_id"], row["other_id"], row["similarity"]] for row in near])
-    return sha256_json([near_digest, rows_digest((str(row["doc_id"]), str(row["cluster"])) for row in rows)])
+    return sha256_json([near_digest, rows_digest(zip(columns["doc_id"], columns["cluster"], strict=True))])
 
 
 def _counts(found: NearPairs, texts: Sequence[SignedText], members: dict[str, list[str]]) -> dict[str, int]:

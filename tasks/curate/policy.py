@@ -267,6 +267,17 @@ def refusals(measures: Mapping[str, Any], settings: PolicySettings) -> tuple[str
     return _by_choice(measures, settings)
 
 
+_ASKED = ("doc_id", "kind", "language", "language_confidence", "licence", "n_chars", "stop_words", "unspaced_share")
+
+
+def measures_needed(settings: PolicySettings) -> list[str]:
+    """Columns of the measures that `refusals` reads under these settings: a few of sixty."""
+    needed = {check.rule.measure for check in _checks(settings)} | set(_ASKED)
+    if "lorem_ratio" in needed:
+        needed = needed - {"lorem_ratio"} | {"lorem_ipsum", "n_words"}
+    return sorted(needed)
+
+
 @lru_cache(maxsize=16)
 def _checks(settings: PolicySettings) -> tuple[_Check, ...]:
     """The rules that are on, with their thresholds."""

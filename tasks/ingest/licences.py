@@ -118,7 +118,7 @@ def detect_licence(text: str) -> str | None:
 def is_licence_file(name: str) -> bool:
     """Whether a file's name says that it holds a licence: LICENSE, LICENCE.md, COPYING, LICENSE-MIT, ..."""
     lowered = name.lower()
-    return PurePath(lowered).suffix not in _OTHER_SUFFIXES and _NAME.fullmatch(lowered) is not None
+    return _NAME.fullmatch(lowered) is not None and PurePath(lowered).suffix not in _OTHER_SUFFIXES
 
 
 def _tagged(head: str) -> str | None:

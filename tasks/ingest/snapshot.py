@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from operator import attrgetter
 from os.path import splitext
 from pathlib import Path
@@ -42,6 +43,7 @@ class ListedFile:
     reason: str
 
 
+LINES_AT_ONCE = 1_000  # parsed in one go, in half the time
 _FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))
 
 
@@ -164,6 +166,7 @@ def _read_extracted(segments: Mapping[str, Path], contents: Path) -> dict[str, l
     return found
 
 
+CONTAINERS = ("archive", "table")  # kinds that are no documents themselves
 _SETTLED_BY_WALK = {"skipped": "not_walked", "rejected": "too_large", "failed": "unreadable"}
 
 
@@ -205,7 +208,7 @@ def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | N
 
 def _outcome(record: Extracted) -> dict[str, Any]:
     """What became of a file or member; a container is itself no document."""
-    contains = record.kind in ("archive", "table")
+    contains = record.kind in CONTAINERS
     return {
         "media_type": record.media_type,
         "status": record.status,
@@ -216,13 +219,28 @@ def _outcome(record: Extracted) -> dict[str, Any]:
     }
 
 
-def folder_licences(segments: Iterable[Path], rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """The licence that holds in a folder, by (source, folder): found in a licence file that lies in it."""
+def _licence_files(files: Path, extracted: Mapping[str, Sequence[Extracted]]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Documents that are called like a licence, each with the source and the folder that it lies in."""
+    for line in _lines(files):
+        listed = ListedFile(*line)
+        for record in extracted.get(listed.sha256 or "", ()):
+            path = f"{listed.path}/{record.locator}" if record.locator else listed.path
+            folder, _, name = path.rpartition("/")
+            if is_licence_file(name) and record.status == "ok" and record.kind not in CONTAINERS:
+                yield record.doc_id, (listed.source, folder)
+
+
+def folder_licences(
+    segments: Iterable[Path], files: Iterable[tuple[str, tuple[str, str]]]
+) -> dict[tuple[str, str], str]:
+    """The licence that holds in a folder, by (source, folder): found in a licence file that lies in it.
+
+    Args:
+        files: documents that are called like a licence, each with its source and folder.
+    """
     candidates: dict[str, list[tuple[str, str]]] = {}
-    for row in rows:
-        folder, _, name = row["path"].rpartition("/")
-        if row["doc_id"] and row["status"] in ("ok", "duplicate") and is_licence_file(name):
-            candidates.setdefault(row["doc_id"], []).append((row["source"], folder))
+    for doc_id, place in files:
+        candidates.setdefault(doc_id, []).append(place)
     found: dict[tuple[str, str], str] = {}
     if not candidates:
         return found
@@ -296,7 +314,7 @@ def write_snapshot(
             seen = first.setdefault(listed.sha256, listed.path)
             yield from file_rows(listed, extracted[listed.sha256], None if seen == listed.path else seen)
 
-    given = folder_licences(folders.values(), rows())
+    given = folder_licences(folders.values(), _licence_files(Path(files), extracted))
     statuses: Counter[str] = Counter()
     licences: list[tuple[str, str]] = []
 
@@ -323,4 +341,5 @@ def _write_lines(path: Path, items: Iterable[Any]) -> None:
 
 def _lines(path: Path) -> Iterator[Any]:
     with path.open(encoding="ascii") as file:
-        yield from map(json.loads, file)
+        while lines := list(islice(file, LINES_AT_ONCE)):
+            yield from json.loads(f"[{','.join(lines)}]")

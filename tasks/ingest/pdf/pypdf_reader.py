@@ -9,12 +9,14 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Generator, Iterator, Sequence
-
-import pypdf
+from typing import TYPE_CHECKING
 
 from tasks.ingest.pdf.legibility import is_legible
 from tasks.ingest.records import ExtractionProblem, ExtractOptions, PageText
 from tasks.ingest.text import clean
+
+if TYPE_CHECKING:
+    import pypdf
 
 SECOND_OPINION_BYTES = 2 * 1024**2
 SOUND_SHARE = 0.85
@@ -123,6 +125,8 @@ def encrypted(passwords: Sequence[str]) -> ExtractionProblem:
 
 def _open(data: bytes, first_opinion: str, passwords: Sequence[str]) -> tuple[pypdf.PdfReader, int, str | None]:
     """The reader, the number of pages and the title."""
+    import pypdf  # a quarter of a second that most workers never need
+
     try:
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
         locked = reader.is_encrypted and not any(reader.decrypt(password) for password in ("", *passwords))
