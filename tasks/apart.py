@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import UserError
-from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
+from tasks.ingest.pool.messages import MessageReader, queue_messages, write_ascii_message
 
 WORTH_A_PROCESS = 2**19  # bytes of tables to read; less is done sooner than a process has started
 TABLE_BYTES_PER_FILE = 200  # of the tables over a whole corpus, about
@@ -195,11 +195,7 @@ def main() -> None:
 
 def _take_requests(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Passes calls on, and ends this process with its parent: what it makes would lie where the next run works."""
-    reader = MessageReader(0)
-    with contextlib.suppress(OSError, ProtocolError):
-        while (messages := reader.read_available()) is not None:
-            for message in messages:
-                requests.put(message)
+    queue_messages(0, requests)
     os._exit(1)
 
 

@@ -8,7 +8,6 @@ It may be killed at any moment, has a limit of memory, and goes by itself when i
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import io
 import logging
@@ -25,7 +24,7 @@ import pypdfium2 as pdfium
 from PIL import Image
 
 from tasks.ingest.pictures.image import FORMATS, to_grey
-from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_message
+from tasks.ingest.pool.messages import queue_messages, write_message
 from tasks.ingest.sources.opening import open_regular
 
 MAX_SIZE = (420, 560)  # width and height in pixels: twice what is shown, so that words can be made out
@@ -132,11 +131,7 @@ def _encoded(picture: Image.Image) -> dict[str, Any]:
 
 def _take_requests(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Passes requests on until the parent closes its end or dies."""
-    reader = MessageReader(0)
-    with contextlib.suppress(OSError, ProtocolError):
-        while (messages := reader.read_available()) is not None:
-            for message in messages:
-                requests.put(message)
+    queue_messages(0, requests)
     os._exit(0)
 
 

@@ -6,8 +6,10 @@ back must not be able to run code in the parent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -47,6 +49,15 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def queue_messages(descriptor: int, messages: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Puts what arrives into a queue until the other end is closed, or what arrives is no message."""
+    reader = MessageReader(descriptor)
+    with contextlib.suppress(OSError, ProtocolError):
+        while (arrived := reader.read_available()) is not None:
+            for message in arrived:
+                messages.put(message)
 
 
 class MessageReader:
