@@ -5,7 +5,8 @@
 
 Both sides of a row take turns in one run, on two cores, and the medians are compared. `--full` grows the corpus to
 200,000 files, which takes most of an hour. PDFs (`documents`), scans with their texts (`scans`) and hostile PDFs
-(`nasty`) come from the folders of a corpus, by default the development corpus beside the repository. Prints a Markdown table, and ends with exit code 1 when a goal is missed.
+(`nasty`) come from the folders of a corpus, by default the development corpus beside the repository. Prints a Markdown
+table, and ends with exit code 1 when a goal is missed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 UNKNOWN_LICENCE = "unknown"
@@ -99,6 +99,20 @@ class PolicySettings:
             if value is not None and not isinstance(value, bool) and value < 0:
                 raise ValueError(f"policy.{rule.name} is {value}, expected 0 or more")
 
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """The rules that are on, with their thresholds."""
+        preset = PRESETS[self.preset]
+        checks = []
+        for rule in RULES:
+            own = getattr(self, rule.name)
+            threshold = preset.get(rule.name) if own is None else own
+            if rule.name.startswith("drop_"):
+                threshold = 0 if threshold else None
+            if threshold is not None:
+                checks.append(Check(rule, threshold, rule.name.startswith("min_")))
+        return tuple(checks)
+
 
 class Rule(NamedTuple):
     """One threshold.
@@ -119,6 +133,18 @@ class Rule(NamedTuple):
     what: str
     source: str
     scope: Scope = "all"
+
+
+class Check(NamedTuple):
+    """A rule that is on.
+
+    Attributes:
+        below: whether it refuses what lies below the threshold, not above.
+    """
+
+    rule: Rule
+    threshold: float
+    below: bool
 
 
 _OURS = "this project's: what is certainly no text"
@@ -241,12 +267,6 @@ _CODE: dict[str, float | bool] = {
 PRESETS: dict[str, dict[str, float | bool]] = {"off": {}, "gentle": _GENTLE, "web": _WEB, "code": _CODE}
 
 
-class _Check(NamedTuple):
-    rule: Rule
-    threshold: float
-    below: bool
-
-
 def refusals(measures: Mapping[str, Any], settings: PolicySettings) -> tuple[str, str] | None:
     """Why a document is refused.
 
@@ -258,7 +278,7 @@ def refusals(measures: Mapping[str, Any], settings: PolicySettings) -> tuple[str
         document may stay.
     """
     scopes = _scopes(measures)
-    for rule, threshold, below in _checks(settings):
+    for rule, threshold, below in settings.checks:
         if rule.scope not in scopes:
             continue
         value = _lorem_ratio(measures) if rule.measure == "lorem_ratio" else measures[rule.measure]
@@ -272,25 +292,10 @@ _ASKED = ("doc_id", "kind", "language", "language_confidence", "licence", "n_cha
 
 def measures_needed(settings: PolicySettings) -> list[str]:
     """Columns of the measures that `refusals` reads under these settings: a few of sixty."""
-    needed = {check.rule.measure for check in _checks(settings)} | set(_ASKED)
+    needed = {check.rule.measure for check in settings.checks} | set(_ASKED)
     if "lorem_ratio" in needed:
         needed = needed - {"lorem_ratio"} | {"lorem_ipsum", "n_words"}
     return sorted(needed)
-
-
-@lru_cache(maxsize=16)
-def _checks(settings: PolicySettings) -> tuple[_Check, ...]:
-    """The rules that are on, with their thresholds."""
-    preset = PRESETS[settings.preset]
-    checks = []
-    for rule in RULES:
-        own = getattr(settings, rule.name)
-        threshold = preset.get(rule.name) if own is None else own
-        if rule.name.startswith("drop_"):
-            threshold = 0 if threshold else None
-        if threshold is not None:
-            checks.append(_Check(rule, threshold, rule.name.startswith("min_")))
-    return tuple(checks)
 
 
 def _scopes(measures: Mapping[str, Any]) -> set[Scope]:

@@ -97,7 +97,8 @@ def refuse_duplicates(candidates: Sequence[Candidate], near: Iterable[tuple[str,
         best[text] = members[0]
         for member in members[1:]:
             member.refusal = ("duplicate_text", f"same text as document {members[0].doc_id}")
-    if drop_near:
+    near = list(near)
+    if drop_near and near:
         _refuse_near(sorted(best.values(), key=lambda member: member.rank), candidates, near)
 
 
