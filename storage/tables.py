@@ -37,7 +37,7 @@ class TableWriter:
         self._texts = [field.name for field in schema if field.type in (pa.string(), pa.large_string())]
         self._batch: list[Mapping[str, Any]] = []
         self._bytes = 0
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", compression_level=ZSTD_LEVEL)
+        self._writer = pq.ParquetWriter(path, schema, **_options(schema))
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows."""
@@ -67,6 +67,26 @@ class TableWriter:
         self._writer.close()
 
 
+def _options(schema: pa.Schema) -> dict[str, Any]:
+    """How tables are written.
+
+    Long texts get no dictionary and no statistics: both would hold several copies of each in memory, for nothing.
+    """
+    short = [field.name for field in schema if field.type != pa.large_string()]
+    return {
+        "compression": "zstd",
+        "compression_level": ZSTD_LEVEL,
+        "use_dictionary": short,
+        "write_statistics": short,
+    }
+
+
+def unpacked_size(path: Path) -> int:
+    """Bytes of a table's columns before compression: what reading it takes, about."""
+    metadata = pq.read_metadata(path)
+    return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+
+
 def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows under a schema of `storage.schemas`; returns their number.
 
@@ -89,7 +109,7 @@ def write_columns(path: Path, schema: pa.Schema, columns: Mapping[str, Sequence[
     if columns.keys() != set(schema.names):
         raise ValueError(f"{path.name}: columns are {sorted(columns)}, the schema has {sorted(schema.names)}")
     table = pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
-    pq.write_table(table, path, ROW_GROUP_ROWS, compression="zstd", compression_level=ZSTD_LEVEL)
+    pq.write_table(table, path, ROW_GROUP_ROWS, **_options(schema))
     return int(table.num_rows)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import MEASURES
-from storage.tables import stream_rows, union_digest, write_table
+from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.dedup import Signatures, signatures
 from tasks.curate.measures import digest_of, measure_documents
 from tasks.curate.normalise import DOCUMENTS_FILE
@@ -35,7 +35,7 @@ class MeasureSettings:
 def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    made = work.apart(measure_segment, source.stat().st_size, source=str(source), out=str(work.out))
+    made = work.apart(measure_segment, unpacked_size(source), source=str(source), out=str(work.out))
     work.counts["rows"] = work.counts["units"] = made["rows"]
     work.counts["pii_spans"] = made["pii_spans"]
     return str(made["digest"])

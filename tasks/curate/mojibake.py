@@ -9,6 +9,7 @@ one pass of a regular expression.
 
 from __future__ import annotations
 
+import functools
 import re
 
 MIN_COVERAGE = 0.8  # share of the characters beyond ASCII; a repaired copy may have lost no-break spaces on its way
@@ -16,6 +17,7 @@ MIN_COVERAGE_OF_LINE = 0.9  # of a line in a text that is otherwise sound
 MIN_SEQUENCES_OF_LINE = 3
 SEQUENCES_PER_MENTION = 20  # so many for each time that encodings are spoken of
 LONGEST_PIECE = 10_000  # characters given to ftfy at once
+PIECES_REMEMBERED = 128  # ftfy takes up to 1 s for a million characters, and what is broken repeats itself
 
 # What the bytes 0x80 to 0xBF, which continue a UTF-8 sequence, look like in Latin-1 and Windows-1252 ...
 _WESTERN = "\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
@@ -81,10 +83,8 @@ def _repair_sequences(lines: list[str], odd: str) -> list[str]:
 
 def _evidence(text: str) -> tuple[int, float]:
     """How many sequences a text has, and what share of its characters beyond ASCII they account for."""
-    n_sequences = n_characters = 0
-    for found in _SEQUENCE.finditer(text):
-        n_sequences += 1
-        n_characters += len(found[0])  # no sequence holds a character of ASCII
+    rest, n_sequences = _SEQUENCE.subn("", text)  # ten times as fast as a loop over the sequences
+    n_characters = len(text) - len(rest)  # no sequence holds a character of ASCII
     return n_sequences, n_characters / max(1, len(text) - len(text.encode("ascii", "ignore")))
 
 
@@ -92,9 +92,10 @@ def _repair_line(line: str, sound: bool) -> str:
     """A line, repaired if it is broken; in an otherwise `sound` text it must be beyond doubt."""
     if line.isascii() or not _HINT.search(line) or not _SEQUENCE.search(line):
         return line
-    n_sequences, coverage = _evidence(line)
-    if sound and (n_sequences < MIN_SEQUENCES_OF_LINE or coverage < MIN_COVERAGE_OF_LINE):
-        return line
+    if sound:
+        n_sequences, coverage = _evidence(line)
+        if n_sequences < MIN_SEQUENCES_OF_LINE or coverage < MIN_COVERAGE_OF_LINE:
+            return line
     return "".join(map(_repair_piece, _pieces(line)))
 
 
@@ -109,6 +110,7 @@ def _pieces(line: str) -> list[str]:
     return [*pieces, line[start:]]
 
 
+@functools.lru_cache(PIECES_REMEMBERED)
 def _repair_piece(piece: str) -> str:
     """A piece as ftfy repairs it, unless that would lose something."""
     import ftfy  # only here: it takes longer to import than most texts to clean

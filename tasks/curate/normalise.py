@@ -14,7 +14,7 @@ from typing import Any
 from storage.digest import plain, sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import NORMALISED
-from storage.tables import read_rows, stream_rows, union_digest, write_table
+from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.hygiene import NormaliseSettings, document_text
 from tasks.stage import Work, stage
 
@@ -51,7 +51,7 @@ def document_row(
 def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
     """Turn the pages of one segment into one clean text per document."""
     folder = work.folder(segment)
-    size = (folder / "pages.parquet").stat().st_size
+    size = unpacked_size(folder / "pages.parquet")
     made = work.apart(normalise_segment, size, segment=str(folder), out=str(work.out), settings=plain(settings))
     work.counts["rows"] = work.counts["units"] = made["rows"]
     return str(made["digest"])

@@ -18,7 +18,7 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import REFINED
 from storage.store import StoreError
-from storage.tables import stream_rows, union_digest, write_table
+from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.redaction import STAND_INS, cut, redact
@@ -54,7 +54,7 @@ def refine(work: Work, settings: RefineStageSettings, *, documents: ArtifactRef,
     listed.write_text(json.dumps(work.resources.cuts[settings.cuts]), encoding="utf-8")
     made = work.apart(
         refine_segment,
-        source.stat().st_size,
+        unpacked_size(source),
         documents=str(source),
         measures=str(work.folder(measures) / MEASURES_FILE),
         cuts=str(listed),

@@ -88,8 +88,8 @@ class Journal:
             self._file.write(json.dumps(member.to_dict()).encode() + b"\n")
         place = _Place(first, self._file.tell(), len(extraction.members))
         name = {"sha256": content.sha256, "suffix": content.suffix, "attempt": content.attempt}
-        line = json.dumps([name, extraction.to_dict_alone(), place.n_members, doubtful]).encode()
-        self._file.write(line + b"\n")
+        self._file.write(json.dumps([name, extraction.to_dict_alone(), place.n_members, doubtful]).encode())
+        self._file.write(b"\n")  # by itself, as joining them would copy what may be hundreds of MB
         self._file.flush()
         self._places[content] = place
 

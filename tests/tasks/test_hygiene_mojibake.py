@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.curate.hygiene import NormaliseSettings, document_text, normalise_text
-from tasks.curate.mojibake import LONGEST_PIECE, repair_mojibake
+from tasks.curate.mojibake import LONGEST_PIECE, PIECES_REMEMBERED, repair_mojibake
 
 TEXTS = {
     "german": "Größe, Maß und Überfluß: Die Straße führt über den Fluß; Äpfel.",
@@ -87,6 +87,11 @@ def test_a_long_broken_text_may_mention_an_encoding():
 def test_one_broken_line_is_mended_in_a_sound_text():
     sound = "Die Straße führt über den Fluß.\n" * 20
     assert normalise_text(sound + misread(TEXTS["german"], 1, "cp1252"), "text") == sound + TEXTS["german"]
+
+
+def test_a_line_is_mended_as_often_as_it_stands_there():
+    lines = [f"Größe {number % 300}" for number in range(3 * PIECES_REMEMBERED)] * 2
+    assert normalise_text(misread("\n".join(lines), 1, "cp1252"), "text") == "\n".join(lines)
 
 
 def test_windows_marks_read_as_latin1_come_back():

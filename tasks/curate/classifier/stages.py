@@ -18,7 +18,7 @@ import numpy as np
 from storage.digest import sha256_file, sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import SCORES
-from storage.tables import stream_rows, union_digest, write_table
+from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.classifier.examples import file_identities, read_examples, refuse_shared
 from tasks.curate.classifier.training import score_texts, train
 from tasks.curate.normalise import DOCUMENTS_FILE
@@ -93,7 +93,7 @@ def score(work: Work, settings: ScoreSettings, *, documents: ArtifactRef, classi
     """Score the documents of one segment: the probability that each is good."""
     source = work.folder(documents) / DOCUMENTS_FILE
     weights = work.folder(classifier) / WEIGHTS_FILE
-    size = source.stat().st_size
+    size = unpacked_size(source)
     made = work.apart(score_segment, size, source=str(source), weights=str(weights), out=str(work.out))
     work.counts["rows"] = work.counts["units"] = made["rows"]
     return str(made["digest"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -129,6 +130,7 @@ _MARGIN = 40  # an IBAN begins up to so many letters before its first run of dig
 
 
 def _numbers(text: str) -> Iterator[Span]:
+    looked_at: set[tuple[int, int]] = set()
     for run in _RUN.finditer(text):
         start, end = max(0, run.start() - 2), run.end()
         n_digits = sum(map(str.isdigit, run[0]))
@@ -137,7 +139,7 @@ def _numbers(text: str) -> Iterator[Span]:
         if n_digits >= 7:
             yield from _phones(text, start, end)
             # an account number holds letters between its digits: it may reach beyond the run on both sides
-            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN)
+            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN, looked_at)
         if n_digits >= 13:
             yield from _cards(text, start, end)
 
@@ -164,9 +166,9 @@ def _ipv4(text: str, start: int, end: int) -> Iterator[Span]:
 
 def _cards(text: str, start: int, end: int) -> Iterator[Span]:
     for found in _CARD.finditer(text, start, min(len(text), end + 2)):
-        groups = tuple(len(group) for group in re.split(r"[ \-]", found[0]))
-        digits = re.sub(r"[ \-]", "", found[0])
-        if (len(groups) == 1 or groups in _CARD_GROUPS) and _is_card(digits):
+        groups = found[0].replace("-", " ").split(" ")
+        written_as_one = len(groups) == 1 or tuple(map(len, groups)) in _CARD_GROUPS
+        if written_as_one and _is_card("".join(groups)):
             yield Span(found.start(), len(found[0]), "card")
 
 
@@ -208,32 +210,38 @@ _IBAN_LENGTHS = {
 }  # fmt: skip
 
 
-def _ibans(text: str, start: int, end: int) -> Iterator[Span]:
+def _ibans(text: str, start: int, end: int, looked_at: set[tuple[int, int]]) -> Iterator[Span]:
+    """Account numbers between two places; `looked_at` holds what the run before gave, and then what this one gives."""
+    before = looked_at.copy()
+    looked_at.clear()
     for found in _IBAN.finditer(text, start, min(len(text), end)):
+        looked_at.add(found.span())
         length = _IBAN_LENGTHS.get(found[0][:2])
-        written = _take(found[0], length) if length else ""
+        written = _take(found[0], length) if length and found.span() not in before else ""
         if written and _mod_97(written.replace(" ", "")):
             yield Span(found.start(), len(written), "iban")
 
 
 def _take(found: str, length: int) -> str:
     """The first `length` characters that are not spaces; a word behind an account number may look like part of it."""
-    n = 0
-    for place, char in enumerate(found):
-        n += char != " "
-        if n == length:
-            whole = place + 1 == len(found) or found[place + 1] == " "
-            return found[: place + 1] if whole else ""
-    return ""
+    end = lacking = length
+    while lacking and end <= len(found):
+        lacking = length - end + found.count(" ", 0, end)
+        end += lacking
+    whole = end == len(found) or found[end : end + 1] == " "
+    return found[:end] if whole else ""
+
+
+_LETTERS_AS_NUMBERS = str.maketrans({char: str(int(char, 36)) for char in string.ascii_uppercase})
 
 
 def _mod_97(iban: str) -> bool:
-    return int("".join(str(int(char, 36)) for char in iban[4:] + iban[:4])) % 97 == 1
+    return int((iban[4:] + iban[:4]).translate(_LETTERS_AS_NUMBERS)) % 97 == 1
 
 
 def _phones(text: str, start: int, end: int) -> Iterator[Span]:
     end = min(len(text), end + 2)
-    for found in _INTERNATIONAL.finditer(text, start, end):
+    for found in _INTERNATIONAL.finditer(text, start, end) if text.find("+", start, end) >= 0 else ():
         if _is_international(found[0], text, found.start()):
             yield Span(found.start(), len(found[0]), "phone")
     for found in _NORTH_AMERICAN.finditer(text, start, end):

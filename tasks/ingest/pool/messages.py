@@ -92,9 +92,11 @@ class MessageReader:
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]
             try:
+                # Decoded from the buffer itself: a message may be a document of hundreds of MB.
+                with memoryview(self._buffer) as view:
+                    body = str(view[_LENGTH.size : end], "utf-8", "surrogatepass")
+                del self._buffer[:end]
                 message = json.loads(body)
             except ValueError as error:
                 raise ProtocolError(f"a message is not JSON: {error}") from None

@@ -22,13 +22,14 @@ from pathlib import Path
 from types import TracebackType
 
 from tasks.ingest.pool.parts import Document, ExtractJob, Part
-from tasks.ingest.pool.process import PoolError, WorkerProcess
+from tasks.ingest.pool.process import PoolError, StartKilledError, WorkerProcess
 from tasks.ingest.records import TEMPORARY_PREFIX, Extraction, Limits
 
 # Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
 # files, so growth decides, and the number only bounds what growth does not show.
 DOCUMENTS_PER_WORKER = 5000
 GROWN_BYTES = 256 * 1024**2
+STARTS = 3  # of which the last one's failure ends the run
 WORKER_COMMAND = (sys.executable, "-P", "-m", "tasks.ingest.pool.worker")
 
 # Parts of documents in work come before new documents, and the end after both.
@@ -144,6 +145,7 @@ class ExtractionPool:
                         part.document.fail(PoolError("the extraction pool was closed before this document was done"))
                 elif priority == _REST or future.set_running_or_notify_cancel():
                     worker = self._run(part, worker, number)
+                del part, future  # The wait for the next one may be long, and this document large.
         finally:
             if worker:
                 worker.kill()
@@ -154,7 +156,7 @@ class ExtractionPool:
         left: Part | None = part
         try:
             while left is not None:
-                worker = worker or WorkerProcess(self._command, Path(self._folder.name), number, self._stop_read)
+                worker = worker or self._start(number)
                 left, worker = self._attempt(left, worker)
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the future must get it
             if worker:
@@ -165,6 +167,13 @@ class ExtractionPool:
             self._put(_REST, shared)
         document.end_part()
         return worker
+
+    def _start(self, number: int) -> WorkerProcess:
+        """A fresh worker; one that is killed before it is ready, as a machine short of memory does, is replaced."""
+        for _ in range(STARTS - 1):
+            with contextlib.suppress(StartKilledError):
+                return WorkerProcess(self._command, Path(self._folder.name), number, self._stop_read)
+        return WorkerProcess(self._command, Path(self._folder.name), number, self._stop_read)
 
     def _attempt(self, part: Part, worker: WorkerProcess) -> tuple[Part | None, WorkerProcess | None]:
         """Has a worker do what it can of a part; returns what is left of it, and the worker if it is still fit."""

@@ -33,6 +33,10 @@ class PoolError(RuntimeError):
     """Raised when the pool itself fails: no worker can be started, or the pool is closed."""
 
 
+class StartKilledError(PoolError):
+    """Raised when a process is killed while it starts: another one may fare better."""
+
+
 class WorkerProcess:
     """One worker process and its folder for temporary files.
 
@@ -147,9 +151,13 @@ class WorkerProcess:
                 raise
             raise PoolError(f"an extraction process did not become ready: {error or 'it took too long'}") from None
         if messages is None:
-            log = self._log.read_bytes()[-2000:].decode("utf-8", "replace")
+            log = self._log.read_bytes()[-2000:].decode("utf-8", "replace").strip() or "none"
             self.kill()
-            raise PoolError(f"an extraction process could not start; its last words: {log.strip() or 'none'}")
+            status = self._process.returncode
+            if status == -signal.SIGKILL:
+                reason = f"most likely because memory ran out; its last words: {log}"
+                raise StartKilledError(f"an extraction process was killed while it started, {reason}")
+            raise PoolError(f"an extraction process could not start (exit status {status}); its last words: {log}")
 
     def _next_messages(self, deadline: float) -> list[dict[str, Any]] | None:
         """At least one message; None at the end of the stream.

@@ -52,15 +52,18 @@ def main() -> None:
     def send(message: dict[str, Any]) -> None:
         write_message(results, message)
 
-    send({"ready": {"pid": os.getpid()}})
-    while True:
-        job = jobs.get()
-        # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
-        _limit_memory(_own_bytes() + Limits.from_dict(job["limits"]).memory_bytes)
-        outcome = run_job(job, send)
-        # Back to what it was: sending the outcome must not fail for lack of memory.
-        _limit_memory(None)
-        send({"done": outcome.to_dict()})
+    try:
+        send({"ready": {"pid": os.getpid()}})
+        while True:
+            job = jobs.get()
+            # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
+            _limit_memory(_own_bytes() + Limits.from_dict(job["limits"]).memory_bytes)
+            outcome = run_job(job, send)
+            # Back to what it was: sending the outcome must not fail for lack of memory.
+            _limit_memory(None)
+            send({"done": outcome.to_dict()})
+    except BrokenPipeError:
+        _leave()  # The parent is gone. The other thread, which sees that too, would be cut short by this one's end.
 
 
 def run_job(job: dict[str, Any], send: _Send) -> Extraction:
@@ -169,7 +172,11 @@ def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
         while (messages := reader.read_available()) is not None:
             for message in messages:
                 jobs.put(message)
-    # A parent that was killed could not clear up.
+    _leave()
+
+
+def _leave() -> None:
+    """Ends this process and all that it started; a parent that was killed could not clear up, so this does."""
     folder = Path(os.environ.get("TMPDIR", "")).parent
     if folder.name.startswith(TEMPORARY_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import FileIO
@@ -23,7 +24,8 @@ def open_regular(path: Path) -> FileIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file any more")
+            # The path apart from the words: what is kept of a document must not depend on where its file lies.
+            raise OSError(errno.EINVAL, "it is no regular file any more", str(path))
         return FileIO(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

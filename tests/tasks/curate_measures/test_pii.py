@@ -142,6 +142,15 @@ def test_every_one_of_many_is_found() -> None:
     assert len(find_pii(text)) == 1_500
 
 
+@pytest.mark.parametrize("between", [" ", ", ", "\n", " to MT84 MALT 0110 0001 2345 MTLC AST0 01S and "])
+def test_account_numbers_in_a_row_are_found_once_each(between: str) -> None:
+    written = ["DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432", "FR14 2004 1010 0505 0001 3M02 606"] * 20
+    found = [span for span in find_pii(between.join(written)) if span.kind == "iban"]
+    n_between = (len(written) - 1) * (" MT84" in between)
+    assert len(found) == len(written) + n_between
+    assert {span.length for span in found} == {len(number) for number in written} | ({38} if n_between else set())
+
+
 @pytest.mark.parametrize(
     ("digits", "valid"), [("79927398713", True), ("79927398710", False), ("0", True), ("18", True)]
 )

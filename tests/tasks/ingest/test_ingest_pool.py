@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -142,6 +143,14 @@ def test_files_that_changed_vanished_or_grew_say_so(tmp_path):
     assert all(outcome.reason for outcome in found)
 
 
+def test_what_is_no_file_any_more_says_so_without_its_path(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    with ExtractionPool(1, Limits()) as pool:
+        outcome = pool.submit(ExtractJob(tmp_path / "a.txt", "0" * 64, ".txt")).result()
+    assert (outcome.status, outcome.reason_code) == ("failed", "unreadable")
+    assert outcome.reason == "the file cannot be read: it is no regular file any more"
+
+
 def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_path):
     bomb = write(tmp_path / "bomb.png", saved(Image.new("RGB", (9000, 9000)), "PNG"))
     small = write(tmp_path / "small.txt", b"some text")
@@ -233,6 +242,25 @@ def test_when_the_parent_dies_its_workers_are_gone_at_once_in_the_middle_of_ocr(
 
 
 # With a worker that does what the worst documents do.
+
+
+def test_a_worker_whose_parent_died_while_it_started_clears_up(tmp_path):
+    folder = tmp_path / "sheepfold-extract-x"
+    (folder / "worker-0").mkdir(parents=True)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    # Its standard input stays open, so that only what it wants to say tells it.
+    with subprocess.Popen(
+        pool_module.WORKER_COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=write_end,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "worker-0")},
+        start_new_session=True,
+    ) as process:
+        os.close(write_end)
+        assert process.wait(60) == -signal.SIGKILL
+    assert not folder.exists()
 
 
 def test_a_page_that_hangs_is_given_up_and_the_pages_before_it_are_kept(temporary):
@@ -370,6 +398,15 @@ def test_a_process_that_died_while_idle_is_replaced():
         assert pool.submit(fake("fine")).result().status == "ok"
 
 
+def test_a_waiting_thread_keeps_no_document():
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        future = pool.submit(fake("fine"))
+        future.result()
+        kept = weakref.ref(future)
+        del future
+        assert wait_until(lambda: kept() is None)
+
+
 def test_processes_are_recycled(monkeypatch):
     monkeypatch.setattr(pool_module, "DOCUMENTS_PER_WORKER", 3)
     with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
@@ -438,3 +475,30 @@ def test_closing_from_another_thread_ends_a_waiting_one():
 def test_a_worker_that_cannot_start_is_an_error_and_no_documents_fault(command, words):
     with ExtractionPool(1, QUICK, command) as pool, pytest.raises(PoolError, match=words):
         pool.submit(fake("fine")).result()
+
+
+def killed_until(path: Path, start: int) -> tuple[str, ...]:
+    """A worker's command line: it is killed while it starts, but for the given start, which is noted in a file."""
+    script = (
+        "import os, runpy, signal, sys\n"
+        f"noted = {str(path)!r}\n"
+        "open(noted, 'a').write('x')\n"
+        f"if os.path.getsize(noted) < {start}:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"runpy.run_path({FAKE_WORKER[-1]!r}, run_name='__main__')\n"
+    )
+    return (sys.executable, "-P", "-c", script)
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_replaced(tmp_path):
+    with ExtractionPool(1, Limits(), killed_until(tmp_path / "starts", 3)) as pool:
+        assert pool.submit(fake("fine")).result().status == "ok"
+
+
+def test_workers_that_are_all_killed_while_they_start_are_an_error(tmp_path):
+    with (
+        ExtractionPool(1, Limits(), killed_until(tmp_path / "starts", 100)) as pool,
+        pytest.raises(PoolError, match="memory"),
+    ):
+        pool.submit(fake("fine")).result()
+    assert (tmp_path / "starts").read_text() == "x" * pool_module.STARTS
