@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for value, n in sorted(went.items()):
             terminalreporter.write_line(f"{n:5d}  {value}")
         terminalreporter.write_line(f"{went.total():5d}  in all")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A headless browser; not for the whole session, because its event loop would be in the way of Prefect's."""
+    from browsing import headless_chromium
+
+    with headless_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from typer.testing import CliRunner, Result
+
+from flows.cli import app
+
 MARK = "SHEEPFOLD_TEST_MARK"
 
 
@@ -84,6 +89,28 @@ class Command:
         assert done.returncode == 0, done.stderr[-4000:]
         assert marked_processes(self.variables[MARK]) == []
         return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def invoke(home: Path, *arguments: str) -> Result:
+    """A `sheepfold` command in this process: what is typed and what is printed, without the seconds of its imports.
+
+    A fault of ours is raised as it is; a mistake of the person's is an exit code and a sentence.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHEEPFOLD_HOME", str(home))
+        for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):  # MLflow sets its own for the processes of this one
+            patch.setenv(name, "")
+        done = CliRunner().invoke(app, list(arguments))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def answer(home: Path, *arguments: str) -> Any:
+    """The document that a command in this process prints; it must succeed."""
+    done = invoke(home, *arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def store_contents(home: Path) -> dict[str, tuple[str, dict[str, str]]]:

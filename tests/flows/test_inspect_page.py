@@ -2,90 +2,70 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Opened
 
 from flows.cli_inspect import fresh_subject
 from tasks.inspection.inspection import inspect_prompt
 from tasks.inspection.page import SECTIONS, to_html
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp; '\"\n"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: install it to look at the page (apt install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield chromium
-        chromium.close()
+def open_page(chromium: Any, folder: Path, prompt: str, preset: str = "tiny", **context: Any) -> Opened:
+    """The page of a prompt."""
+    path = folder / "page.html"
+    path.write_text(to_html(inspect_prompt(fresh_subject(preset, 0), prompt)), encoding="utf-8")
+    return Opened(chromium, path, **context)
 
 
-class Opened:
-    """A page with all that it complained of and asked for."""
-
-    def __init__(self, browser: Any, folder: Path, prompt: str, preset: str = "tiny", **context: Any) -> None:
-        path = folder / "page.html"
-        path.write_text(to_html(inspect_prompt(fresh_subject(preset, 0), prompt)), encoding="utf-8")
-        self.page = browser.new_context(**context).new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.own = path.as_uri()
-
-    def fill(self) -> list[str]:
-        """Ink of the attention map's cells."""
-        return self.page.eval_on_selector_all("#attention-map .cell", "cells => cells.map(c => c.style.fillOpacity)")
+def fill(opened: Opened) -> list[str]:
+    """Ink of the attention map's cells."""
+    found: list[str] = opened.page.eval_on_selector_all(
+        "#attention-map .cell", "cells => cells.map(c => c.style.fillOpacity)"
+    )
+    return found
 
 
-def test_the_page_opens_without_complaint_or_request_and_has_all_sections(browser: Any, tmp_path: Path) -> None:
-    opened = Opened(browser, tmp_path, "Hello World")
+def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromium: Any, tmp_path: Path) -> None:
+    opened = open_page(chromium, tmp_path, "Hello World")
     assert opened.complaints == []
-    assert [url for url in opened.requests if url != opened.own and not url.startswith("data:")] == []
+    assert opened.foreign == []
     for name in SECTIONS:
         assert opened.page.locator(f"#{name}").is_visible()
         assert opened.page.locator(f"#{name} h2").count() == 1
 
 
-def test_another_layer_or_head_changes_the_map_its_words_and_its_table(browser: Any, tmp_path: Path) -> None:
-    opened = Opened(browser, tmp_path, "Hello World")
-    first, words = opened.fill(), opened.page.locator("#attention-status").inner_text()
+def test_another_layer_or_head_changes_the_map_its_words_and_its_table(chromium: Any, tmp_path: Path) -> None:
+    opened = open_page(chromium, tmp_path, "Hello World")
+    first, words = fill(opened), opened.page.locator("#attention-status").inner_text()
     numbers = opened.page.locator("#attention-table").text_content()
     opened.page.select_option("#layer", index=1)
-    second = opened.fill()
+    second = fill(opened)
     assert second != first
     assert opened.page.locator("#attention-status").inner_text() != words
     assert opened.page.locator("#attention-table").text_content() != numbers
     opened.page.get_by_role("button", name="Show layer 1, head 2").click()
     assert opened.page.locator("#head").input_value() == "1"
-    assert opened.fill() not in (first, second)
+    assert fill(opened) not in (first, second)
     opened.page.get_by_role("button", name="Show layer 1, head 1").click()
-    assert opened.fill() == first
+    assert fill(opened) == first
 
 
-def test_value_classes_leave_at_most_six_shades(browser: Any, tmp_path: Path) -> None:
-    opened = Opened(browser, tmp_path, "Hello World")
+def test_value_classes_leave_at_most_six_shades(chromium: Any, tmp_path: Path) -> None:
+    opened = open_page(chromium, tmp_path, "Hello World")
     assert not opened.page.locator("#bin-legend").is_visible()
     opened.page.check("#bins")
     assert opened.page.locator("#bin-legend").is_visible()
-    assert 1 < len(set(opened.fill())) <= 6
+    assert 1 < len(set(fill(opened))) <= 6
 
 
-def test_another_token_changes_what_comes_next_and_its_state(browser: Any, tmp_path: Path) -> None:
-    opened = Opened(browser, tmp_path, "Hello World")
+def test_another_token_changes_what_comes_next_and_its_state(chromium: Any, tmp_path: Path) -> None:
+    opened = open_page(chromium, tmp_path, "Hello World")
     before = [opened.page.locator(place).inner_html() for place in ("#probabilities", "#logits", "#dimensions")]
     opened.page.locator("#next .chip").first.click()
     after = [opened.page.locator(place).inner_html() for place in ("#probabilities", "#logits", "#dimensions")]
@@ -93,13 +73,13 @@ def test_another_token_changes_what_comes_next_and_its_state(browser: Any, tmp_p
     assert "what does come next" in opened.page.locator("#next-status").inner_text()
 
 
-def test_without_scripts_the_first_head_and_the_last_token_are_shown(browser: Any, tmp_path: Path) -> None:
-    scripted = Opened(browser, tmp_path, "Hello World")
-    plain = Opened(browser, tmp_path, "Hello World", java_script_enabled=False)
+def test_without_scripts_the_first_head_and_the_last_token_are_shown(chromium: Any, tmp_path: Path) -> None:
+    scripted = open_page(chromium, tmp_path, "Hello World")
+    plain = open_page(chromium, tmp_path, "Hello World", java_script_enabled=False)
     assert plain.page.locator("#probabilities .token").all_inner_texts() == (
         scripted.page.locator("#probabilities .token").all_inner_texts()
     )
-    assert [float(ink) for ink in scripted.fill()] == pytest.approx(
+    assert [float(ink) for ink in fill(scripted)] == pytest.approx(
         [
             float(cell.get_attribute("style").partition(":")[2])
             for cell in plain.page.locator("#attention-map .cell").all()
@@ -108,8 +88,8 @@ def test_without_scripts_the_first_head_and_the_last_token_are_shown(browser: An
     )
 
 
-def test_a_hostile_prompt_is_only_text(browser: Any, tmp_path: Path) -> None:
-    opened = Opened(browser, tmp_path, HOSTILE)
+def test_a_hostile_prompt_is_only_text(chromium: Any, tmp_path: Path) -> None:
+    opened = open_page(chromium, tmp_path, HOSTILE)
     assert opened.complaints == []
     assert opened.page.evaluate("window.hit") is None
     assert opened.page.locator("main img").count() == 0
@@ -119,9 +99,9 @@ def test_a_hostile_prompt_is_only_text(browser: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_is_wider_than_the_screen(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
-    opened = Opened(
-        browser,
+def test_nothing_is_wider_than_the_screen(chromium: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    opened = open_page(
+        chromium,
         tmp_path,
         "a prompt of sixty tokens " * 2 + "and a bit",
         viewport={"width": width, "height": 800},
@@ -136,8 +116,8 @@ def test_nothing_is_wider_than_the_screen(browser: Any, tmp_path: Path, width: i
     assert ink != paper
 
 
-def test_every_label_of_a_diagram_fits_its_box(browser: Any, tmp_path: Path) -> None:
-    opened = Opened(browser, tmp_path, "Hello", "sheepop")
+def test_every_label_of_a_diagram_fits_its_box(chromium: Any, tmp_path: Path) -> None:
+    opened = open_page(chromium, tmp_path, "Hello", "sheepop")
     cut = opened.page.evaluate(
         """() => [...document.querySelectorAll('#diagrams details')].map(d => d.open = true) &&
         [...document.querySelectorAll('#diagrams svg')].flatMap(svg => {
@@ -156,8 +136,8 @@ def test_every_label_of_a_diagram_fits_its_box(browser: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("prompt", ["Hello World", "the quick brown fox jumps over the lazy dog again"])
-def test_labels_of_a_chart_do_not_cover_each_other(browser: Any, tmp_path: Path, prompt: str) -> None:
-    opened = Opened(browser, tmp_path, prompt)
+def test_labels_of_a_chart_do_not_cover_each_other(chromium: Any, tmp_path: Path, prompt: str) -> None:
+    opened = open_page(chromium, tmp_path, prompt)
     covered = opened.page.evaluate(
         """() => ['#plane-0', '#plane-1', '#norms', '#attention-map', '#mask', '#increments'].flatMap(name => {
           const boxes = [...document.querySelectorAll(name + ' text.token')].map(text =>

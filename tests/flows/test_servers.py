@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def free_port() -> int:
@@ -126,18 +125,11 @@ def deployment_run() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: install it to look at the pages (apt install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        page = chromium.new_page(viewport={"width": 1400, "height": 1600})
-        page.set_default_timeout(60_000)
-        yield page
-        chromium.close()
+def page(chromium: Any) -> Any:
+    """A window of the browser, patient enough for pages that are made while they are looked at."""
+    window = chromium.new_page(viewport={"width": 1400, "height": 1600})
+    window.set_default_timeout(60_000)
+    return window
 
 
 def test_a_deployment_run_completes_and_the_same_again_finds_everything(team: Team) -> None:
@@ -151,27 +143,27 @@ def test_a_deployment_run_completes_and_the_same_again_finds_everything(team: Te
     assert set(states.values()) == {"Cached"}
 
 
-def test_the_page_of_a_run_shows_its_tasks_and_artefacts(team: Team, browser: Any) -> None:
+def test_the_page_of_a_run_shows_its_tasks_and_artefacts(team: Team, page: Any) -> None:
     run = team.post("flow_runs/filter", {"sort": "START_TIME_ASC"})[0]
-    browser.goto(f"{team.prefect}/runs/flow-run/{run['id']}")
-    browser.get_by_text(run["name"]).first.wait_for()
-    browser.get_by_text("Task Runs", exact=True).first.click()
-    browser.get_by_text("train-", exact=False).first.wait_for()
-    browser.get_by_text("Artifacts", exact=True).first.click()
-    browser.get_by_text("Report of corpus", exact=False).first.wait_for()
+    page.goto(f"{team.prefect}/runs/flow-run/{run['id']}")
+    page.get_by_text(run["name"]).first.wait_for()
+    page.get_by_text("Task Runs", exact=True).first.click()
+    page.get_by_text("train-", exact=False).first.wait_for()
+    page.get_by_text("Artifacts", exact=True).first.click()
+    page.get_by_text("Report of corpus", exact=False).first.wait_for()
 
 
-def test_the_registry_page_shows_the_champion(team: Team, browser: Any) -> None:
-    browser.goto(f"{team.mlflow}/#/models/sheepfold")
-    browser.get_by_text("Version 1").first.wait_for()
-    browser.get_by_text("champion").first.wait_for()
+def test_the_registry_page_shows_the_champion(team: Team, page: Any) -> None:
+    page.goto(f"{team.mlflow}/#/models/sheepfold")
+    page.get_by_text("Version 1").first.wait_for()
+    page.get_by_text("champion").first.wait_for()
 
 
-def test_the_page_of_a_training_shows_its_curves(team: Team, browser: Any) -> None:
+def test_the_page_of_a_training_shows_its_curves(team: Team, page: Any) -> None:
     import sqlite3
 
     with sqlite3.connect(team.folder / ".sheepfold" / "mlflow.db") as database:
         (run_id, experiment) = database.execute("select run_uuid, experiment_id from runs").fetchone()
-    browser.goto(f"{team.mlflow}/#/experiments/{experiment}/runs/{run_id}/model-metrics")
-    browser.locator("svg.main-svg").first.wait_for()
-    browser.get_by_text("loss", exact=True).first.wait_for()
+    page.goto(f"{team.mlflow}/#/experiments/{experiment}/runs/{run_id}/model-metrics")
+    page.locator("svg.main-svg").first.wait_for()
+    page.get_by_text("loss", exact=True).first.wait_for()

@@ -14,8 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import commit_child
@@ -78,7 +80,7 @@ def _prepared(folder: Path, action: str) -> Path:
 
 
 def _kill_points(folder: Path, action: str) -> list[Point]:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     root = _prepared(folder, action)
     assert _strace(folder / "log", [], _child(action, root, NEW)) == 0
     seen: collections.Counter[str] = collections.Counter()
@@ -87,6 +89,16 @@ def _kill_points(folder: Path, action: str) -> list[Point]:
         seen[call] += 1
         points.append((call, seen[call]))
     return points
+
+
+@contextmanager
+def _noted(where: str) -> Iterator[None]:
+    """An error tells where the fault was."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(where)
+        raise
 
 
 def _for_each(tmp_path: Path, action: str, fault: str, check: Callable[[Path, Point, int], None]) -> list[Point]:
@@ -100,11 +112,8 @@ def _for_each(tmp_path: Path, action: str, fault: str, check: Callable[[Path, Po
         root = _prepared(folder, action)
         arguments = ["-e", f"inject={call}:{fault}:when={number}"]
         code = _strace(folder / "log", arguments, _child(action, root, NEW))
-        try:
+        with _noted(f"{action}: {fault} at {call} number {number}, call {index + 1} of {len(points)}"):
             check(root, points[index], code)
-        except BaseException as error:
-            error.add_note(f"{action}: {fault} at {call} number {number}, call {index + 1} of {len(points)}")
-            raise
         shutil.rmtree(folder)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -141,28 +150,52 @@ def test_a_commit_killed_at_any_call_leaves_no_artefact_or_the_whole_one_and_can
     assert len(points) >= 30, points
 
 
+@dataclass(frozen=True)
+class Killed:
+    """A store as the kill of a refresh left it."""
+
+    point: Point
+    code: int
+    root: Path
+
+
+@pytest.fixture(scope="module")
+def killed_refreshes(tmp_path_factory: pytest.TempPathFactory) -> list[Killed]:
+    """A refresh killed at each call in turn; to be copied before anything is done with one."""
+    folder = tmp_path_factory.mktemp("refreshes")
+    found: list[Killed] = []
+
+    def keep(root: Path, point: Point, code: int) -> None:
+        kept = shutil.copytree(root, folder / f"{point[0]}-{point[1]}", symlinks=True)
+        found.append(Killed(point, code, kept))
+
+    points = _for_each(folder / "runs", "refresh", "signal=SIGKILL", keep)
+    assert _renames(points) == 3 and _fsyncs(points) >= 10, points
+    return sorted(found, key=lambda killed: points.index(killed.point))
+
+
 def test_a_refresh_killed_at_any_call_leaves_the_old_artefact_the_new_one_or_none_but_never_a_torn_one(
-    tmp_path: Path,
+    tmp_path: Path, killed_refreshes: list[Killed]
 ) -> None:
     states = set()
-
-    def check(root: Path, point: Point, code: int) -> None:
-        states.add(commit_child.artifact_text(root))
-        _assert_whole_after_kill(root, code, "refresh", {None, OLD, NEW})
-        work = root / ".work" / commit_child.STAGE / commit_child.KEY
-        assert not work.exists(), f"left behind: {list(work.rglob('*'))}"
-
-    points = _for_each(tmp_path, "refresh", "signal=SIGKILL", check)
-    assert _renames(points) == 3 and _fsyncs(points) >= 10, points
+    for number, killed in enumerate(killed_refreshes):
+        root = shutil.copytree(killed.root, tmp_path / str(number), symlinks=True)
+        with _noted(f"killed at {killed.point}"):
+            states.add(commit_child.artifact_text(root))
+            _assert_whole_after_kill(root, killed.code, "refresh", {None, OLD, NEW})
+            work = root / ".work" / commit_child.STAGE / commit_child.KEY
+            assert not work.exists(), f"left behind: {list(work.rglob('*'))}"
     assert states == {None, OLD, NEW}  # the kills did fall on both sides of the two renames that replace it
 
 
-def test_a_refresh_killed_at_any_call_loses_no_artefact_to_the_run_after_it(tmp_path: Path) -> None:
-    def check(root: Path, point: Point, code: int) -> None:
-        commit_child.commit(root, OTHER)
-        assert commit_child.artifact_text(root) in (OLD, NEW), "what was there is gone, and what was made too"
-
-    _for_each(tmp_path, "refresh", "signal=SIGKILL", check)
+def test_a_refresh_killed_at_any_call_loses_no_artefact_to_the_run_after_it(
+    tmp_path: Path, killed_refreshes: list[Killed]
+) -> None:
+    for number, killed in enumerate(killed_refreshes):
+        root = shutil.copytree(killed.root, tmp_path / str(number), symlinks=True)
+        with _noted(f"killed at {killed.point}"):
+            commit_child.commit(root, OTHER)
+            assert commit_child.artifact_text(root) in (OLD, NEW), "what was there is gone, and what was made too"
 
 
 def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_new_one(tmp_path: Path) -> None:

@@ -1,11 +1,36 @@
-"""One finished tiny run that tests read and none changes."""
+"""Homes for the tests of the steps of work, and one finished tiny run that tests read and none changes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiny_run import Ran, home_at, run_whole, write_texts
+
+if TYPE_CHECKING:
+    from storage.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return home_at(tmp_path / "home")
+
+
+@pytest.fixture
+def extracted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were given to the extraction pool."""
+    from tasks.ingest.pool.pool import ExtractionPool
+
+    names: list[str] = []
+    submit = ExtractionPool.submit
+
+    def note(pool: ExtractionPool, job: Any) -> Any:
+        names.append(job.path.name)
+        return submit(pool, job)
+
+    monkeypatch.setattr(ExtractionPool, "submit", note)
+    return names
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +42,13 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Ran:
     """Files to completions over twelve texts; read only."""
     return run_whole(home_at(tmp_path_factory.mktemp("tiny") / "home"), tiny_source)
+
+
+@pytest.fixture(scope="session")
+def empty_tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with all tables and nothing in them: making them takes a second or two, copying them none."""
+    from storage.tracking import client
+
+    home = home_at(tmp_path_factory.mktemp("tracking"))
+    client(home).search_experiments()
+    return home.path / "mlflow.db"

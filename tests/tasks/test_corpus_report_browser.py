@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import shutil
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Opened
 from corpus_report_samples import CORPUS, Sample, rich
 from PIL import Image
 
@@ -18,20 +17,6 @@ from tasks.corpus_report.page import SECTIONS
 from tasks.corpus_report.thumbnails import Thumbnails
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: install it to look at the page (apt install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +38,8 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Opened:
-    """A page with all that it complained of and asked for."""
-
-    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
-        self.page = browser.new_context(**context).new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.foreign = [url for url in self.requests if url != path.as_uri() and not url.startswith("data:")]
-
-
-def test_the_page_opens_without_complaint_or_request_and_has_all_sections(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file)
+def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromium: Any, page_file: Path) -> None:
+    opened = Opened(chromium, page_file)
     assert opened.complaints == [] and opened.foreign == []
     for name in SECTIONS:
         assert opened.page.locator(f"#{name}").is_visible()
@@ -76,16 +47,16 @@ def test_the_page_opens_without_complaint_or_request_and_has_all_sections(browse
         assert opened.page.locator(f'nav a[href="#{name}"]').count() == 1
 
 
-def test_no_file_name_runs(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file)
+def test_no_file_name_runs(chromium: Any, page_file: Path) -> None:
+    opened = Opened(chromium, page_file)
     assert opened.page.evaluate("window.hit") is None
     assert opened.page.locator("main img").count() == 1
     assert opened.page.locator("script").count() == 0
     assert "<img src=x onerror=hit=1>" in opened.page.locator("#files").inner_text()
 
 
-def test_the_bar_of_all_files_is_drawn_in_proportion(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file)
+def test_the_bar_of_all_files_is_drawn_in_proportion(chromium: Any, page_file: Path) -> None:
+    opened = Opened(chromium, page_file)
     widths = opened.page.eval_on_selector_all(
         ".fates .fate", "parts => parts.map(p => p.getBoundingClientRect().width)"
     )
@@ -95,8 +66,8 @@ def test_the_bar_of_all_files_is_drawn_in_proportion(browser: Any, page_file: Pa
     assert kept / failed == pytest.approx(4, rel=0.1)
 
 
-def test_histograms_have_bars_within_their_frame(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file)
+def test_histograms_have_bars_within_their_frame(chromium: Any, page_file: Path) -> None:
+    opened = Opened(chromium, page_file)
     bars = [opened.page.locator(f"#histogram-n-chars .{name}").count() for name in ("ink", "dropped-ink")]
     assert bars == [2, 2], "hundred and hundred thousand characters; three and a hundred of those that were dropped"
     outside = opened.page.evaluate(
@@ -112,8 +83,8 @@ def test_histograms_have_bars_within_their_frame(browser: Any, page_file: Path) 
     assert outside == []
 
 
-def test_the_picture_of_a_doubtful_page_is_seen(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file)
+def test_the_picture_of_a_doubtful_page_is_seen(chromium: Any, page_file: Path) -> None:
+    opened = Opened(chromium, page_file)
     shown = opened.page.locator(".card img").first
     assert shown.is_visible() and shown.evaluate("image => image.naturalWidth") > 0
     assert opened.page.locator(".card").first.inner_text().startswith("10% sure")
@@ -121,8 +92,8 @@ def test_the_picture_of_a_doubtful_page_is_seen(browser: Any, page_file: Path) -
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_is_wider_than_the_screen(browser: Any, page_file: Path, width: int, scheme: str) -> None:
-    opened = Opened(browser, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
+def test_nothing_is_wider_than_the_screen(chromium: Any, page_file: Path, width: int, scheme: str) -> None:
+    opened = Opened(chromium, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     spilled = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent)"
     assert opened.page.eval_on_selector_all("td, th, li > div, .card, figcaption", spilled) == []
@@ -132,8 +103,8 @@ def test_nothing_is_wider_than_the_screen(browser: Any, page_file: Path, width: 
     assert ink != paper
 
 
-def test_labels_of_a_histogram_do_not_cover_each_other(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file)
+def test_labels_of_a_histogram_do_not_cover_each_other(chromium: Any, page_file: Path) -> None:
+    opened = Opened(chromium, page_file)
     covered = opened.page.evaluate(
         """() => [...document.querySelectorAll('#measures svg')].flatMap(svg => {
           const boxes = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
@@ -145,9 +116,9 @@ def test_labels_of_a_histogram_do_not_cover_each_other(browser: Any, page_file: 
     assert covered == []
 
 
-def test_the_page_of_an_empty_corpus_opens(browser: Any, tmp_path: Path) -> None:
+def test_the_page_of_an_empty_corpus_opens(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "empty.html"
     path.write_text(corpus_report(Sample(tmp_path / "store").catalog(), CORPUS), encoding="utf-8")
-    opened = Opened(browser, path)
+    opened = Opened(chromium, path)
     assert opened.complaints == []
     assert opened.page.get_by_text("No file was found").first.is_visible()

@@ -24,11 +24,6 @@ from tasks.session import artifact
 CURATE = settings_of().curate
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
-
-
 def is_held_out(text: str) -> bool:
     """Whether the hash of a text puts it into validation."""
     return hash_share(hashlib.sha256(text.encode()).hexdigest(), CURATE.salt) < CURATE.validation_share

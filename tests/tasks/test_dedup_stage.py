@@ -16,11 +16,6 @@ from tasks.session import artifact
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
-
-
-@pytest.fixture
 def files() -> dict[str, str]:
     """Ten texts; of three of them a near-duplicate, of two an exact one in other bytes."""
     texts = {f"{number:02}.txt": prose(number, 150) for number in range(10)}

@@ -6,58 +6,72 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ingest_run import PER_SEGMENT, STAGES, home_at, ingest, plan, prose, write
+from ingest_run import PER_SEGMENT, STAGES, Ingestion, home_at, ingest, plan, prose, write
 
 from storage.home import Home
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
+def write_texts(folder: Path) -> Path:
+    """Twelve texts; returns the folder."""
+    return write(folder, {f"{number:02}.txt": prose(number) for number in range(12)})
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write(tmp_path / "in", {f"{number:02}.txt": prose(number) for number in range(12)})
+    """Twelve texts that a test may change."""
+    return write_texts(tmp_path / "in")
 
 
-def test_the_stages_of_ingestion_are_reported_in_their_order(home: Home, source: Path) -> None:
-    ran = ingest(home, source)
-    assert tuple(ran.reports) == STAGES
-    assert {name: report.computed for name, report in ran.reports.items()} == {
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same twelve texts; read only."""
+    return write_texts(tmp_path_factory.mktemp("texts") / "in")
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Ingestion:
+    """Their first ingestion; read only."""
+    return ingest(home_at(tmp_path_factory.mktemp("first") / "home"), texts)
+
+
+@pytest.fixture
+def known(first: Ingestion, tmp_path: Path) -> Home:
+    """A home that has seen the twelve texts: a copy of the first ingestion's."""
+    return home_at(Path(shutil.copytree(Path(first.store.root).parent, tmp_path / "known")))
+
+
+def test_the_stages_of_ingestion_are_reported_in_their_order(first: Ingestion) -> None:
+    assert tuple(first.reports) == STAGES
+    assert {name: report.computed for name, report in first.reports.items()} == {
         name: 12 if name in PER_SEGMENT else 1 for name in STAGES
     }
 
 
-def test_a_second_ingestion_computes_nothing(home: Home, source: Path) -> None:
-    first = ingest(home, source)
-    again = ingest(home, source)
+def test_a_second_ingestion_computes_nothing(first: Ingestion, known: Home, texts: Path) -> None:
+    again = ingest(known, texts)
     assert again.computed() == {}
     assert again.ingested == first.ingested
 
 
-def test_one_added_file_is_one_file_in_every_stage_that_works_on_segments(home: Home, source: Path) -> None:
-    ingest(home, source)
-    ran = ingest(home, write(source, {"new.txt": prose(50)}))
+def test_one_added_file_is_one_file_in_every_stage_that_works_on_segments(known: Home, source: Path) -> None:
+    ran = ingest(known, write(source, {"new.txt": prose(50)}))
     for name in PER_SEGMENT:
         assert (ran.reports[name].computed, ran.reports[name].reused) == (1, 12), name
     assert ran.computed().keys() == set(STAGES) - {"evaluation_sets"}
 
 
-def test_one_added_archive_is_its_members_and_nothing_else(home: Home, source: Path, tmp_path: Path) -> None:
-    ingest(home, source)
+def test_one_added_archive_is_its_members_and_nothing_else(known: Home, source: Path, tmp_path: Path) -> None:
     members = write(tmp_path / "members", {f"{number}.txt": prose(100 + number) for number in range(3)})
     shutil.make_archive(str(source / "box"), "zip", members)
-    ran = ingest(home, source)
+    ran = ingest(known, source)
     assert (ran.reports["extract"].computed, ran.reports["extract"].reused) == (1, 12)
     for name in ("normalise", "measure", "refine"):
         assert (ran.reports[name].computed, ran.reports[name].reused) == (3, 12), name
 
 
-def test_one_removed_file_computes_nothing_of_a_segment(home: Home, source: Path) -> None:
-    ingest(home, source)
+def test_one_removed_file_computes_nothing_of_a_segment(known: Home, source: Path) -> None:
     (source / "03.txt").unlink()
-    assert not set(PER_SEGMENT) & ingest(home, source).computed().keys()
+    assert not set(PER_SEGMENT) & ingest(known, source).computed().keys()
 
 
 @pytest.mark.parametrize(
@@ -73,13 +87,12 @@ def test_one_removed_file_computes_nothing_of_a_segment(home: Home, source: Path
     ],
 )
 def test_a_setting_computes_its_own_stage_and_where_nothing_changes_by_it_no_other(
-    home: Home, source: Path, setting: str, computed: dict[str, int]
+    first: Ingestion, known: Home, texts: Path, setting: str, computed: dict[str, int]
 ) -> None:
-    before = ingest(home, source)
-    ran = ingest(home, source, setting)
+    ran = ingest(known, texts, setting)
     assert ran.computed() == computed
     assert ran.reports["measure"].cached
-    assert len(before.ingested.measured) == len(ran.ingested.measured)
+    assert len(first.ingested.measured) == len(ran.ingested.measured)
 
 
 def test_a_changed_threshold_of_near_duplicates_signs_nothing_again(home: Home, source: Path) -> None:
@@ -106,39 +119,37 @@ def test_a_plan_of_a_new_corpus_says_that_all_is_to_do_and_makes_nothing(home: H
 
 @pytest.mark.parametrize("settings", [(), ("dedup.threshold=0.6",), ("refine.redact=",), ("curate.salt=pepper",)])
 def test_a_plan_of_a_known_corpus_says_what_the_run_then_does(
-    home: Home, source: Path, settings: tuple[str, ...]
+    known: Home, texts: Path, settings: tuple[str, ...]
 ) -> None:
-    ingest(home, source)
-    planned = plan(home, source, *settings)
-    done = ingest(home, source, *settings).reports
-    first = next((name for name in STAGES if not done[name].cached), None)
-    until = STAGES[: STAGES.index(first) + 1] if first else STAGES
+    planned = plan(known, texts, *settings)
+    done = ingest(known, texts, *settings).reports
+    changed = next((name for name in STAGES if not done[name].cached), None)
+    until = STAGES[: STAGES.index(changed) + 1] if changed else STAGES
     # what lies behind a stage that is computed may turn out to be there: its result may be the one of before
     assert {name: planned[name].cached for name in until} == {name: done[name].cached for name in until}
     assert all(planned[name].cached <= done[name].cached for name in STAGES)
 
 
-def test_a_plan_of_a_grown_corpus_says_what_the_run_then_does(home: Home, source: Path) -> None:
-    ingest(home, source)
+def test_a_plan_of_a_grown_corpus_says_what_the_run_then_does(known: Home, source: Path) -> None:
     write(source, {"new.txt": prose(50)})
-    planned = plan(home, source)
-    done = ingest(home, source).reports
+    planned = plan(known, source)
+    done = ingest(known, source).reports
     assert cached(planned) == cached(done)
     for name in ("extract", "normalise", "measure"):
         assert (planned[name].computed, planned[name].reused) == (done[name].computed, done[name].reused), name
     assert all(report.reason for report in planned.values() if not report.cached)
 
 
-def test_a_refreshed_stage_is_computed_again_and_what_follows_is_not(home: Home, source: Path) -> None:
-    first = ingest(home, source)
+def test_a_refreshed_stage_is_computed_again_and_what_follows_is_not(
+    first: Ingestion, known: Home, texts: Path
+) -> None:
     for name in STAGES:
-        again = ingest(home, source, refresh=[name])
+        again = ingest(known, texts, refresh=[name])
         assert again.computed() == {name: first.reports[name].computed}, name
 
 
-def test_two_corpora_in_one_store_share_what_they_have_in_common(home: Home, source: Path, tmp_path: Path) -> None:
-    ingest(home, source)
+def test_two_corpora_in_one_store_share_what_they_have_in_common(known: Home, tmp_path: Path) -> None:
     other = write(tmp_path / "other", {"copy.txt": prose(3), "own.txt": prose(70)})
-    ran = ingest(home, other)
+    ran = ingest(known, other)
     for name in ("extract", "normalise", "measure"):
         assert ran.reports[name].computed == 1, name

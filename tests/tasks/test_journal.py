@@ -16,30 +16,10 @@ from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
 from tasks.ingest.journal import Content, Journal
-from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.records import Extraction, PageText
 from tasks.ingest.segments import SegmentSettings, document_id, extract
 from tasks.resources import Resources
 from tasks.session import Session
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
-
-
-@pytest.fixture
-def extracted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that were given to the extraction pool."""
-    names: list[str] = []
-    submit = ExtractionPool.submit
-
-    def note(pool: ExtractionPool, job: Any) -> Any:
-        names.append(job.path.name)
-        return submit(pool, job)
-
-    monkeypatch.setattr(ExtractionPool, "submit", note)
-    return names
 
 
 def text(words: str) -> Extraction:

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 from ingest_run import ingest, prose, settings_of, write
-from tiny_run import home_at, run_prepare, tiny_settings
+from tiny_run import run_prepare, tiny_settings
 
 from flows.pipeline import EmptyCorpus
 from storage.home import Home
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
-from tiny_run import direct_session, home_at, tiny_settings, write_texts
+from tiny_run import direct_session, tiny_settings, write_texts
 
 from flows import corpus, pipeline
 from storage.home import Home
@@ -23,11 +23,6 @@ VICTIM = "text-01.txt"
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_texts(tmp_path / "texts", range(3))
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
 
 
 def ingest(home: Home, source: Path, *settings: str, **options: Any) -> tuple[dict[str, Any], StageReport]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import home_at
 
 from flows import pipeline
 from storage import locks
@@ -17,11 +16,6 @@ from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import LocalStore
 from tasks.session import Session
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
 
 
 def session_with(home: Home, **made: str) -> Session:

@@ -37,11 +37,6 @@ FREE = "This is free and unencumbered software released into the public domain.\
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
-
-
-@pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """MIT above, GPL nearer to some."""
     return write(
