@@ -16,7 +16,7 @@ import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json, say
 from flows.cli_count import count
-from flows.cli_exchange import export, import_
+from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_inspect import inspect
 from flows.cli_lookup import sample, sql, status, verify, why
 
@@ -351,6 +351,7 @@ for _command in (sql, why, verify, status, sample):
 app.command()(inspect)
 app.command()(count)
 app.command()(export)
+app.command()(export_corpus)
 app.command("import")(import_)
 
 

@@ -1,4 +1,4 @@
-"""`sheepfold export` and `sheepfold import`: models to and from Hugging Face's folders."""
+"""Models to and from Hugging Face's folders (`export`, `import`), and corpora to Parquet (`export-corpus`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli_common import AsJson, HomeFolder, plain_errors, print_json, say
+from flows.cli_common import AsJson, Corpus, HomeFolder, plain_errors, print_json, say
 
 if TYPE_CHECKING:
     from tasks.interchange import Exchanged
 
 ModelRef = Annotated[str, typer.Argument(help="Alias, version, models:/ address, run id or folder.")]
 Target = Annotated[str, typer.Argument(help="Folder to write; it must not exist, or be empty.")]
+What = Annotated[str, typer.Option(help="tokens (a list of ids for each document), documents, or sequences.")]
+Split = Annotated[str, typer.Option(help="Only train or validation.")]
 HfFolder = Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json.")]
 
 
@@ -41,6 +43,31 @@ def import_(hf_folder: HfFolder, folder: Target, as_json: AsJson = False) -> Non
         from tasks.interchange import import_folder
 
         _tell(import_folder(_path(hf_folder), _path(folder)), as_json)
+
+
+def export_corpus(
+    folder: Target,
+    what: What = "tokens",
+    split: Split = "",
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write the corpus of the last completed run as Parquet: token lists, documents, or training sequences."""
+    with plain_errors():
+        from storage.catalog import read_state
+        from storage.home import Home
+        from storage.store import open_store
+        from tasks.corpora.export import export_corpus as write_corpus
+
+        store = open_store(Home.from_environment(home or None).store)
+        written = write_corpus(store, read_state(store, corpus), _path(folder), what, split)
+        if as_json:
+            print_json(asdict(written))
+            return
+        print(written.folder)
+        ids = f" with {written.tokens:,} ids" if written.tokens else ""
+        say(f"{written.rows:,} {what}{ids} in {len(written.files)} files")
 
 
 def _path(folder: str) -> Path:

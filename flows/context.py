@@ -23,6 +23,7 @@ from tasks.ingest.snapshot import snapshot
 from tasks.resources import Resources
 from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
+from tasks.tokens.groups import check_expression
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +72,10 @@ def flow_settings(config: str, overrides: str, **options: object) -> Settings:
     given = {name.replace("__", "."): value for name, value in options.items() if value}
     if isinstance(seed, int) and seed >= 0:
         given["train.seed"] = seed
-    return load_settings(config or None, [line for line in overrides.splitlines() if line.strip()], given)
+    settings = load_settings(config or None, [line for line in overrides.splitlines() if line.strip()], given)
+    if settings.mix.by.strip():
+        check_expression(settings.mix.by)  # now, not after an hour of ingestion
+    return settings
 
 
 @contextmanager

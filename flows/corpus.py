@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flows.corpus_import import corpora_of, import_files
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.tables import read_columns, stream_rows
@@ -50,7 +51,7 @@ class Documents:
     """A corpus as text; the lists have one entry for each segment.
 
     Attributes:
-        segments: extraction segments in use, and `keys` their keys.
+        segments: segments in use, extracted or imported, and `keys` their keys.
         live: the live documents of each; empty where a plan cannot know them.
         sizes: how many documents of each are live, or files where a plan does not know better.
         normalised: the texts of each.
@@ -90,12 +91,13 @@ class Extracted:
     Attributes:
         keys: of the segments.
         contents: for each segment, the sha256 of the files in it that are live.
+        places: for each content, the extraction that is used and the segment it lies in.
     """
 
-    listing: Listing
     segments: list[Maybe]
     keys: list[str]
     contents: list[set[str]]
+    places: list[tuple[Content, str]]
 
 
 def get_ready(progress: Progress) -> None:
@@ -107,16 +109,24 @@ def get_ready(progress: Progress) -> None:
 
 def read_documents(session: Session, sources: Sequence[Source], settings: Settings) -> Documents:
     """From the sources to one clean text per document."""
-    extracted = _extract(session, sources, settings)
-    union = session.union(extracted.segments, "extracts.parquet", extracted.contents, identity="file_sha256")
-    taken = session.run(snapshot, extracted.listing.settings(), segments=union)
+    files, locations = _list(session, sources, settings)
+    corpora, others = corpora_of(files)
+    extracted = _extract(session, others, settings)
+    imported = import_files(session, corpora, locations, settings)
+    listing = Listing(files, sorted(extracted.places + imported.places))
+    if session.resources is not None:
+        session.resources.listing = listing
+    segments, contents = extracted.segments + imported.segments, extracted.contents + imported.contents
+    union = session.union(segments, "extracts.parquet", contents, identity="file_sha256")
+    taken = session.run(snapshot, listing.settings(), segments=union)
     if session.resources is not None:
         session.resources.listing = None  # of 200,000 files a tenth of what this process has
-    live = [_live(session, ref, wanted) for ref, wanted in zip(extracted.segments, extracted.contents, strict=True)]
-    sizes = [len(found) or len(wanted) for found, wanted in zip(live, extracted.contents, strict=True)]
-    segments = zip(extracted.segments, sizes, strict=True)
-    normalised = session.run_each(normalise, [Call(settings.normalise, {"segment": ref}, n) for ref, n in segments])
-    return Documents(taken, extracted.segments, extracted.keys, live, sizes, normalised)
+    live = [_live(session, ref, wanted) for ref, wanted in zip(segments, contents, strict=True)]
+    sizes = [len(found) or len(wanted) for found, wanted in zip(live, contents, strict=True)]
+    read = zip(extracted.segments, sizes[: len(extracted.segments)], strict=True)
+    normalised = session.run_each(normalise, [Call(settings.normalise, {"segment": ref}, n) for ref, n in read])
+    # what was imported is normalised already
+    return Documents(taken, segments, extracted.keys + imported.keys, live, sizes, normalised + imported.segments)
 
 
 def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> Ingested:
@@ -158,8 +168,8 @@ def _union(session: Session, read: Documents, made: Sequence[Maybe], table: str)
     return session.union(made, table, read.live[: len(made)], segments=read.keys[: len(made)])
 
 
-def _list(session: Session, sources: Sequence[Source], settings: Settings) -> list[ListedFile]:
-    """Walk the sources and hash what changed."""
+def _list(session: Session, sources: Sequence[Source], settings: Settings) -> tuple[list[ListedFile], dict[str, str]]:
+    """Walk the sources and hash what changed; returns the files, and where each content lies."""
     # what we write ourselves is no document
     own = [session.home.path, Path(session.home.store)]
     session.home.create()
@@ -168,15 +178,15 @@ def _list(session: Session, sources: Sequence[Source], settings: Settings) -> li
         session.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
     files = refuse_large(walked.files, settings.extract.max_file_bytes)
     digests = digest_files(files, HashMemo(session.home.hash_memo), workers=2)
+    found = zip(files, digests, strict=True)
+    locations = {digest: file.location for file, digest in found if isinstance(digest, str)}
     if session.resources is not None:
-        found = zip(files, digests, strict=True)
-        session.resources.paths = {digest: file.location for file, digest in found if isinstance(digest, str)}
-    return list_files(files, digests)
+        session.resources.paths = locations
+    return list_files(files, digests), locations
 
 
-def _extract(session: Session, sources: Sequence[Source], settings: Settings) -> Extracted:
-    """Walk, hash and extract what is new."""
-    files = _list(session, sources, settings)
+def _extract(session: Session, files: Sequence[ListedFile], settings: Settings) -> Extracted:
+    """Extract what is new of some listed files."""
     chosen, located = _choose_contents(session, settings, files)
     if extract.name in session.refresh:
         located = {}  # with their attempts: an earlier one would not be the one that counts
@@ -200,9 +210,6 @@ def _extract(session: Session, sources: Sequence[Source], settings: Settings) ->
         del places[content]
         places[known.content] = known.segment.key
         located[known.content] = known.segment
-    listing = Listing(files, sorted(places.items()))
-    if session.resources is not None:
-        session.resources.listing = listing
     by_segment: dict[ArtifactRef, set[str]] = defaultdict(set)
     for content, ref in located.items():
         by_segment[ref].add(content.sha256)
@@ -213,10 +220,10 @@ def _extract(session: Session, sources: Sequence[Source], settings: Settings) ->
     order = sorted((place for place in range(len(keys)) if wanted[place]), key=lambda place: keys[place])
     segments: list[Maybe] = [*by_segment, *made]
     return Extracted(
-        listing,
         [segments[place] for place in order],
         [keys[place] for place in order],
         [wanted[place] for place in order],
+        list(places.items()),
     )
 
 

@@ -73,7 +73,7 @@ def status_of(home: str) -> dict[str, Any]:
 
 def verify_home(home: str, corpus: str) -> dict[str, Any]:
     """Check everything that can be checked."""
-    from tasks.checks import check_split, check_tokens
+    from tasks.checks import check_sequences, check_split, check_tokens
 
     address = Home.from_environment(home or None).store
     store = open_store(address)
@@ -86,6 +86,8 @@ def verify_home(home: str, corpus: str) -> dict[str, Any]:
         checks.append(check_split(store, state))
     if whole and "tokenise" in state:
         checks.append(check_tokens(store, state))
+    if whole and "dataset" in state:
+        checks.append(check_sequences(store, state))
     return {"ok": not any(check.problems for check in checks), "checks": [asdict(check) for check in checks]}
 
 

@@ -28,8 +28,10 @@ from tasks.ingest.sources.resolve import Source
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings, TrainSettings
-from tasks.tokens.chunk import ChunkSettings, dataset, label_counts
+from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.fit import tokenizer
+from tasks.tokens.groups import check_expression, groups_call
+from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.shards import TokeniseSettings, tokenise
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 from tasks.training import (
@@ -51,6 +53,7 @@ class Prepared:
     evalset: Maybe
     tokenizer: Maybe
     shards: list[Maybe]
+    groups: MaybeSet
     dataset: Maybe
 
 
@@ -127,17 +130,35 @@ def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingeste
     _check_split(session, curated)
     frozen = _evalset(session, corpus, settings, ingested)
     fitted = _tokenizer(session, corpus, settings, curated, documents)
+    framing = TokeniseSettings(settings.tokenizer.bos, settings.tokenizer.eos)
+    if session.resources is not None:
+        session.resources.token_engine = settings.tokenizer.engine
     shards = session.run_each(
         tokenise,
         [
-            Call(TokeniseSettings(), {"documents": ref, "tokenizer": fitted}, size)
+            Call(framing, {"documents": ref, "tokenizer": fitted}, size)
             for ref, size in zip(ingested.refined, ingested.sizes, strict=True)
         ],
     )
     tokens = session.union(shards, "tokens.parquet", ingested.live, segments=ingested.keys)
-    chunks = ChunkSettings(_seq_len(settings), settings.dataset.stride)
-    cut = session.run(dataset, chunks, curated=curated, tokens=tokens, tokenizer=fitted)
-    return Prepared(frozen, fitted, shards, cut)
+    groups = groups_call(
+        session,
+        settings.mix,
+        snapshot=ingested.snapshot,
+        curated=curated,
+        measures=ingested.measures,
+        texts=documents,
+        scored=ingested.scored,
+    )
+    cut = session.run(
+        dataset,
+        DatasetIndexSettings.of(_seq_len(settings), settings.dataset, settings.mix),
+        curated=curated,
+        tokens=tokens,
+        tokenizer=fitted,
+        groups=groups,
+    )
+    return Prepared(frozen, fitted, shards, groups, cut)
 
 
 class EmptyCorpus(UserError):
@@ -169,9 +190,11 @@ def _resolve_steps(
         return settings.max_steps
     probe = train_config(settings, network, max_steps=1_000)
     counts = manifest_of(session.store, cut).counts
-    most = steps_of_epochs(settings.max_epochs, probe, counts["train_sequences"])
+    most = steps_of_epochs(settings.max_epochs, probe, counts["train_reads"])
     if settings.max_tokens:
-        return min(most, steps_of_tokens(settings.max_tokens, probe, label_counts(session.store.folder(cut))))
+        folder = session.store.folder(cut)
+        labels = load_index(folder, "train").labels
+        return min(most, steps_of_tokens(settings.max_tokens, probe, labels, groups_of(folder)))
     device = describe_device(detect_device())
     ref = session.run(budget, BudgetSettings(settings.minutes, network, probe, device))
     if isinstance(ref, Pending):
@@ -255,6 +278,7 @@ def remember_prepared(session: Session, prepared: Prepared) -> None:
         evalset=prepared.evalset,
         tokenizer=prepared.tokenizer,
         tokenise=prepared.shards,
+        groups=[] if isinstance(prepared.groups, Pending) else list(prepared.groups.refs),
         dataset=prepared.dataset,
     )
 
@@ -308,6 +332,8 @@ def publish_evaluation(session: Session, corpus: str, checkpoint: Maybe, evaluat
 
 def plan(session: Session, sources: Sequence[Source], corpus: str, settings: Settings) -> None:
     """Go the whole way without computing anything; the session's report says what would be done."""
+    if settings.mix.by.strip():
+        check_expression(settings.mix.by)
     ingested = ingest(session, sources, settings)
     prepared = prepare(session, corpus, settings, ingested)
     checkpoint = train_model(session, settings, prepared)

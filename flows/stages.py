@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows import corpus, pipeline
+from flows import corpus, corpus_import, pipeline
 from storage.errors import UserError
 from tasks.stage import Stage
 
@@ -11,7 +11,12 @@ def all_stages() -> dict[str, Stage]:
     """Every stage that the pipeline uses, by name."""
     from tasks.generation import adopt_bundle
 
-    found = [item for module in (corpus, pipeline) for item in vars(module).values() if isinstance(item, Stage)]
+    found = [
+        item
+        for module in (corpus, corpus_import, pipeline)
+        for item in vars(module).values()
+        if isinstance(item, Stage)
+    ]
     return {item.name: item for item in [*found, adopt_bundle]}
 
 

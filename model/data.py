@@ -1,19 +1,33 @@
-"""Where training reads its sequences, and in which order.
+"""Where training and evaluation read their sequences.
 
-A sequence is a span over a flat token shard (usually a memory-mapped array), so nothing is copied or packed
-in advance. The order is a pure function of (seed, position): a resumed run needs one number to go on exactly
-where it stopped.
+A sequence is made of pieces, spans over flat token shards (usually memory-mapped arrays): nothing is copied or packed
+in advance, and a batch is the first place where ids lie side by side. In which order training asks for the sequences
+is `order`'s business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 IGNORE = -100  # label of a position that has no next token; torch's cross_entropy leaves it out
+
+
+class Batch(NamedTuple):
+    """Some sequences as the network takes them.
+
+    Attributes:
+        inputs: (B, T) int64 token ids.
+        labels: (B, T) int64, the ids one place further on; -100 where there is nothing to predict.
+        documents: the lengths of the documents that lie one after the other in each row, where they are to be read as
+            if each were alone; None where each row is read as one text.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    documents: list[list[int]] | None = None
 
 
 class SequenceSource(Protocol):
@@ -23,31 +37,34 @@ class SequenceSource(Protocol):
         """Number of sequences."""
         ...
 
-    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of the sequences with these numbers.
-
-        Returns:
-            Inputs (B, T) int64 and labels (B, T) int64, labels -100 where there is nothing to predict.
-        """
+    def batch(self, indices: np.ndarray) -> Batch:
+        """The sequences with these numbers, in this order."""
         ...
 
 
 class SpanSource:
-    """Sequences that are spans [start, start + length) of token shards.
+    """Sequences of one or more pieces; a piece is a span [start, start + length) of a token shard.
 
-    A span of seq_len + 1 ids carries one id to look ahead, so each of its seq_len inputs has a label. A span
-    that ends its document is at most seq_len long, and its last id has no label.
+    The pieces of a sequence stand side by side and fill up to seq_len inputs; padding follows. The label of an input is
+    the id behind it: in its piece, or the first of the next piece unless the pieces are isolated. A sequence that is
+    full may carry one id more to look ahead, at the end of its last piece, which is the label of its last input.
 
     Args:
         shards: 1-D arrays of unsigned token ids.
-        shard: (n,) number of the shard of each sequence.
-        start: (n,) first id of each sequence in its shard.
-        length: (n,) number of ids, 1 to seq_len + 1.
+        shard: (n,) number of the shard of each piece.
+        start: (n,) first id of each piece in its shard.
+        length: (n,) number of ids of each piece, with the one to look ahead.
         seq_len: T, the width of a batch.
-        pad_id: fills inputs behind a short span; its label is always -100.
+        pad_id: fills inputs behind a sequence that is not full; its label is always -100.
+        offsets: (number of sequences + 1,) the pieces of sequence i are those from offsets[i] to offsets[i + 1] - 1;
+            None means that each sequence is one piece.
+        ahead: (n,) 1 where the last id of a piece is there to look ahead only, else 0; None means where a piece is
+            longer than seq_len.
+        isolated: pieces do not see each other: no label crosses from one into the next, and batches say where each
+            ends.
 
     Raises:
-        ValueError: the arrays differ in length, or a span does not fit seq_len or its shard.
+        ValueError: the arrays do not belong together, or a piece does not fit seq_len or its shard.
     """
 
     def __init__(
@@ -58,98 +75,144 @@ class SpanSource:
         length: np.ndarray,
         seq_len: int,
         pad_id: int,
+        *,
+        offsets: np.ndarray | None = None,
+        ahead: np.ndarray | None = None,
+        isolated: bool = False,
     ) -> None:
-        self.shards = shards
+        self.shards = [np.asarray(ids) for ids in shards]  # a slice of np.memmap itself costs ten times as much
         self.shard = np.asarray(shard, dtype=np.int64)
         self.start = np.asarray(start, dtype=np.int64)
         self.length = np.asarray(length, dtype=np.int64)
+        self.ahead = self.length > seq_len if ahead is None else np.asarray(ahead, dtype=bool)
+        self.offsets = None if offsets is None else np.asarray(offsets, dtype=np.int64)
         self.seq_len = seq_len
         self.pad_id = pad_id
-        self._check()
+        self.isolated = isolated
+        self._check_spans()
+        self._check_sequences()
+        self._dtype = _common_dtype(self.shards, pad_id)
 
-    def _check(self) -> None:
-        if not len(self.shard) == len(self.start) == len(self.length):
+    def _check_spans(self) -> None:
+        what = "sequence" if self.offsets is None else "piece"
+        sizes = [len(column) for column in (self.shard, self.start, self.length, self.ahead)]
+        if len(set(sizes)) > 1:
             raise ValueError(
-                f"shard, start and length have {len(self.shard)}, {len(self.start)} and {len(self.length)} "
-                f"entries; expected one of each for every sequence"
+                f"shard, start, length and ahead have {', '.join(map(str, sizes))} entries; expected one of each for "
+                f"every {what}"
             )
-        sizes = np.array([len(shard) for shard in self.shards], dtype=np.int64)
+        ends = np.array([len(ids) for ids in self.shards], dtype=np.int64)
         for row in np.flatnonzero((self.length < 1) | (self.length > self.seq_len + 1))[:1]:
-            raise ValueError(
-                f"sequence {row} has {self.length[row]} ids; expected 1 to seq_len + 1 = {self.seq_len + 1}"
-            )
-        for row in np.flatnonzero((self.shard < 0) | (self.shard >= len(sizes)))[:1]:
-            raise ValueError(f"sequence {row} lies in shard {self.shard[row]}, but there are {len(sizes)} shards")
+            raise ValueError(f"{what} {row} has {self.length[row]} ids; expected 1 to seq_len + 1 = {self.seq_len + 1}")
+        for row in np.flatnonzero((self.shard < 0) | (self.shard >= len(ends)))[:1]:
+            raise ValueError(f"{what} {row} lies in shard {self.shard[row]}, but there are {len(ends)} shards")
         if not len(self.shard):
             return
-        for row in np.flatnonzero((self.start < 0) | (self.start + self.length > sizes[self.shard]))[:1]:
+        for row in np.flatnonzero((self.start < 0) | (self.start + self.length > ends[self.shard]))[:1]:
             raise ValueError(
-                f"sequence {row} spans [{self.start[row]}, {self.start[row] + self.length[row]}) of shard "
-                f"{self.shard[row]}, which has {sizes[self.shard[row]]} ids; index and shard do not match"
+                f"{what} {row} spans [{self.start[row]}, {self.start[row] + self.length[row]}) of shard "
+                f"{self.shard[row]}, which has {ends[self.shard[row]]} ids; index and shard do not match"
             )
 
+    def _check_sequences(self) -> None:
+        n_pieces = len(self.shard)
+        offsets = np.arange(n_pieces + 1) if self.offsets is None else self.offsets
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != n_pieces or (np.diff(offsets) < 1).any():
+            raise ValueError(
+                f"offsets do not divide the {n_pieces} pieces into sequences; expected numbers that rise from 0 to "
+                f"{n_pieces}"
+            )
+        if not n_pieces:
+            return
+        inputs = self.length - self.ahead
+        filled = np.add.reduceat(inputs, offsets[:-1])
+        for row in np.flatnonzero(filled > self.seq_len)[:1]:
+            raise ValueError(f"sequence {row} has {filled[row]} inputs; expected at most seq_len = {self.seq_len}")
+        looking = np.add.reduceat(self.ahead, offsets[:-1], dtype=np.int64)
+        useless = (looking > self.ahead[offsets[1:] - 1]) | ((looking > 0) & (filled < self.seq_len))
+        for row in np.flatnonzero(useless)[:1]:
+            raise ValueError(
+                f"sequence {row} looks ahead although another piece or padding follows; expected that only at the end "
+                f"of the last piece of a sequence with seq_len = {self.seq_len} inputs"
+            )
+        if self.isolated:
+            for row in np.flatnonzero(inputs < 1)[:1]:
+                raise ValueError(f"piece {row} has no input, only an id to look ahead, which no isolated piece can use")
+
     def __len__(self) -> int:
-        return len(self.shard)
+        return len(self.shard) if self.offsets is None else len(self.offsets) - 1
 
-    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels (B, seq_len) int64 of these sequences; labels are the inputs shifted by one."""
-        ids = np.full((len(indices), self.seq_len + 1), self.pad_id, dtype=np.int64)
-        lengths = self.length[indices]
-        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
-            start = self.start[index]
-            ids[row, :length] = self.shards[self.shard[index]][start : start + length]
-        labels = ids[:, 1:].copy()
-        labels[np.arange(1, self.seq_len + 1) >= lengths[:, None]] = IGNORE
-        return np.ascontiguousarray(ids[:, :-1]), labels
+    def batch(self, indices: np.ndarray) -> Batch:
+        """Inputs and labels (B, seq_len) of these sequences, and their documents if they are isolated.
 
+        A batch without two pieces in any row has no documents to tell apart: causal attention alone says the same.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        n_rows, width = len(indices), self.seq_len + 1
+        if self.offsets is None:
+            pieces, row, place = indices, np.arange(n_rows), np.zeros(n_rows, dtype=np.int64)
+            used = self.length[pieces]
+        else:
+            pieces, row, place, last = self._pieces(indices)
+            used = (place + self.length[pieces])[last]
+        flat = np.full(n_rows * width, self.pad_id, dtype=self._dtype)
+        self._copy_ids(pieces, row * width + place, flat)
+        ids = flat.reshape(n_rows, width)
+        inputs, labels = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
+        if (used < width).any():
+            labels[np.arange(1, width) >= used[:, None]] = IGNORE
+        if not self.isolated or len(pieces) == n_rows:
+            return Batch(inputs, labels)
+        follows = place > 0
+        labels[row[follows], place[follows] - 1] = IGNORE
+        lengths = self.length[pieces] - self.ahead[pieces]
+        return Batch(inputs, labels, [part.tolist() for part in np.split(lengths, last[:-1] + 1)])
 
-def order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of n sequences in one epoch: a permutation that depends on nothing but the arguments."""
-    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
-    return generator.permutation(n)
+    def _pieces(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The pieces of these sequences side by side, the row and place of each, and where each row's last one is."""
+        assert self.offsets is not None
+        first = self.offsets[indices]
+        counts = self.offsets[indices + 1] - first
+        ends = np.cumsum(counts)
+        begins = ends - counts
+        row = np.repeat(np.arange(len(indices)), counts)
+        pieces = np.arange(len(row)) + (first - begins)[row]
+        inputs = self.length[pieces] - self.ahead[pieces]
+        before = np.cumsum(inputs) - inputs  # in all rows up to each piece
+        return pieces, row, before - before[begins][row], ends - 1
 
-
-@lru_cache(maxsize=2)  # an epoch's permutation serves many batches; two, because a batch may straddle epochs
-def _cached_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    permutation = order(n, seed, epoch)
-    permutation.setflags(write=False)
-    return permutation
-
-
-def batch_indices(n: int, batch_size: int, seed: int, position: int) -> np.ndarray:
-    """Which sequences micro-batch number `position` holds.
-
-    Epochs follow each other without a gap: a batch that reaches the end of one goes on into the next, so
-    every sequence is read exactly once per epoch.
-
-    Args:
-        n: number of sequences.
-        batch_size: sequences per micro-batch.
-        seed: of the order.
-        position: number of the micro-batch, from 0, over all epochs.
-
-    Returns:
-        (batch_size,) int64.
-
-    Raises:
-        ValueError: there are no sequences.
-    """
-    if n < 1:
-        raise ValueError("there are no sequences to train on; the dataset is empty")
-    parts, first, left = [], position * batch_size, batch_size
-    while left:
-        epoch, offset = divmod(first, n)
-        part = _cached_order(n, seed, epoch)[offset : offset + left]
-        parts.append(part)
-        first, left = first + len(part), left - len(part)
-    return np.concatenate(parts)
+    def _copy_ids(self, pieces: np.ndarray, begin: np.ndarray, flat: np.ndarray) -> None:
+        """Copies the ids of pieces to where each begins in a flat array."""
+        start, length = self.start[pieces], self.length[pieces]
+        columns = (self.shard[pieces], start, start + length, begin, begin + length)
+        for shard, first, end, left, right in zip(*(column.tolist() for column in columns), strict=True):
+            flat[left:right] = self.shards[shard][first:end]
 
 
-def trim(inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _common_dtype(shards: Sequence[np.ndarray], pad_id: int) -> np.dtype:
+    """The smallest type that holds the ids of all shards and of padding."""
+    found = np.result_type(np.min_scalar_type(pad_id), *dict.fromkeys(ids.dtype for ids in shards))
+    return found if found.kind in "iu" else np.dtype(np.int64)  # uint64 beside a signed type would become a float
+
+
+def trim(batch: Batch) -> Batch:
     """Cuts the trailing columns in which no row has a label.
 
     Attention is causal, so they cannot change any loss; they would only cost time.
     """
-    used = np.flatnonzero((labels != IGNORE).any(axis=0))
+    used = np.flatnonzero((batch.labels != IGNORE).any(axis=0))
     width = int(used[-1]) + 1 if len(used) else 1
-    return np.ascontiguousarray(inputs[:, :width]), np.ascontiguousarray(labels[:, :width])
+    inputs, labels = (np.ascontiguousarray(ids[:, :width]) for ids in (batch.inputs, batch.labels))
+    documents = None if batch.documents is None else [_shortened(lengths, width) for lengths in batch.documents]
+    return Batch(inputs, labels, documents)
+
+
+def _shortened(lengths: Sequence[int], width: int) -> list[int]:
+    """The lengths of what is left of documents in a row that is cut behind so many places."""
+    found = []
+    for length in lengths:
+        if width <= 0:
+            break
+        found.append(min(length, width))
+        width -= length
+    return found

@@ -62,8 +62,9 @@ def evaluate_source(
     try:
         for first in range(0, len(source), batch_size):
             indices = np.arange(first, min(first + batch_size, len(source)))
-            inputs, labels = trim(*source.batch(indices))
-            nll = model.nll(torch.from_numpy(inputs).to(device), torch.from_numpy(labels).to(device))
+            inputs, labels, documents = trim(source.batch(indices))
+            ids, targets = (torch.from_numpy(array).to(device) for array in (inputs, labels))
+            nll = model.nll(ids, targets, documents=documents)
             total += NllSum(nll.item(), int((labels != IGNORE).sum()))
     finally:
         model.train(was_training)

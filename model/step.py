@@ -12,18 +12,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .config import TrainConfig
-from .data import IGNORE, trim
+from .data import IGNORE, Batch, trim
 from .optim import build_optimizer, set_learning_rate
 from .randomness import DROPOUT_STREAM, RandomState, derive_seed
 from .transformer import Transformer
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Batch = tuple[np.ndarray, np.ndarray]
 
 
 class NonFiniteLoss(RuntimeError):
@@ -80,7 +78,7 @@ class Stepper:
         """Takes one optimiser step.
 
         Args:
-            batches: inputs and labels (B, T) int64 of each micro-batch.
+            batches: the micro-batches.
             lr: learning rate.
             step: number of this step, from 1, for messages.
             indices: numbers of the sequences, for messages.
@@ -90,7 +88,7 @@ class Stepper:
                 below 1); the weights are as before.
             ValueError: a token id lies outside the vocabulary.
         """
-        tokens = sum(int((labels != IGNORE).sum()) for _, labels in batches)
+        tokens = sum(int((batch.labels != IGNORE).sum()) for batch in batches)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
@@ -108,7 +106,7 @@ class Stepper:
 
     def _nll(self, batch: Batch) -> Tensor:
         """Summed negative log-likelihood of a micro-batch, with its graph."""
-        inputs, labels = trim(*batch)
+        inputs, labels, documents = trim(batch)
         highest = max(int(inputs.max()), int(labels.max()))
         if highest >= self.model.config.vocab_size:
             raise ValueError(
@@ -118,7 +116,7 @@ class Stepper:
         ids = torch.from_numpy(inputs).to(self.device, non_blocking=True)
         targets = torch.from_numpy(labels).to(self.device, non_blocking=True)
         with self._autocast():
-            return self.model.nll(ids, targets)
+            return self.model.nll(ids, targets, documents=documents)
 
     def _update(self, step: int, indices: Sequence[int]) -> float:
         """Clips and applies the gradients; returns their norm."""

@@ -12,7 +12,7 @@ import hashlib
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +25,10 @@ from torch import Tensor
 from .architecture import ModelConfig
 from .checkpoint import Checkpoint, differing_entry, latest_checkpoint, load_checkpoint, save_checkpoint
 from .config import TrainConfig
-from .data import SequenceSource, batch_indices
+from .data import Batch, SequenceSource
 from .metrics import evaluate_source
 from .optim import load_optimizer_tensors, optimizer_tensors
+from .order import Group, Order
 from .randomness import WEIGHTS_STREAM, derive_seed
 from .schedule import learning_rate
 from .step import Stepper
@@ -66,13 +67,14 @@ class Trainer:
         train_config: how to train it.
         train_source: sequences to learn from.
         val_source: sequences to evaluate on, in order, all of them; None evaluates nothing.
+        groups: how often an epoch reads which sequences of train_source; None reads each once.
         device: where to compute.
         checkpoint_dir: holds this run's checkpoints; None saves nothing.
         checkpoint_seconds: shortest pause between two checkpoints, longer where saving would take more than
             SAVING_SHARE of the time; the last step is always saved. 0 saves every step.
         identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
-            the same identity; the configurations, the number of training sequences and the initial weights belong to
-            it by themselves. The validation sequences do not: they shape no weights.
+            the same identity; the configurations, the number of training sequences, their groups and the initial
+            weights belong to it by themselves. The validation sequences do not: they shape no weights.
         initial_weights: the state of a network of this shape to start from (model.state_dict()); None draws the
             weights from the seed.
         on_metrics: called with (step, metrics) after each step. The metrics are the history's row with
@@ -81,6 +83,9 @@ class Trainer:
         on_checkpoint: called with (step) before a checkpoint becomes visible, so that the caller can first
             make durable what belongs to the steps it covers.
         on_progress: called with (step, max_steps, metrics) at the end of each step.
+
+    Raises:
+        ValueError: there are no sequences to train on, or a group reaches beyond them.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Trainer:
         train_source: SequenceSource,
         val_source: SequenceSource | None = None,
         *,
+        groups: Sequence[Group] | None = None,
         device: torch.device | str = "cpu",
         checkpoint_dir: Path | str | None = None,
         checkpoint_seconds: float = 15.0,
@@ -103,10 +109,11 @@ class Trainer:
         self.train_config = train_config
         self.train_source = train_source
         self.val_source = val_source
+        self.order = _order(groups, len(train_source), train_config.seed)
         self.device = torch.device(device)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.checkpoint_seconds = checkpoint_seconds
-        self.identity = _full_identity(identity or {}, model_config, train_config, train_source)
+        self.identity = _full_identity(identity or {}, model_config, train_config, train_source, self.order)
         self.initial_weights = initial_weights
         if initial_weights is not None:
             self.identity["initial_weights"] = _digest(initial_weights)
@@ -154,14 +161,11 @@ class Trainer:
 
     def _step(self, stepper: Stepper, step: int, history: list[Row]) -> Row:
         config = self.train_config
-        first = (step - 1) * config.grad_accum
-        indices = [
-            batch_indices(len(self.train_source), config.batch_size, config.seed, position)
-            for position in range(first, first + config.grad_accum)
-        ]
-        batches = [self.train_source.batch(one) for one in indices]
+        size = config.batch_size * config.grad_accum
+        indices = self.order.at(np.arange((step - 1) * size, step * size))
+        batches = [self.train_source.batch(part) for part in indices.reshape(config.grad_accum, config.batch_size)]
         lr = learning_rate(step - 1, config)
-        result = stepper.run(batches, lr, step, np.concatenate(indices).tolist())
+        result = stepper.run(batches, lr, step, indices.tolist())
         return {
             "step": step,
             "tokens": result.tokens + (history[-1]["tokens"] if history else 0),
@@ -259,7 +263,7 @@ def measure_step_seconds(
     for step in range(1, steps + 3):
         ids = [generator.integers(model_config.vocab_size, size=shape) for _ in range(train_config.grad_accum)]
         started = time.perf_counter()
-        stepper.run([(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
+        stepper.run([Batch(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[2:])
 
@@ -272,6 +276,17 @@ def _new_stepper(model_config: ModelConfig, train_config: TrainConfig, device: t
     return Stepper(model.to(device), train_config, device)
 
 
+def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
+    groups = [Group(0, n, n)] if groups is None else groups
+    for group in groups:
+        if group.first + group.count > n:
+            raise ValueError(
+                f"a group has the sequences from {group.first} to {group.first + group.count - 1}, but there are {n}; "
+                f"groups and sequences do not match"
+            )
+    return Order(groups, seed)
+
+
 def _load_initial(model: Transformer, weights: Mapping[str, Tensor]) -> None:
     try:
         model.load_state_dict(weights)
@@ -282,12 +297,15 @@ def _load_initial(model: Transformer, weights: Mapping[str, Tensor]) -> None:
 
 
 def _source_digest(source: SequenceSource, batch_size: int) -> str:
-    """sha256 over all inputs and labels, in order."""
+    """sha256 over all inputs, labels and documents, in order."""
     digest = hashlib.sha256()
     for first in range(0, len(source), batch_size):
-        for ids in source.batch(np.arange(first, min(first + batch_size, len(source)))):
+        batch = source.batch(np.arange(first, min(first + batch_size, len(source))))
+        for ids in (batch.inputs, batch.labels):
             digest.update(f"{ids.shape}\n".encode())
             digest.update(np.ascontiguousarray(ids).tobytes())
+        if batch.documents is not None:
+            digest.update(f"{batch.documents}\n".encode())
     return digest.hexdigest()
 
 
@@ -305,10 +323,14 @@ def _full_identity(
     model_config: ModelConfig,
     train_config: TrainConfig,
     train_source: SequenceSource,
+    order: Order,
 ) -> dict[str, str]:
     own = {f"model.{name}": repr(value) for name, value in model_config.to_dict().items()}
     own |= {f"train.{name}": repr(value) for name, value in train_config.to_dict().items()}
     own["train_sequences"] = str(len(train_source))
+    own["train_sequences_read"] = ", ".join(
+        f"{group.reads} of {group.count} from {group.first}" for group in order.groups
+    )
     return {**own, **identity}
 
 

@@ -6,10 +6,12 @@ import datetime
 import decimal
 import math
 import re
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from storage.errors import UserError
@@ -30,6 +32,7 @@ from storage.schemas import (
     SCORES,
     SELECTION,
     SEQUENCES,
+    SHARD_FILE,
     TOKENS,
 )
 from storage.store import Store, StoreError
@@ -97,6 +100,8 @@ class Catalog:
                 "run `sheepfold run SOURCE` or `sheepfold ingest SOURCE` first"
             )
         self.connection: duckdb.DuckDBPyConnection = duckdb.connect(":memory:")
+        # also when the program ends: an open connection with a function of ours makes DuckDB complain of leaks
+        weakref.finalize(self, self.connection.close)
         self._views()
 
     def query(self, sql: str) -> list[dict[str, Any]]:
@@ -179,6 +184,18 @@ class Catalog:
         self._base("all_metrics", METRICS, self._paths("evaluate", "metrics.parquet"))
         execute("create view metrics as select * exclude (filename) from all_metrics")
 
+    def _token_view(self) -> None:
+        """Documents of token shards; their ids are read from the shards only if a query asks for them."""
+        self.connection.create_function(
+            "token_ids", _read_ids, ["varchar", "bigint", "bigint"], "uinteger[]", type="arrow"
+        )
+        self.connection.execute(
+            "create view tokens as select t.* exclude (filename, digest), s.split, "
+            'token_ids(t.filename, t."offset", t.length) as ids '
+            "from all_tokenise t join holders_tokenise h on h.doc_id = t.doc_id and h.filename = t.filename "
+            "join all_selection s on s.doc_id = t.doc_id where s.kept"
+        )
+
     def _curated_views(self) -> None:
         execute = self.connection.execute
         self._base("all_selection", SELECTION, self._paths("curate", "selection.parquet"))
@@ -201,10 +218,7 @@ class Catalog:
         execute("create view clusters as select * exclude (filename) from all_clusters")
         self._base("all_cuts", CUTS, self._paths("curate", "cuts.parquet"))
         execute("create view cuts as select * exclude (filename) from all_cuts")
-        execute(
-            "create view tokens as select t.* exclude (digest), s.split "
-            "from live_tokenise t join all_selection s using (doc_id) where s.kept"
-        )
+        self._token_view()
         execute(
             "create view quarantine as "
             "select doc_id, path, 'ingest' as stage, reason_code, reason from all_files "
@@ -224,6 +238,18 @@ _SQL_TYPES = {
     "int64": "bigint",
     "uint32": "uinteger",
 }
+
+
+def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListArray:
+    """Ids of documents, read from the flat shards that lie beside the tables."""
+    shards: dict[str, np.ndarray] = {}
+    parts = [np.zeros(0, np.uint32)]
+    for table, offset, length in zip(tables.to_pylist(), offsets.to_pylist(), lengths.to_pylist(), strict=True):
+        if table not in shards:
+            shards[table] = np.load(Path(table).with_name(SHARD_FILE), mmap_mode="r", allow_pickle=False)
+        parts.append(shards[table][offset : offset + length])
+    ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(parts).astype(np.uint32)))
 
 
 def _sql_type(kind: pa.DataType) -> str:

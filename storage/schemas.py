@@ -154,18 +154,23 @@ DROPPED = _schema(
     _required("reason", pa.string()),
 )
 
-# One row for every document of a token shard; the ids are the record, offset and length find them in the flat shard.
+# One row for every document of a token shard; `offset` and `length` find its ids in the flat shard beside the table.
+SHARD_FILE = "tokens.npy"
 TOKENS = _schema(
     "tokens",
     _required("doc_id", pa.string()),
-    _required("ids", pa.large_list(pa.uint32())),
     _required("offset", pa.int64()),
     _required("length", pa.int64()),
+    _required("n_bytes", pa.int64()),
     _required("lost_bytes", pa.int64()),
     _required("digest", pa.string()),
 )
 
-# One row for every training sequence: a span of a token shard.
+# The group of every training document that a mix reads.
+GROUPS = _schema("groups", _required("doc_id", pa.string()), _required("group", pa.string()))
+
+# One row for every piece of a sequence: a span of a token shard. Those of one sequence follow one another. Where
+# `ahead` is 1, the last id of the span is only a label.
 SEQUENCES = _schema(
     "sequences",
     _required("sequence", pa.int64()),
@@ -175,6 +180,7 @@ SEQUENCES = _schema(
     _required("shard", pa.string()),
     _required("start", pa.int64()),
     _required("length", pa.int32()),
+    _required("ahead", pa.int8()),
 )
 
 # The frozen documents that models are compared on.

@@ -14,6 +14,9 @@ from storage.store import Store, StoreError
 _TABLES = {
     ("extract", "extracts.parquet"): schemas.EXTRACTS,
     ("extract", "pages.parquet"): schemas.PAGES,
+    ("import", "extracts.parquet"): schemas.EXTRACTS,
+    ("import", "pages.parquet"): schemas.PAGES,
+    ("import", "documents.parquet"): schemas.NORMALISED,
     ("snapshot", "files.parquet"): schemas.FILES,
     ("normalise", "documents.parquet"): schemas.NORMALISED,
     ("measure", "measures.parquet"): schemas.MEASURES,
@@ -27,6 +30,7 @@ _TABLES = {
     ("refine", "documents.parquet"): schemas.REFINED,
     ("evalset", "documents.parquet"): schemas.EVALSET,
     ("tokenise", "tokens.parquet"): schemas.TOKENS,
+    ("groups", "groups.parquet"): schemas.GROUPS,
     ("dataset", "sequences.parquet"): schemas.SEQUENCES,
     ("dataset", "token_counts.parquet"): schemas.TOKEN_COUNTS,
     ("train", "history.parquet"): schemas.HISTORY,

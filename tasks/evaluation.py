@@ -19,7 +19,8 @@ from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.bundle import Bundle
 from tasks.stage import Work, stage
-from tasks.tokens.chunk import COUNTS_FILE, chunk_spans
+from tasks.tokens.index import COUNTS_FILE
+from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.shards import encode_document
 from tasks.tokens.tokenizer import PAD
 
@@ -66,18 +67,15 @@ def encode_documents(bundle: Bundle, texts: list[str]) -> EncodedDocuments:
     return EncodedDocuments(np.concatenate(pieces), starts, lengths, n_bytes, lost)
 
 
-def spans_of(documents: EncodedDocuments, seq_len: int) -> dict[str, np.ndarray]:
-    """Every document cut into sequences; each id but the first is predicted exactly once."""
-    start, length = [], []
-    for first, n_ids in zip(documents.starts, documents.lengths, strict=True):
-        for offset, size in chunk_spans(n_ids, seq_len):
-            start.append(first + offset)
-            length.append(size)
-    return {
-        "shard": np.zeros(len(start), dtype=np.int64),
-        "start": np.array(start, dtype=np.int64),
-        "length": np.array(length, dtype=np.int64),
-    }
+def spans_of(documents: EncodedDocuments, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every document cut into sequences; each id but the first is predicted exactly once.
+
+    Returns:
+        shard (0), start and length of each, (n,).
+    """
+    pieces = chunk_pieces(np.array(documents.lengths), seq_len)
+    start = np.array(documents.starts)[pieces.document] + pieces.start
+    return np.zeros_like(start), start, pieces.length
 
 
 def predicted_ids(documents: EncodedDocuments) -> np.ndarray:
@@ -124,7 +122,7 @@ def evaluate(work: Work, settings: EvaluateSettings, *, checkpoint: ArtifactRef,
     texts = read_columns(work.folder(evalset) / "documents.parquet", ["text"])["text"]
     documents = encode_documents(bundle, texts)
     seq_len = bundle.model_config.max_seq_len
-    source = SpanSource([documents.ids], **spans_of(documents, seq_len), seq_len=seq_len, pad_id=PAD)
+    source = SpanSource([documents.ids], *spans_of(documents, seq_len), seq_len=seq_len, pad_id=PAD)
     total = evaluate_source(bundle.model, source, BATCH_SEQUENCES, work.resources.device)
     counts = np.array(read_columns(folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
     metrics = {

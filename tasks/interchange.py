@@ -8,8 +8,6 @@ both sides. Every folder appears whole or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +18,27 @@ from storage.schemas import TOKEN_COUNTS
 from storage.tables import write_table
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
 from tasks.tokens.chunk import COUNTS_FILE
+from tasks.tokens.foreign import (
+    MEANINGS,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+    ForeignTokenizerError,
+    read_tokenizer_file,
+)
+from tasks.tokens.subword import byte_spellings
 from tasks.tokens.tokenizer import (
     N_SPECIAL,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     AsciiTokenizer,
     BpeTokenizer,
+    ByteTokenizer,
     CharTokenizer,
     HfTokenizer,
     Tokenizer,
 )
 
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 _BUNDLE_FILES = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)
-_MEANINGS = ("pad", "unk", "bos", "eos")
 
 
 class ExchangeError(UserError):
@@ -156,7 +160,7 @@ def write_hf_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None
     spec = hf_spec(tokenizer)
     _write_json(folder / TOKENIZER_FILE, spec)
     spelling = {index: token for token, index in HfTokenizer(json.dumps(spec)).vocabulary().items()}
-    ids = {meaning: getattr(tokenizer, f"{meaning}_id") for meaning in _MEANINGS}
+    ids = {meaning: getattr(tokenizer, f"{meaning}_id") for meaning in MEANINGS}
     special = {f"{meaning}_token": spelling[index] for meaning, index in ids.items() if index is not None}
     _write_json(folder / SPECIAL_TOKENS_FILE, special)
     _write_json(
@@ -176,13 +180,17 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, CharTokenizer):
         return _character_spec({char: index for index, char in enumerate(tokenizer.alphabet, N_SPECIAL)})
     if isinstance(tokenizer, AsciiTokenizer):
-        return _character_spec({chr(index): index for index in range(N_SPECIAL, tokenizer.vocab_size)})
+        return _character_spec({chr(index): index for index in range(N_SPECIAL, tokenizer.used_ids)})
+    if isinstance(tokenizer, ByteTokenizer):
+        return _byte_spec()
     if isinstance(tokenizer, BpeTokenizer | HfTokenizer):
         spec: dict[str, Any] = tokenizer.record()["spec"]
         if isinstance(tokenizer, HfTokenizer):
             return {**spec, "truncation": None, "padding": None, "post_processor": None}
         return {**spec, "added_tokens": [], "post_processor": None}
-    raise ExchangeError(f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, ascii, bpe or hf")
+    raise ExchangeError(
+        f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, ascii, bytes, bpe or hf"
+    )
 
 
 def _character_spec(characters: dict[str, int]) -> dict[str, Any]:
@@ -197,12 +205,20 @@ def _character_spec(characters: dict[str, int]) -> dict[str, Any]:
     return spec
 
 
-def read_hf_tokenizer(folder: Path) -> HfTokenizer:
-    """The tokeniser of a Hugging Face folder.
+def _byte_spec() -> dict[str, Any]:
+    """A vocabulary of bytes, as byte-pair encoding that merges none."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    Which id begins and ends a text, fills and stands for the unknown is looked up in config.json (where ids that no
-    token has are passed over), then in tokenizer_config.json, then in special_tokens_map.json; it may be nowhere. Where
-    several ids end a text, the first counts.
+    words = [*SPECIAL_TOKENS, *byte_spellings()]
+    engine = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.decoder = decoders.ByteLevel()
+    spec: dict[str, Any] = json.loads(engine.to_str())
+    return spec
+
+
+def read_hf_tokenizer(folder: Path) -> HfTokenizer:
+    """The tokeniser of a Hugging Face folder, with the special ids that the files beside it name.
 
     Raises:
         ExchangeError: there is no tokenizer.json, or `tokenizers` cannot read it.
@@ -213,44 +229,13 @@ def read_hf_tokenizer(folder: Path) -> HfTokenizer:
             f"{folder} has no {TOKENIZER_FILE}; write one with "
             f"transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    with _told(path):
-        spec = path.read_text(encoding="utf-8")
-        vocabulary = HfTokenizer(spec).vocabulary()
-    config, *others = (
-        _optional_json(folder / name) for name in (CONFIG_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
-    )
-    known = set(vocabulary.values())
-    named: dict[str, int | None] = {}
-    for meaning in _MEANINGS:
-        index = config.get(f"{meaning}_token_id")
-        index = index[0] if isinstance(index, list) and index else index
-        if index not in known:
-            index = None  # published files name -1, or GPT-2's 50256 beside a smaller vocabulary
-        for source in others:
-            token = source.get(f"{meaning}_token")
-            token = token.get("content") if isinstance(token, dict) else token
-            if index is None and isinstance(token, str):
-                index = vocabulary.get(token)
-        named[f"{meaning}_id"] = index
-    with _told(path):
-        return HfTokenizer(spec, **named)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Tells which file a fault of a tokeniser is in."""
     try:
-        yield
-    except (ValueError, OSError) as error:
-        raise ExchangeError(f"{path}: {error}") from error
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    with _told(path):
-        found = json.loads(path.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
+        found = read_tokenizer_file(path)
+    except ForeignTokenizerError as error:
+        raise ExchangeError(str(error)) from error
+    if not isinstance(found, HfTokenizer):
+        raise ExchangeError(f"{path} is a tokeniser of Sheepfold, expected one of Hugging Face")
+    return found
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

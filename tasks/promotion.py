@@ -23,7 +23,12 @@ from tasks.curate.evalset import trains_on_evalset
 
 DECIDES = "val/bits_per_byte"
 SERVED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
-TRAVELLING_CODE = ("tasks/__init__.py", "tasks/bundle.py", "tasks/tokens/__init__.py", "tasks/tokens/tokenizer.py")
+TRAVELLING_CODE = (
+    "tasks/__init__.py",
+    "tasks/bundle.py",
+    "tasks/tokens/__init__.py",
+    *(f"tasks/tokens/{name}.py" for name in ("interface", "subword", "tables", "tokenizer")),
+)
 
 
 @dataclass(frozen=True)

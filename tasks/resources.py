@@ -73,6 +73,8 @@ class Resources:
         self.cuts: dict[str, dict[str, list[tuple[int, int]]]] = {}  # digest of cuts -> what is cut out of documents
         self.listing: Listing | None = None  # the walk a snapshot is made of
         self.prompts: list[Prompt] = []  # the prompts a generation is asked for
+        self.tokenizer_file: Path | None = None  # a tokeniser from elsewhere that is to be taken
+        self.token_engine = "auto"  # what encodes: the fastest engine that agrees with the reference, or `reference`
         self.bundle_folder: Path | None = None  # a model folder to be taken into the store
         self.run_tags: dict[str, str] = {}  # what MLflow runs are tagged with
         self._lock = threading.Lock()

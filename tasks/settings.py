@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import UserError
+from tasks.corpora.settings import DocumentsSettings
 from tasks.curate.classifier.settings import ClassifierSettings
 from tasks.curate.hygiene import NormaliseSettings
 from tasks.curate.policy import PolicySettings
 from tasks.curate.settings import CurateSettings, DedupSettings, RefineSettings
 from tasks.ingest.records import ExtractOptions, Limits
 from tasks.ingest.sources.resolve import WalkSettings
+from tasks.tokens.mix import MixSettings
 
 # a training has one budget; asking for one in a source takes the place of what lower sources asked for
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")
@@ -78,47 +80,87 @@ class TokenizerSettings:
     """How text becomes ids.
 
     Attributes:
-        kind: `char`, `ascii` (ids are ASCII codes; all else is lost), `bpe`, or `auto`, which picks `char` or `bpe` by
-            the size of the training text.
-        vocab_size: ids in all, for `bpe` and `char`; 0 picks by the size of the training text, or takes all characters.
+        kind: `char`, `ascii` (ids are ASCII codes; all else is lost), `bytes`, `word` (for toys), `bpe`, `file` (an
+            existing tokeniser), or `auto`, which picks `char` or `bpe` by the size of the training text.
+        vocab_size: ids in all, for `bpe`, `char` and `word`; 0 picks by the size of the training text, or takes all
+            characters.
         fit_bytes: at most so much training text is read to fit the vocabulary.
+        file: with `file`, a `tokenizer.json` of Hugging Face's `tokenizers` or of this project.
+        reserved: ids kept free at the end of the vocabulary, for later use.
+        bos: let every document begin with the id that begins a text.
+        eos: let every document end with the id that ends a text.
+        engine: `auto` encodes by the fastest engine that gives the same ids as the reference, `reference` by that.
     """
 
     kind: str = "auto"
     vocab_size: int = 0
     fit_bytes: int = 64 * 2**20
+    file: str = ""
+    reserved: int = 0
+    bos: bool = True
+    eos: bool = True
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.kind not in ("auto", "char", "ascii", "bpe"):
-            raise ValueError(f"tokenizer.kind is {self.kind!r}, expected auto, char, ascii or bpe")
-        if self.vocab_size and self.kind == "ascii":
-            raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}, but ASCII has 128 ids; leave it out")
-        if self.vocab_size and self.vocab_size < 5 and self.kind == "char":
+        if self.kind not in ("auto", "char", "ascii", "bytes", "word", "bpe", "file"):
+            raise ValueError(f"tokenizer.kind is {self.kind!r}, expected auto, char, ascii, bytes, word, bpe or file")
+        if self.engine not in ("auto", "reference"):
+            raise ValueError(f"tokenizer.engine is {self.engine!r}, expected auto or reference")
+        if bool(self.file) != (self.kind == "file"):
             raise ValueError(
-                f"tokenizer.vocab_size is {self.vocab_size}, expected 5 or more (4 ids are special), or 0 for all "
-                "characters"
+                f"tokenizer.kind is {self.kind!r} and tokenizer.file is {self.file!r}; a file goes with kind file"
             )
-        if self.vocab_size and self.vocab_size < 260 and self.kind != "char":
-            raise ValueError(
-                f"tokenizer.vocab_size is {self.vocab_size}; byte-level BPE needs at least 260 (256 bytes, 4 special)"
-            )
+        if self.reserved < 0:
+            raise ValueError(f"tokenizer.reserved is {self.reserved}, expected 0 or more")
         if self.fit_bytes < 1:
             raise ValueError(f"tokenizer.fit_bytes is {self.fit_bytes}, expected 1 or more")
+        if self.vocab_size:
+            self._check_size()
+
+    def _check_size(self) -> None:
+        given = f"tokenizer.vocab_size is {self.vocab_size}"
+        fixed = {"ascii": "ASCII has 128 ids", "bytes": "bytes have 260 ids", "file": "a file has ids of its own"}
+        if self.kind in fixed:
+            raise ValueError(f"{given}, but {fixed[self.kind]}; leave it out")
+        free = self.vocab_size - self.reserved
+        beside = f" beside the {self.reserved} reserved ones" if self.reserved else ""
+        if self.kind in ("char", "word") and free < 5:
+            raise ValueError(f"{given}, expected 5 or more{beside} (4 ids are special), or 0 for what the text gives")
+        if self.kind in ("auto", "bpe") and free < 260:
+            raise ValueError(f"{given}; byte-level BPE needs at least 260 (256 bytes, 4 special){beside}")
 
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """How token streams are cut.
+    """How documents become training sequences.
 
     Attributes:
-        stride: ids from one chunk's start to the next; 0 means the sequence length (no overlap).
+        packing: `chunk` cuts each document by itself, every sequence of one document, the last one padded; `concat`
+            makes one stream of all documents and cuts it, a sequence may see the end of one and the beginning of the
+            next; `pack` puts whole documents and the ends of long ones together so that hardly anything is padded, and
+            none sees another.
+        stride: with `chunk`, ids from one chunk's start to the next; 0 means the sequence length (no overlap).
+        drop_last: with `concat`, leave out the last sequence of the training stream, which is short.
     """
 
+    packing: str = "chunk"
     stride: int = 0
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
+        if self.packing not in ("chunk", "concat", "pack"):
+            raise ValueError(f"dataset.packing is {self.packing!r}, expected chunk, concat or pack")
         if self.stride < 0:
             raise ValueError(f"dataset.stride is {self.stride}, expected 0 (no overlap) or more")
+        if self.stride and self.packing != "chunk":
+            raise ValueError(
+                f"dataset.stride is {self.stride}, but only chunks overlap, and dataset.packing is {self.packing}; "
+                "leave one of them out"
+            )
+        if self.drop_last and self.packing != "concat":
+            raise ValueError(
+                f"dataset.drop_last goes with dataset.packing=concat, found {self.packing}, which leaves nothing out"
+            )
 
 
 @dataclass(frozen=True)
@@ -190,6 +232,7 @@ class Settings:
     """Every section."""
 
     sources: WalkSettings = field(default_factory=WalkSettings)
+    documents: DocumentsSettings = field(default_factory=DocumentsSettings)
     extract: ExtractOptions = field(default_factory=ExtractOptions)
     passwords: PasswordSettings = field(default_factory=PasswordSettings)
     limits: Limits = field(default_factory=Limits)
@@ -201,6 +244,7 @@ class Settings:
     refine: RefineSettings = field(default_factory=RefineSettings)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
+    mix: MixSettings = field(default_factory=MixSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.schemas import HISTORY
+from storage.schemas import HISTORY, SHARD_FILE
 from storage.tables import read_rows, write_table
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.resources import describe_device
 from tasks.settings import ModelSettings, TrainSettings
 from tasks.stage import Work, stage
-from tasks.tokens.chunk import COUNTS_FILE, load_shards
+from tasks.tokens.index import COUNTS_FILE, ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
 
 HISTORY_FILE = "history.parquet"
@@ -88,31 +88,46 @@ def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: in
     return TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed}).to_dict()
 
 
-def steps_of_tokens(max_tokens: int, train: dict[str, Any], labels: np.ndarray) -> int:
+def steps_of_tokens(
+    max_tokens: int, train: dict[str, Any], labels: np.ndarray, groups: Sequence[ReadGroup] = ()
+) -> int:
     """Fewest steps that train on so many tokens, read in the order in which the trainer reads them.
 
     Args:
         train: a complete training configuration.
         labels: (n,) tokens to predict of each training sequence.
+        groups: how often they are read; each once an epoch where there are none.
 
     Raises:
         UserError: if there are none.
     """
-    from model.data import order
+    from model.order import Group, Order
 
-    in_all = int(labels.sum())
-    if not in_all:
+    read = [Group(group.first, group.count, group.reads) for group in groups] or [Group(0, len(labels), len(labels))]
+    in_all = sum(group.reads // group.count * int(labels[group.first :][: group.count].sum()) for group in read)
+    if not labels.any():
         raise UserError(
             f"train.max_tokens is {max_tokens}, but the training documents hold no token to predict: add documents"
         )
-    epochs, rest = divmod(max_tokens, in_all)
-    read = np.cumsum(labels[order(len(labels), train["seed"], epochs)])
-    sequences = epochs * len(labels) + (int(np.searchsorted(read, rest)) + 1 if rest else 0)
+    order = Order(read, train["seed"])
+    epochs, left = 0, max_tokens
+    if not any(group.reads % group.count for group in read):  # then every epoch reads the same sequences
+        epochs, left = divmod(max_tokens, in_all)
+    sequences = epochs * order.epoch_size
+    while left > 0:
+        so_far = np.cumsum(labels[order.at(np.arange(sequences, sequences + order.epoch_size))])
+        place = int(np.searchsorted(so_far, left))
+        sequences += min(place + 1, order.epoch_size)
+        left -= int(so_far[min(place, order.epoch_size - 1)])
     return math.ceil(sequences / (train["batch_size"] * train["grad_accum"]))
 
 
 def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
-    """Most steps that read the training split no more often than so; at least one."""
+    """Most steps that read the training split no more often than so; at least one.
+
+    Args:
+        sequences: how many an epoch reads.
+    """
     return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
 
 
@@ -131,14 +146,26 @@ def budget(work: Work, settings: BudgetSettings) -> str:
 
 def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit: int | None = None) -> Any:
     """Sequences of one split, mapped from their shards; a fixed sample of them where there are more than `limit`."""
-    from model.data import SpanSource, order
+    from model.data import SpanSource
+    from model.order import order
 
-    tokens = {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
-    shards, spans = load_shards(work.folder(dataset), tokens, split)
-    if limit is not None and len(spans["start"]) > limit:
-        sample = np.sort(order(len(spans["start"]), seed=0, epoch=0)[:limit])
-        spans = {name: values[sample] for name, values in spans.items()}
-    return SpanSource(shards, **spans, seq_len=seq_len, pad_id=PAD)
+    index = load_index(work.folder(dataset), split)
+    if limit is not None and len(index) > limit:
+        index = index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
+    folders = {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
+    shards = [np.load(folders[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
+    spans = (index.shard, index.start, index.length)
+    if len(index) == len(index.shard):  # a sequence of one piece sees nothing else, and takes no mask to say so
+        return SpanSource(shards, *spans, seq_len=seq_len, pad_id=PAD, ahead=index.ahead)
+    return SpanSource(
+        shards,
+        *spans,
+        seq_len=seq_len,
+        pad_id=PAD,
+        offsets=index.offsets,
+        ahead=index.ahead,
+        isolated=index.isolated,
+    )
 
 
 def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -176,13 +203,14 @@ def sync_run(
     return run_id
 
 
-@stage("train", version=1)
+@stage("train", version=2)
 def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tokenizer: ArtifactRef) -> str:
     """Train the network; the artefact is a bundle."""
     import torch
 
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import save_weights
+    from model.order import Group
 
     network, plan = ModelConfig.from_dict(settings.model), TrainConfig.from_dict(settings.train)
     work.seed(plan.seed)
@@ -200,6 +228,7 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
         plan,
         source_of(work, dataset, "train", network.max_seq_len),
         source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
+        groups=[Group(item.first, item.count, item.reads) for item in groups_of(work.folder(dataset))],
         device=work.resources.device,
         checkpoint_dir=work.scratch / "checkpoints",
         checkpoint_seconds=CHECKPOINT_SECONDS,

@@ -1,6 +1,6 @@
-"""Checks of a corpus's meaning: no text on both sides of the split, tokens that give their text back.
+"""Whether the split holds: no document and no text on both sides.
 
-They believe no stage: containment is computed again from the texts, not read from what the stages noted.
+Containment is computed again from the texts, not read from what the stages noted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from storage.tables import read_rows, stream_rows
 from storage.verify import Check
 from tasks.curate.dedup import Hashes, containment, gram_hashes
 from tasks.curate.kept import kept_documents, kept_rows
-from tasks.tokens.shards import SHARD_FILE
-from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 State = dict[str, list[ArtifactRef]]
 
@@ -103,23 +101,3 @@ def _as_normalised(store: Store, state: State, evalset: ArtifactRef, wanted: Con
             if row["doc_id"] in texts:
                 texts[row["doc_id"]] = row["text"]
     return texts
-
-
-def check_tokens(store: Store, state: State) -> Check:
-    """The flat shards hold the ids of the tables, and ids give the refined text back where nothing became unk."""
-    check = Check("token round trip")
-    tokenizer = load_tokenizer(store.folder(state["tokenizer"][0]) / TOKENIZER_FILE)
-    for ref in state["tokenise"]:
-        source = store.folder(manifest_of(store, ref).input_refs("documents")[0]) / "documents.parquet"
-        texts = {row["doc_id"]: row["text"] for row in stream_rows(source, ["doc_id", "text"])}
-        shard = np.load(store.folder(ref) / SHARD_FILE, mmap_mode="r", allow_pickle=False)
-        for row in read_rows(store.folder(ref) / "tokens.parquet"):
-            check.checked += 1
-            ids = np.array(row["ids"], dtype=np.int64)
-            if not np.array_equal(shard[row["offset"] : row["offset"] + row["length"]], ids):
-                check.problems.append(f"document {row['doc_id']}: the shard differs from the table")
-            if ids[0] != tokenizer.start_id or ids[-1] != tokenizer.eos_id or ids.max() >= tokenizer.vocab_size:
-                check.problems.append(f"document {row['doc_id']}: not bos, ids of the vocabulary, eos")
-            elif not row["lost_bytes"] and tokenizer.decode(ids.tolist()) != texts[row["doc_id"]]:
-                check.problems.append(f"document {row['doc_id']}: the ids do not give its text back")
-    return check

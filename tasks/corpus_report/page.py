@@ -13,10 +13,10 @@ from tasks.corpus_report.figures import Figures
 from tasks.corpus_report.page_pictures import pages_section
 from tasks.corpus_report.queries import collect
 from tasks.corpus_report.style import CSS
-from tasks.corpus_report.wording import amount, share, size_of
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import fact_list, html_page, links
 from tasks.inspection.svg import element, escape
+from tasks.pages.wording import amount, share, size_of
 
 if TYPE_CHECKING:
     from storage.catalog import Catalog

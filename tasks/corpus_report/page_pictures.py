@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from tasks.corpus_report.figures import Figures, WorstPage
 from tasks.corpus_report.sections import Row, doubtful_words, path_cell, reason_cell
-from tasks.corpus_report.wording import cut_middle
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
 from tasks.inspection.tables import Cell, scrolled, table
+from tasks.pages.wording import cut_middle
 
 if TYPE_CHECKING:
     from tasks.corpus_report.thumbnails import Thumbnail, Thumbnails

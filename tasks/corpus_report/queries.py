@@ -29,6 +29,7 @@ from tasks.corpus_report.figures import (
     WorstPage,
 )
 from tasks.corpus_report.histograms import MEASURES, confidence_histogram, count_histograms
+from tasks.pages.joins import Join, join_in_steps
 
 if TYPE_CHECKING:
     from storage.catalog import Catalog
@@ -38,10 +39,8 @@ WORST_PAGES = 12
 LONGEST_LIST = 15
 SHOWN_TEXT = 240  # characters of a doubtful page
 SHOWN_PATHS = 4  # of a cluster
-_LIVE = "report_live"
 _DOCUMENTS = "report_documents"
 _OUTCOMES = "report_outcomes"
-_TOKENS = "report_tokens"
 
 
 def collect(catalog: Catalog) -> Figures:
@@ -57,7 +56,7 @@ def _temporary(catalog: Catalog) -> Iterator[None]:
     try:
         yield
     finally:
-        for table in (_LIVE, _DOCUMENTS, _OUTCOMES, _TOKENS):
+        for table in (_DOCUMENTS, _OUTCOMES):
             catalog.connection.execute(f"drop table if exists {table}")
 
 
@@ -65,27 +64,32 @@ def _join(catalog: Catalog) -> None:
     """What is asked for again and again, as temporary tables."""
     execute = catalog.connection.execute
     measures = ", ".join(f"m.{spec.measure}" for spec in MEASURES)
-    execute(f"create or replace temp table {_LIVE} as select distinct doc_id from live")
-    execute(
-        f"create or replace temp table {_DOCUMENTS} as select m.doc_id, m.kind, m.language, {measures}, "
-        "list_sort([p.kind for p in m.pii]) as private, n.programming_language, "
-        "r.redactions, coalesce(r.n_bytes, s.n_bytes) as n_bytes, s.kept, s.split, s.cluster, "
-        "coalesce(s.licence, m.licence) as licence "
-        f"from {_LIVE} join {_live(catalog, 'measure')} m using (doc_id) "
-        f"left join {_live(catalog, 'normalise')} n using (doc_id) "
-        f"left join {_live(catalog, 'refine')} r using (doc_id) left join all_selection s using (doc_id)"
+    first = (
+        f"select m.doc_id, m.kind, m.language, {measures}, list_sort([p.kind for p in m.pii]) as private, m.licence "
+        f"from {live_table(catalog, 'measure')} m "
+        "semi join (select doc_id from files where status = 'ok') f using (doc_id)"
     )
+    joins = (
+        Join(f"{live_table(catalog, 'normalise')} n", "n.programming_language"),
+        Join(f"{live_table(catalog, 'refine')} r", "r.redactions, r.n_bytes"),
+        Join(
+            "all_selection s",
+            "s.kept, s.split, s.cluster",
+            "coalesce(s.licence, d.licence) as licence, coalesce(d.n_bytes, s.n_bytes) as n_bytes",
+        ),
+        Join(f"{live_table(catalog, 'tokenise')} t", "t.length as n_tokens"),
+    )
+    join_in_steps(catalog.connection, _DOCUMENTS, first, joins)
     execute(
         f"create or replace temp table {_OUTCOMES} as select f.path, f.container, f.status, f.reason_code, f.reason, "
-        "f.size, f.sha256, f.media_type, f.doc_id, d.kept, "
+        "f.size, f.media_type, f.doc_id, d.kept, "
         "case when f.status <> 'ok' then f.status when f.doc_id is null then 'container' "
         "when d.kept is null then 'document' when not d.kept then 'dropped' else d.split end as fate "
         f"from files f left join {_DOCUMENTS} d on f.doc_id = d.doc_id and f.status = 'ok'"
     )
-    execute(f"create or replace temp table {_TOKENS} as select doc_id, length from tokens")
 
 
-def _live(catalog: Catalog, stage: str) -> str:
+def live_table(catalog: Catalog, stage: str) -> str:
     """The table of a stage, to be joined with the live documents.
 
     To find in which of several segments a document is live is most of the work of its view; mostly none lies in two.
@@ -218,10 +222,11 @@ def _page_errors(catalog: Catalog) -> list[PageError]:
 
 def _worst_pages(catalog: Catalog) -> list[WorstPage]:
     worst = catalog.query(
-        "select p.doc_id, o.path, o.container, o.sha256, o.media_type, p.page, p.confidence, o.kept from "
+        "select p.doc_id, o.path, o.container, f.sha256, o.media_type, p.page, p.confidence, o.kept from "
         "(select doc_id, page, confidence from pages where method in ('ocr', 'both') and confidence is not null "
         f"order by confidence, doc_id, page limit {WORST_PAGES}) p "
-        f"join {_OUTCOMES} o on o.doc_id = p.doc_id and o.status = 'ok' order by p.confidence, o.path, p.page"
+        f"join {_OUTCOMES} o on o.doc_id = p.doc_id and o.status = 'ok' "
+        "join files f on f.doc_id = p.doc_id and f.status = 'ok' order by p.confidence, o.path, p.page"
     )
     if not worst:
         return []
@@ -295,8 +300,8 @@ def _sides(catalog: Catalog) -> list[Side]:
     rows = catalog.query(
         "select d.split, count(*) as documents, count(distinct d.cluster) as clusters, "
         "coalesce(sum(d.n_bytes), 0)::bigint as size, "
-        "coalesce(sum(d.n_bytes) filter (t.length is not null), 0)::bigint as encoded, "
-        f"coalesce(sum(t.length), 0)::bigint as tokens from {_DOCUMENTS} d left join {_TOKENS} t using (doc_id) "
+        "coalesce(sum(d.n_bytes) filter (d.n_tokens is not null), 0)::bigint as encoded, "
+        f"coalesce(sum(d.n_tokens), 0)::bigint as tokens from {_DOCUMENTS} d "
         "where d.kept group by 1 order by d.split = 'validation', d.split"
     )
     return [Side(*row.values()) for row in rows]

@@ -8,12 +8,13 @@ from tasks.corpus_report.charts import bars, fate_bar, histogram
 from tasks.corpus_report.figures import Archive, Figures, Outcome, Pair, Tally
 from tasks.corpus_report.queries import DOUBTFUL, LONGEST_LIST
 from tasks.corpus_report.reasons import group_of, reason_of
-from tasks.corpus_report.wording import counted, cut, cut_middle, share, size_of
-from tasks.corpus_report.worries import Worry, worries
+from tasks.corpus_report.worries import worries
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
 from tasks.inspection.tables import Cell, scrolled, table
+from tasks.pages.wording import counted, cut, cut_middle, share, size_of
+from tasks.pages.worries import worry_list
 
 Row = list[Cell | str | float]
 
@@ -26,7 +27,6 @@ _CUT = {
     "evaluation_set": "text of an external evaluation set",
     "duplicate_paragraph": "paragraphs that another document has as well",
 }
-_LEVELS = {"lost": "text is missing", "check": "look at it", "note": "good to know"}
 
 
 def path_cell(path: str, length: int = _PATH) -> Cell:
@@ -50,21 +50,8 @@ def worries_section(figures: Figures) -> str:
     if not found:
         body = element("p", "Nothing: every file was read, and no figure is out of the ordinary.")
     else:
-        body = element("ol", "".join(map(_worry, found)), class_="worries")
+        body = worry_list(found)
     return section("worries", "What to look at first", why, body)
-
-
-def _worry(worry: Worry) -> str:
-    badge = element("span", _LEVELS[worry.level], class_=f"badge {worry.level}")
-    title = element("b", escape(legible(worry.title)))
-    remedy = element("span", escape(cut(legible(worry.remedy), _REASON)), class_="remedy")
-    example = ""
-    if worry.path:
-        name = legible(worry.path)
-        shown = escape(cut_middle(name, _PATH))
-        example = f'<span class="remedy">For example <span class="path" title="{escape(name)}">{shown}</span></span>'
-    more = f'<a href="#{worry.section}">more</a>'
-    return element("li", f"{badge}<div>{title} {more}<br>{remedy} {example}</div>")
 
 
 def files_section(figures: Figures) -> str:

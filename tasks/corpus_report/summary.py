@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from tasks.corpus_report.figures import FATES, Figures, Outcome, Tally
 from tasks.corpus_report.queries import collect
-from tasks.corpus_report.wording import amount, counted, cut, share, size_of
 from tasks.corpus_report.worries import worries
-from tasks.inspection.labels import legible
+from tasks.pages.markdown import plain
+from tasks.pages.wording import amount, counted, share, size_of
 
 if TYPE_CHECKING:
     from storage.catalog import Catalog
 
 _ROWS = 6  # of a list
-_WORDS = 160
 
 
 def corpus_summary(catalog: Catalog) -> str:
@@ -37,7 +36,7 @@ def draw_summary(figures: Figures) -> str:
     lines += _split(figures)
     found = [worry for worry in worries(figures) if worry.level != "note"][:_ROWS]
     if found:
-        lines += ["", "Look at first:", ""] + [f"- {_plain(f'{worry.title}. {worry.remedy}')}" for worry in found]
+        lines += ["", "Look at first:", ""] + [f"- {plain(f'{worry.title}. {worry.remedy}')}" for worry in found]
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +52,7 @@ def _listed(name: str, counts: Sequence[tuple[str, int]]) -> list[str]:
     """One line of counts; nothing where there are none."""
     if not counts:
         return []
-    words = ", ".join(f"{_plain(what)} {n:,}" for what, n in counts[:_ROWS])
+    words = ", ".join(f"{plain(what)} {n:,}" for what, n in counts[:_ROWS])
     rest = sum(n for _, n in counts[_ROWS:])
     return [f"- {name}: {words}{f', {len(counts) - _ROWS} others {rest:,}' if rest else ''}"]
 
@@ -74,9 +73,3 @@ def _split(figures: Figures) -> list[str]:
         f"{amount(figures.estimate.tokens(side))} tokens{how}"
         for side in figures.sides
     ]
-
-
-def _plain(text: str) -> str:
-    """Words that may come from documents, as Markdown shows them: no markup of theirs takes effect."""
-    escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#!&" else char for char in legible(text))
-    return cut(escaped, _WORDS)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
 
 from tasks.corpus_report.figures import Figures, Outcome
 from tasks.corpus_report.queries import DOUBTFUL
 from tasks.corpus_report.reasons import group_of, reason_of
-from tasks.corpus_report.wording import counted
-
-Level = Literal["lost", "check", "note"]
+from tasks.pages.wording import counted
+from tasks.pages.worries import Level, Worry, ordered
 
 FEW_HELD_OUT = 0.02  # share of the text below which a measured loss says little
 MUCH_DROPPED = 0.25  # share of the documents that one threshold may drop before it is to be looked at
@@ -18,33 +16,10 @@ GIANT_CLUSTER = 0.05  # share of the documents in one cluster
 FEW = 20  # documents below which shares say nothing
 
 
-class Worry(NamedTuple):
-    """One thing to look at.
-
-    Attributes:
-        level: `lost`: text is missing that can be had; `check`: something looks wrong; `note`: good to know.
-        weight: orders worries of one level; roughly the number of files.
-        title: what it is, with its number.
-        remedy: what to do.
-        path: an example; empty where there is none.
-        section: id of the section with more.
-    """
-
-    level: Level
-    weight: int
-    title: str
-    remedy: str
-    path: str
-    section: str
-
-
-_ORDER = ("lost", "check", "note")
-
-
 def worries(figures: Figures) -> list[Worry]:
     """All there is to worry about; empty if there is nothing."""
     found = [*_of_files(figures), *_of_pages(figures), *_of_curation(figures), *_of_split(figures), *_of_text(figures)]
-    return sorted(found, key=lambda worry: (_ORDER.index(worry.level), -worry.weight, worry.title))
+    return ordered(found)
 
 
 def _of_files(figures: Figures) -> Iterator[Worry]:

@@ -21,6 +21,7 @@ from storage.schemas import FILES
 from storage.tables import stream_rows, write_table
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
+from tasks.ingest.sources.documents import is_corpus
 from tasks.ingest.sources.walk import WalkedFile, encode_path
 from tasks.stage import Work, stage
 
@@ -86,14 +87,17 @@ def _stream_digest(items: Iterable[Any]) -> str:
 
 
 def refuse_large(walked: Iterable[WalkedFile], limit: int) -> list[WalkedFile]:
-    """Settle files that are too large to be read by their size alone: hashing a terabyte of holes takes an hour."""
+    """Settle files that are too large to be read by their size alone: hashing a terabyte of holes takes an hour.
+
+    Corpora are not: their rows are read one after the other.
+    """
     return [
         replace(
             entry,
             status="rejected",
             reason=f"the file has {entry.size} bytes; the limit is {limit} (extract.max_file_bytes)",
         )
-        if entry.size > limit and not entry.status
+        if entry.size > limit and not entry.status and not is_corpus(entry.source)
         else entry
         for entry in walked
     ]

@@ -1,30 +1,83 @@
-"""Fitting the tokeniser: on training documents only, those of lowest hash first, so that the choice is nobody's."""
+"""Fitting the tokeniser: on training documents only, those of lowest hash first, so that the choice is nobody's.
+
+Which documents are read follows from the table of the selection alone; then only these are read, a row group at a
+time, so that neither the corpus's size nor how its rows lie in files matters.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from storage.digest import sha256_file
+from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from tasks.curate.kept import kept_documents, kept_rows
-from tasks.settings import TokenizerSettings
+from tasks.curate.kept import holders, shelves_of
 from tasks.stage import Work, stage
+from tasks.tokens.foreign import digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.merges import fit_bpe
+from tasks.tokens.texts import Texts, whole_characters
 from tasks.tokens.tokenizer import (
     MIN_BPE_VOCAB,
     TOKENIZER_FILE,
     AsciiTokenizer,
-    BpeTokenizer,
+    ByteTokenizer,
     CharTokenizer,
     Tokenizer,
+    WordTokenizer,
 )
+
+if TYPE_CHECKING:
+    from tasks.settings import TokenizerSettings
+
+DOCUMENTS_FILE = "documents.parquet"
+CHOICE_FILE = "choice.json"
 
 # Below this much text most merges would be seen a handful of times; single characters are learned better.
 CHAR_BELOW_BYTES = 200_000
+BYTES_PER_ID = 3_000
+LARGEST_CHOSEN = 8192
+FITTED = ("auto", "char", "word", "bpe")
 
 
-def choose(settings: TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
+@dataclass(frozen=True)
+class FitSettings:
+    """What a tokeniser depends on; see `tasks.settings.TokenizerSettings`.
+
+    Attributes:
+        fit_bytes: 0 where nothing is fitted.
+        file: digest of the tokeniser from elsewhere; where it lies is no content.
+    """
+
+    kind: str = "auto"
+    vocab_size: int = 0
+    fit_bytes: int = 64 * 2**20
+    reserved: int = 0
+    file: str = ""
+
+    @classmethod
+    def of(cls, settings: TokenizerSettings) -> FitSettings:
+        """From the section of a run's settings.
+
+        Raises:
+            UserError: if the file with a tokeniser is not there.
+        """
+        file = digest_of_tokenizer_file(Path(settings.file)) if settings.file else ""
+        fit_bytes = settings.fit_bytes if settings.kind in FITTED else 0
+        return cls(settings.kind, settings.vocab_size, fit_bytes, settings.reserved, file)
+
+
+def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
     """Kind and vocabulary size for so much training text, and why.
 
     Returns:
@@ -36,56 +89,200 @@ def choose(settings: TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
         kind = "char" if n_bytes < CHAR_BELOW_BYTES else "bpe"
         comparison = "less" if kind == "char" else "not less"
         why = f"{n_bytes:,} bytes of training text are {comparison} than {CHAR_BELOW_BYTES:,}"
-    if kind in ("char", "ascii") or settings.vocab_size:
+    if kind not in ("bpe", "word") or settings.vocab_size:
         return kind, settings.vocab_size, why
     size = 512
-    while size < 8192 and size * 3_000 < n_bytes:  # about 3,000 bytes of text for each id
+    while size < LARGEST_CHOSEN and size * BYTES_PER_ID < n_bytes:
         size *= 2
-    return kind, max(size, MIN_BPE_VOCAB), why
+    why += f"; the size, for about {BYTES_PER_ID:,} bytes of text an id and {LARGEST_CHOSEN} ids at most"
+    return kind, max(size, MIN_BPE_VOCAB) + settings.reserved, why
 
 
-def training_texts(work: Work, curated: ArtifactRef, documents: RefSet, limit: int) -> list[str]:
-    """Texts of the training documents of lowest hash, at least one, up to `limit` bytes."""
-    wanted = kept_documents(work.store, curated, "train")
-    rows = kept_rows(work.store, wanted, documents, "documents.parquet", ["doc_id", "text"])
-    found = [(hashlib.sha256(row["doc_id"].encode()).hexdigest(), row["text"]) for _, row in rows]
-    texts: list[str] = []
-    size = 0
-    for _, text in sorted(found):
-        if texts and size >= limit:
-            break
-        texts.append(text)
-        size += len(text.encode())
-    return texts
+@dataclass(frozen=True)
+class Fitted:
+    """A tokeniser and how it came about.
+
+    Attributes:
+        why: one sentence on the choice of the kind.
+        tools: what did the work.
+    """
+
+    tokenizer: Tokenizer
+    why: str
+    tools: dict[str, str]
 
 
-def _lines(texts: list[str]) -> Iterator[str]:
-    """The texts in pieces of whole lines: one document of megabytes would be one unit of work to the engine."""
-    for text in texts:
-        yield from text.splitlines(keepends=True)
+def fit_tokenizer(
+    texts: Sequence[bytes], settings: FitSettings | TokenizerSettings, n_bytes: int | None = None
+) -> Fitted:
+    """Fit on texts.
 
-
-def fit_tokenizer(texts: list[str], settings: TokenizerSettings) -> tuple[Tokenizer, str]:
-    """Fit on texts; returns the tokeniser and one sentence on the choice."""
-    kind, size, why = choose(settings, sum(len(text.encode()) for text in texts))
+    Args:
+        texts: UTF-8.
+        n_bytes: of all training text, of which these texts are a part; None if they are all.
+    """
+    kind, size, why = choose(settings, sum(map(len, texts)) if n_bytes is None else n_bytes)
+    reserved = settings.reserved
+    tools: dict[str, str] = {}
+    decoded = (text.decode() for text in texts)
+    fitted: Tokenizer
     if kind == "char":
-        return CharTokenizer.fit(texts, size), f"character level: {why}"
-    if kind == "ascii":
-        return AsciiTokenizer(), f"ASCII codes: {why}"
-    return BpeTokenizer.fit(_lines(texts), size), f"byte-level BPE of {size}: {why}"
+        fitted, what = CharTokenizer.fit(decoded, size, reserved), "character level"
+    elif kind == "ascii":
+        fitted, what = AsciiTokenizer(reserved), "ASCII codes"
+    elif kind == "bytes":
+        fitted, what = ByteTokenizer(reserved), "bytes"
+    elif kind == "word":
+        fitted, what = WordTokenizer.fit(decoded, size, reserved), f"words, {size} at most"
+    else:
+        fitted, tools = fit_bpe(texts, size, reserved)
+        what = f"byte-level BPE of {size}"
+    return Fitted(fitted, f"{what}: {why}", tools)
 
 
-@stage("tokenizer", version=1)
-def tokenizer(work: Work, settings: TokenizerSettings, *, curated: ArtifactRef, documents: RefSet) -> str:
-    """Fit the tokeniser on training documents."""
-    import tokenizers
-
-    texts = training_texts(work, curated, documents, settings.fit_bytes)
-    fitted, why = fit_tokenizer(texts, settings)
-    fitted.save(work.out / TOKENIZER_FILE)
-    (work.out / "choice.json").write_text(
-        json.dumps({"kind": fitted.kind, "why": why, "vocab_size": fitted.vocab_size})
-    )
-    work.counts["rows"] = fitted.vocab_size
-    work.tools["tokenizers"] = tokenizers.__version__
+@stage("tokenizer", version=2)
+def tokenizer(work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet) -> str:
+    """Fit the tokeniser on training documents, or take an existing one."""
+    if settings.kind == "file":
+        choice = _take(work, settings)
+    else:
+        chosen = choose_documents(work, curated, documents, settings.fit_bytes)
+        made = work.apart(
+            fit_documents,
+            sum(most for shelf in chosen.shelves for _, most in shelf.values()),
+            folders=chosen.folders,
+            wanted=chosen.shelves,
+            settings=asdict(FitSettings(settings.kind, settings.vocab_size, settings.fit_bytes, settings.reserved)),
+            n_bytes=chosen.n_bytes,
+            out=str(work.out),
+        )
+        choice = made["choice"]
+        work.tools.update(made["tools"])
+        work.counts.update(documents=made["documents"], bytes=made["bytes"])
+    (work.out / CHOICE_FILE).write_text(json.dumps(choice))
+    work.counts["rows"] = choice["vocab_size"]
+    work.tools["tokenizers"] = version("tokenizers")
     return sha256_file(work.out / TOKENIZER_FILE)
+
+
+def _take(work: Work, settings: FitSettings) -> dict[str, Any]:
+    """Take an existing tokeniser."""
+    path = work.resources.tokenizer_file
+    if path is None or digest_of_tokenizer_file(path) != settings.file:
+        raise UserError(f"the tokeniser in {path} is another one than when this run began; run again")
+    found = read_tokenizer_file(path, settings.reserved)
+    found.save(work.out / TOKENIZER_FILE)
+    return _record(found, f"the file {path.name}: asked for")
+
+
+def _record(tokenizer: Tokenizer, why: str) -> dict[str, Any]:
+    return {
+        "kind": tokenizer.kind,
+        "why": why,
+        "vocab_size": tokenizer.vocab_size,
+        "reserved": tokenizer.reserved,
+        "fingerprint": tokenizer.fingerprint,
+    }
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Documents to fit on.
+
+    Attributes:
+        folders: of the artefacts that they lie in.
+        shelves: for each of them, the documents to read there: their place in the order, and how many bytes of each.
+        n_bytes: of all training documents.
+    """
+
+    folders: list[str]
+    shelves: list[dict[str, tuple[int, int]]]
+    n_bytes: int
+
+
+def choose_documents(work: Work, curated: ArtifactRef, documents: RefSet, limit: int) -> Chosen:
+    """The training documents of lowest hash, at least one, up to `limit` bytes; of the last one only its beginning.
+
+    Raises:
+        UserError: if there is none.
+    """
+    columns = ["doc_id", "segment", "split", "kept", "n_bytes"]
+    selection = pq.read_table(work.folder(curated) / "selection.parquet", columns=columns)
+    trained = selection.filter(pc.and_(selection["kept"], pc.equal(selection["split"], "train"))).sort_by("doc_id")
+    sizes = trained["n_bytes"].to_numpy()
+    if not len(sizes):
+        raise UserError("there is no document to fit a tokeniser on: every one is held out or dropped; add documents")
+    order = np.argsort(np.fromiter(_hashes(trained["doc_id"]), np.uint64, len(sizes)), kind="stable")
+    ends = np.cumsum(sizes[order])
+    order = order[: int(np.searchsorted(ends, limit)) + 1]
+    rows = trained.take(pa.array(order)).to_pylist()
+    most = sizes[order].tolist()
+    most[-1] = max(1, min(most[-1], limit - sum(most[:-1])))
+    shelves = shelves_of(work.store, documents)
+    if documents.live is None:
+        place_of = holders({row["doc_id"]: row["segment"] for row in rows}, shelves, DOCUMENTS_FILE)
+    else:
+        place_of = {row["doc_id"]: _first_holder(documents, row["doc_id"]) for row in rows}
+    wanted: list[dict[str, tuple[int, int]]] = [{} for _ in shelves]
+    for place, (row, size) in enumerate(zip(rows, most, strict=True)):
+        wanted[place_of[row["doc_id"]]][row["doc_id"]] = (place, size)
+    used = [number for number, shelf in enumerate(wanted) if shelf]
+    return Chosen([shelves[number].folder for number in used], [wanted[number] for number in used], int(sizes.sum()))
+
+
+def _hashes(names: pa.ChunkedArray) -> Iterator[int]:
+    """The first 64 bits of the sha256 of each name."""
+    for chunk in names.chunks:
+        for name in chunk.to_pylist():
+            yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def _first_holder(documents: RefSet, doc_id: str) -> int:
+    assert documents.live is not None
+    for place, live in enumerate(documents.live):
+        if doc_id in live:
+            return place
+    raise UserError(
+        f"training document {doc_id} lies in none of the {len(documents.refs)} segments in use: compute the listing "
+        "again with `--refresh snapshot,curate`"
+    )
+
+
+def fit_documents(
+    folders: list[str],
+    wanted: list[dict[str, tuple[int, int]]],
+    settings: dict[str, Any],
+    n_bytes: int,
+    out: str,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Fit a tokeniser on documents and write it; see `Chosen`.
+
+    Returns:
+        What is to be told of the choice, the tools that did it, and how many documents and bytes were read.
+    """
+    texts: dict[int, bytes] = {}
+    for folder, shelf in zip(folders, wanted, strict=True):
+        texts.update(_read(Path(folder) / DOCUMENTS_FILE, shelf))
+        progress(len(texts), sum(map(len, wanted)))
+    ordered = [texts.pop(place) for place in sorted(texts)]
+    fitted = fit_tokenizer(ordered, FitSettings(**settings), n_bytes)
+    fitted.tokenizer.save(Path(out) / TOKENIZER_FILE)
+    choice = _record(fitted.tokenizer, fitted.why)
+    return {"choice": choice, "tools": fitted.tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
+
+
+def _read(path: Path, wanted: dict[str, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    """Place and text of some documents of a table, as far as is asked for; row groups without one are not read."""
+    names = pa.array(wanted, pa.string())
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):
+            ids = file.read_row_group(number, columns=["doc_id"])["doc_id"]
+            found = np.flatnonzero(pc.is_in(ids, value_set=names).to_numpy())
+            if not len(found):
+                continue
+            texts = Texts.of(file.read_row_group(number, columns=["text"])["text"])
+            for row in found.tolist():
+                place, most = wanted[ids[row].as_py()]
+                begin, end = (int(offset) for offset in texts.offsets[row : row + 2])
+                yield place, whole_characters(texts.data, begin, min(end, begin + most))

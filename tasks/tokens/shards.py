@@ -1,75 +1,288 @@
-"""Token shards: the ids of every document of a segment, as a table for people and as a flat array for training."""
+"""Token shards: the ids of every document of a segment as one flat array that training maps, and a table of them.
+
+    tokens.npy       the ids of all documents, one document after the other, in the smallest type that holds them
+    tokens.parquet   where each document lies in it, what it lost, and a digest of its ids
+    counts.npy       how often each id occurs
+
+Texts go through a row group at a time, so that a segment's size is no matter; a segment of some size is encoded in a
+process of its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import io
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from storage.errors import UserError
 from storage.manifest import ArtifactRef
+from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.schemas import TOKENS
-from storage.tables import read_rows, union_digest, write_table
+from storage.tables import ZSTD_LEVEL, union_digest
 from tasks.stage import Work, stage
-from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.tokens.engines import Choice, Encoded, EngineError, Engines, engine_errors, sample_of, texts_of
+from tasks.tokens.texts import Texts, batches, number_array, text_array
+from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
-SHARD_FILE = "tokens.npy"
-BATCH_DOCUMENTS = 64
+DOCUMENTS_FILE = "documents.parquet"
+TOKENS_FILE = "tokens.parquet"
+SHARD_COUNTS_FILE = "counts.npy"
+
+BLOCK_IDS = 2**19
+COMPARE_BYTES = 2**25  # so much text further on the engine is held against the reference again
 
 
 @dataclass(frozen=True)
 class TokeniseSettings:
-    """Settings of the stage; every document is bos, its ids, eos."""
+    """What stands around a document's ids, as far as the tokeniser has it.
+
+    Attributes:
+        bos: the id that begins a text before them.
+        eos: the id that ends a text behind them.
+    """
+
+    bos: bool = True
+    eos: bool = True
+
+    def frame(self, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """Ids before and behind every document."""
+        before = [] if tokenizer.start_id is None or not self.bos else [tokenizer.start_id]
+        behind = [] if tokenizer.eos_id is None or not self.eos else [tokenizer.eos_id]
+        return before, behind
 
 
-def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Smallest unsigned type that holds every id."""
-    for kind in (np.uint8, np.uint16, np.uint32):
-        if vocab_size - 1 <= np.iinfo(kind).max:
-            return np.dtype(kind)
-    raise ValueError(f"a vocabulary of {vocab_size} ids does not fit 32 bits")
-
-
-def encode_document(tokenizer: Tokenizer, text: str, ids: np.ndarray) -> tuple[np.ndarray, int]:
+def encode_document(
+    tokenizer: Tokenizer, text: str, ids: np.ndarray, settings: TokeniseSettings | None = None
+) -> tuple[np.ndarray, int]:
     """A document's sequence (bos, ids, eos, as far as the tokeniser has them) and the bytes that became unk."""
-    start, end = ([] if special is None else [special] for special in (tokenizer.start_id, tokenizer.eos_id))
-    return np.concatenate([start, ids, end]).astype(np.int64), tokenizer.lost_bytes(text, ids)
+    before, behind = (settings or TokeniseSettings()).frame(tokenizer)
+    return np.concatenate([before, ids, behind]).astype(np.int64), tokenizer.lost_bytes(text, ids)
 
 
-@stage("tokenise", version=1, unit="document")
+@stage("tokenise", version=2, unit="document")
 def tokenise(work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, tokenizer: ArtifactRef) -> str:
     """Encode the documents of one segment."""
-    engine = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
-    texts = read_rows(work.folder(documents) / "documents.parquet", ["doc_id", "text"])
-    dtype = smallest_dtype(engine.vocab_size)
-    pieces: list[np.ndarray] = []
-    offset = 0
+    source = work.folder(documents) / DOCUMENTS_FILE
+    made = work.apart(
+        tokenise_segment,
+        source.stat().st_size,
+        source=str(source),
+        tokenizer=str(work.folder(tokenizer) / TOKENIZER_FILE),
+        fingerprint=tokenizer.digest,
+        out=str(work.out),
+        bos=settings.bos,
+        eos=settings.eos,
+        engine=work.resources.token_engine,
+    )
+    work.counts["rows"] = work.counts["units"] = made["rows"]
+    work.counts.update(tokens=made["tokens"], lost_bytes=made["lost_bytes"])
+    work.tools.update(engine=made["engine"], engine_reason=made["engine_reason"])
+    return str(made["digest"])
 
-    def rows() -> Iterator[dict[str, Any]]:
-        nonlocal offset
-        for start in range(0, len(texts), BATCH_DOCUMENTS):
-            batch = texts[start : start + BATCH_DOCUMENTS]
-            for row, ids in zip(batch, engine.encode([row["text"] for row in batch]), strict=True):
-                sequence, lost = encode_document(engine, row["text"], ids)
-                if sequence.max() >= engine.vocab_size:
-                    raise ValueError(f"document {row['doc_id']}: id {sequence.max()} is outside the vocabulary")
-                pieces.append(sequence.astype(dtype))
-                digest = hashlib.sha256(sequence.astype("<u4").tobytes()).hexdigest()
-                yield {
-                    "doc_id": row["doc_id"],
-                    "ids": sequence,
-                    "offset": offset,
-                    "length": len(sequence),
-                    "lost_bytes": lost,
-                    "digest": digest,
-                }
-                offset += len(sequence)
-            work.progress.update(start + len(batch), len(texts), "documents")
 
-    table = work.out / "tokens.parquet"
-    work.counts["rows"] = work.counts["units"] = write_table(table, TOKENS, rows())
-    work.counts["tokens"] = offset
-    np.save(work.out / SHARD_FILE, np.concatenate(pieces) if pieces else np.zeros(0, dtype), allow_pickle=False)
-    return union_digest([table])
+def tokenise_segment(
+    source: str,
+    tokenizer: str,
+    fingerprint: str,
+    out: str,
+    bos: bool,
+    eos: bool,
+    engine: str,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Write the shard of a table of documents.
+
+    Args:
+        source: the table, with columns `doc_id` and `text`.
+        tokenizer: a saved tokeniser.
+        fingerprint: of the tokeniser that is expected there.
+        engine: `auto` or `reference`.
+
+    Returns:
+        Counts, a digest, the engine and why it was taken.
+
+    Raises:
+        UserError: if the tokeniser's file is broken, or another one.
+    """
+    engines = _engines(tokenizer, fingerprint)
+    folder, settings = Path(out), TokeniseSettings(bos, eos)
+    try:
+        return _encode_segment(engines, engine, settings, Path(source), folder, progress)
+    except EngineError as error:
+        made = _encode_segment(engines, "reference", settings, Path(source), folder, progress)
+        return {**made, "engine_reason": str(error)}
+
+
+@lru_cache(maxsize=1)
+def _engines(path: str, fingerprint: str) -> Engines:
+    """The engines of a saved tokeniser; a process that encodes many segments sets them up once."""
+    try:
+        return Engines(load_tokenizer(Path(path), fingerprint))
+    except TokenizerError as error:
+        raise UserError(str(error)) from error
+
+
+def _encode_segment(
+    engines: Engines,
+    wanted: str,
+    settings: TokeniseSettings,
+    source: Path,
+    out: Path,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    choice: Choice | None = None
+    lost_bytes = compared = done = 0
+    with (
+        pq.ParquetFile(source) as file,
+        ShardWriter(out / SHARD_FILE, engines.tokenizer, settings) as shard,
+        pq.ParquetWriter(out / TOKENS_FILE, TOKENS, compression="zstd", compression_level=ZSTD_LEVEL) as table,
+    ):
+        size = _text_size(file)
+        for number in range(file.num_row_groups):
+            rows = file.read_row_group(number, columns=["doc_id", "text"])
+            texts = Texts.of(rows["text"])
+            compared += int(texts.n_bytes.sum())
+            if choice is None:
+                choice, compared = engines.choose(texts, size, wanted), 0
+            elif compared >= COMPARE_BYTES:
+                engines.compare(choice.engine, texts_of(sample_of(texts)))
+                compared = 0
+            with engine_errors("it failed"):
+                encoded = choice.engine.encode(texts)
+            placed = shard.write(encoded)
+            numbers = map(number_array, (placed.offsets, placed.lengths, texts.n_bytes, encoded.lost))
+            digests = text_array([digest.encode() for digest in placed.digests], pa.string())
+            table.write_table(pa.table([rows["doc_id"], *numbers, digests], schema=TOKENS))
+            lost_bytes += int(encoded.lost.sum())
+            done += len(rows)
+            progress(done, file.metadata.num_rows)
+    np.save(out / SHARD_COUNTS_FILE, shard.counts, allow_pickle=False)
+    choice = choice or Choice(engines.reference, "there is no text")
+    return {
+        "rows": done,
+        "tokens": shard.length,
+        "lost_bytes": lost_bytes,
+        "digest": union_digest([out / TOKENS_FILE]),
+        "engine": choice.engine.name,
+        "engine_reason": choice.reason,
+    }
+
+
+def _text_size(file: pq.ParquetFile) -> int:
+    """About how many bytes the texts of a table have, by what it says of itself."""
+    place = file.schema_arrow.names.index("text")
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    return sum(int(group.column(place).total_uncompressed_size) for group in groups)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Documents in a shard.
+
+    Attributes:
+        offsets, lengths: (n,) int64, first id and number of ids of each.
+        digests: of the ids of each.
+    """
+
+    offsets: np.ndarray
+    lengths: np.ndarray
+    digests: list[str]
+
+
+class ShardWriter:
+    """Writes a flat array of ids as they come; how many there are is put into its head at the end.
+
+    Attributes:
+        length: ids written so far.
+        counts: (vocab_size,) int64, how often each was.
+    """
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, settings: TokeniseSettings) -> None:
+        self.length = 0
+        self.counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+        self._before, self._behind = settings.frame(tokenizer)
+        self._dtype = smallest_dtype(tokenizer.vocab_size)
+        self._file = path.open("wb")
+        self._file.write(self._head())
+
+    def _head(self) -> bytes:
+        """NumPy's header, which is of one size whatever the length."""
+        head = io.BytesIO()
+        described = {"descr": self._dtype.newbyteorder("<").str, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(head, described)
+        return head.getvalue()
+
+    def write(self, encoded: Encoded) -> Placed:
+        """Add documents.
+
+        Raises:
+            EngineError: for an id that the tokeniser does not have.
+        """
+        lengths = np.diff(encoded.offsets) + len(self._before) + len(self._behind)
+        offsets = self.length + np.cumsum(lengths) - lengths
+        digests: list[str] = []
+        for first, last in batches(lengths, BLOCK_IDS):
+            if last - first == 1:
+                digests.append(self._write_one(encoded.of_text(first)))
+            else:
+                digests += self._write_several(encoded, first, last)
+        return Placed(offsets, lengths, digests)
+
+    def _write_one(self, ids: np.ndarray) -> str:
+        """Write a document that may be long; returns the digest."""
+        digest = hashlib.sha256()
+        stretches = (ids[start : start + BLOCK_IDS] for start in range(0, len(ids), BLOCK_IDS))
+        for stretch in (self._before, *stretches, self._behind):
+            block = np.asarray(stretch, dtype="<u4")
+            digest.update(block.data)
+            self._write_block(block)
+        return digest.hexdigest()
+
+    def _write_several(self, encoded: Encoded, first: int, last: int) -> list[str]:
+        """Write documents that are a block together; returns their digests."""
+        n_before, n_behind = len(self._before), len(self._behind)
+        places = encoded.offsets[first : last + 1]
+        ends = np.cumsum(np.diff(places) + n_before + n_behind)
+        block = np.empty(ends[-1], dtype="<u4")
+        data = block.data.cast("B")
+        digests = []
+        begin = 0
+        for start, stop, end in zip(places[:-1].tolist(), places[1:].tolist(), ends.tolist(), strict=True):
+            block[begin : begin + n_before] = self._before
+            block[begin + n_before : end - n_behind] = encoded.ids[start:stop]
+            block[end - n_behind : end] = self._behind
+            digests.append(hashlib.sha256(data[4 * begin : 4 * end]).hexdigest())
+            begin = end
+        self._write_block(block)
+        return digests
+
+    def _write_block(self, block: np.ndarray) -> None:
+        largest = int(block.max(initial=0))
+        if largest >= len(self.counts):
+            raise EngineError(f"id {largest} is outside the vocabulary of {len(self.counts)}")
+        self.counts += np.bincount(block, minlength=len(self.counts))
+        self._file.write(block.astype(self._dtype).data)
+        self.length += len(block)
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.seek(0)
+        self._file.write(self._head())
+        self._file.close()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

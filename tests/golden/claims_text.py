@@ -9,7 +9,7 @@ from golden.networks import head_of
 from golden.registry import Entry, behaviour
 from golden.shared import built, example, numbers
 from model import preset
-from tasks.tokens.tokenizer import AsciiTokenizer
+from tasks.tokens.tokenizer import AsciiTokenizer, WordTokenizer
 
 
 @behaviour("s000-tok-bijective")
@@ -36,11 +36,11 @@ def embedding_rows_are_looked_up(entry: Entry) -> None:
 @behaviour("s003-completion")
 def greedy_answer_completes_the_text(entry: Entry) -> None:
     """The document's output head scores the printed state of the last token; the rest of its network is withheld."""
-    words = {index: word for word, index in example("s003-tokenize")["vocab"].items()}
+    words = WordTokenizer(example("s003-tokenize")["vocab"])
     stated = example("s003-logits")["inputs"]
     token = int(head_of(stated["W"]).head(numbers(stated["x"])).argmax())
     assert token == entry["inputs"]["next"]
-    assert " ".join(words[index] for index in [*entry["inputs"]["prompt"], token]) == entry["expected"]
+    assert words.decode([*entry["inputs"]["prompt"], token]) == entry["expected"]
 
 
 @behaviour("s000-distance", own=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from model import ModelConfig, NllSum, SpanSource, Transformer, evaluate_source
+from model.data import Batch
 from model.metrics import bits_per_byte, perplexity, unigram_nll
 
 
@@ -81,7 +82,7 @@ class BrokenSource:
     def __len__(self) -> int:
         return 1
 
-    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, indices: np.ndarray) -> Batch:
         raise OSError("the disk is gone")
 
 

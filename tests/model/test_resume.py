@@ -32,6 +32,7 @@ from model import (
     save_weights,
 )
 from model.checkpoint import Checkpoint, latest_checkpoint
+from model.order import Group
 
 
 class Interrupted(Exception):
@@ -79,6 +80,28 @@ def test_interrupted_runs_end_with_the_same_bits(
     resumed = Trainer(shape, config, *sources, checkpoint_dir=tmp_path).fit()
     assert resumed.resumed_from == 9
     assert_same_run(undisturbed, resumed)
+
+
+def test_interrupted_run_over_groups_ends_with_the_same_bits(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    groups = [Group(0, 5, 13), Group(5, 15, 6)]
+    undisturbed = Trainer(model_config, train_config, build_source(), groups=groups).fit()
+    settings = {"groups": groups, "checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    with pytest.raises(Interrupted):
+        Trainer(model_config, train_config, build_source(), **settings, on_progress=stop_at(3)).fit()
+    resumed = Trainer(model_config, train_config, build_source(), **settings).fit()
+    assert resumed.resumed_from == 3
+    assert_same_run(undisturbed, resumed)
+
+
+def test_run_with_other_groups_is_not_continued(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path).fit()
+    other = Trainer(model_config, train_config, build_source(), groups=[Group(0, 20, 40)], checkpoint_dir=tmp_path)
+    with pytest.raises(ValueError, match="'train_sequences_read' was '20 of 20 from 0' and is now '40 of 20 from 0'"):
+        other.fit()
 
 
 def test_loss_scale_is_continued(

@@ -1,4 +1,4 @@
-"""Spans, labels and the order of training."""
+"""Sequences that are one span each: labels, padding, and what does not fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model import SpanSource
-from model.data import batch_indices, order, trim
+from model.data import trim
 
 SHARDS = [np.arange(10, 20, dtype=np.uint16), np.arange(50, 60, dtype=np.uint32)]
 
@@ -26,10 +26,11 @@ def source_of(*spans: tuple[int, int, int], seq_len: int = 4) -> SpanSource:
     ],
 )
 def test_labels_are_the_next_ids(span: tuple[int, int, int], inputs: list[int], labels: list[int]) -> None:
-    found_inputs, found_labels = source_of(span).batch(np.array([0]))
+    found_inputs, found_labels, documents = source_of(span).batch(np.array([0]))
     assert found_inputs.tolist() == [inputs]
     assert found_labels.tolist() == [labels]
     assert found_inputs.dtype == found_labels.dtype == np.int64
+    assert documents is None
 
 
 def test_batch_follows_the_indices() -> None:
@@ -51,40 +52,7 @@ def test_span_that_fits_nowhere_is_refused(span: tuple[int, int, int], message: 
         source_of((0, 0, 5), span)
 
 
-def test_order_is_a_permutation() -> None:
-    assert sorted(order(1000, seed=3, epoch=2)) == list(range(1000))
-
-
-def test_order_depends_on_seed_and_epoch_only() -> None:
-    np.random.seed(5)
-    first = order(50, 1, 0)
-    np.random.seed(6)
-    assert np.array_equal(first, order(50, 1, 0))
-    assert not np.array_equal(first, order(50, 2, 0))
-    assert not np.array_equal(first, order(50, 1, 1))
-
-
-@pytest.mark.parametrize(("n", "batch_size"), [(10, 4), (10, 10), (3, 8), (1, 2), (12, 4)])
-def test_every_sequence_is_read_once_per_epoch(n: int, batch_size: int) -> None:
-    n_batches = 3 * n
-    read = np.concatenate([batch_indices(n, batch_size, 9, position) for position in range(n_batches)])
-    assert len(read) == n_batches * batch_size
-    for epoch in range(len(read) // n):
-        assert np.array_equal(read[epoch * n : (epoch + 1) * n], order(n, 9, epoch))
-
-
-def test_batch_is_a_pure_function_of_its_position() -> None:
-    forwards = [batch_indices(10, 4, 0, position).tolist() for position in range(12)]
-    backwards = [batch_indices(10, 4, 0, position).tolist() for position in reversed(range(12))]
-    assert forwards == backwards[::-1]
-
-
-def test_empty_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="no sequences"):
-        batch_indices(0, 4, 0, 0)
-
-
 def test_trim_drops_columns_without_labels() -> None:
-    inputs, labels = trim(*source_of((1, 0, 2), (1, 0, 3)).batch(np.arange(2)))
+    inputs, labels, _ = trim(source_of((1, 0, 2), (1, 0, 3)).batch(np.arange(2)))
     assert inputs.tolist() == [[50, 51], [50, 51]]
     assert labels.tolist() == [[51, -100], [51, 52]]

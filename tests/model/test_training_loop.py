@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from model import ModelConfig, NonFiniteLoss, SpanSource, TrainConfig, Trainer, evaluate_source, load_checkpoint
-from model.data import batch_indices
+from model.data import Batch
+from model.order import Group, order
 from model.step import Stepper
 from model.trainer import measure_step_seconds
 
@@ -144,7 +145,7 @@ def test_nan_stops_the_run_and_names_the_batch(
     trainer = Trainer(model_config, config, build_source(), checkpoint_dir=tmp_path, checkpoint_seconds=0)
     with pytest.raises(NonFiniteLoss, match="loss is nan at step 5") as caught:
         trainer.fit()
-    read = np.concatenate([batch_indices(20, 4, config.seed, position) for position in (8, 9)])
+    read = order(20, config.seed, epoch=1)[12:]  # the fifth eight of an epoch of twenty and the next
     assert (caught.value.step, caught.value.indices) == (5, read.tolist())
     assert load_checkpoint(tmp_path).step == 4
 
@@ -181,6 +182,58 @@ def test_gradients_that_stay_nan_in_half_precision_stop_the_run(
     # the scale begins at 2**16, and each step that is skipped halves it
     with pytest.raises(NonFiniteLoss, match=f"down to 1, the gradient's norm is nan at step {17 * every}"):
         Trainer(model_config, config, build_source()).fit()
+
+
+class Recorded:
+    """A source that remembers which sequences were asked for."""
+
+    def __init__(self, source: SpanSource) -> None:
+        self.source = source
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        self.read += indices.tolist()
+        return self.source.batch(indices)
+
+
+@pytest.mark.parametrize(("batch_size", "grad_accum"), [(4, 1), (2, 2), (1, 4)])
+def test_groups_are_read_as_often_as_they_say(
+    batch_size: int, grad_accum: int, model_config: ModelConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    groups = [Group(0, 5, 10), Group(5, 12, 6), Group(17, 3, 0)]
+    source, val = Recorded(build_source()), Recorded(build_source(n=6, seed=1))
+    config = TrainConfig(8, batch_size=batch_size, grad_accum=grad_accum, eval_every=8)  # two epochs of 16 reads
+    Trainer(model_config, config, source, val, groups=groups).fit()
+    for epoch in (0, 1):
+        times = np.bincount(source.read[epoch * 16 : (epoch + 1) * 16], minlength=20)
+        assert times[:5].tolist() == [2] * 5
+        assert (times[5:17].sum(), times[5:17].max()) == (6, 1)
+        assert times[17:].sum() == 0
+    assert val.read == list(range(6))
+
+
+def test_without_groups_every_epoch_reads_each_sequence_once(
+    model_config: ModelConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    source = Recorded(build_source())
+    Trainer(model_config, TrainConfig(15, batch_size=4), source).fit()
+    assert source.read == np.concatenate([order(20, 1337, epoch) for epoch in range(3)]).tolist()
+
+
+def test_a_group_beyond_the_sequences_is_refused(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    with pytest.raises(ValueError, match="sequences from 15 to 24, but there are 20; groups and sequences do not"):
+        Trainer(model_config, train_config, build_source(), groups=[Group(0, 5, 5), Group(15, 10, 3)])
+
+
+def test_no_sequences_are_refused(model_config: ModelConfig, train_config: TrainConfig) -> None:
+    nothing = np.zeros(0)
+    with pytest.raises(ValueError, match="no sequences to train on; the dataset is empty"):
+        Trainer(model_config, train_config, SpanSource([], nothing, nothing, nothing, 16, 0))
 
 
 def test_token_outside_the_vocabulary_is_refused(

@@ -97,7 +97,7 @@ class Sample:
         if dropped:
             self._dropped.append(row(schemas.DROPPED, doc_id=doc_id, reason_code=dropped, reason=reason))
         if tokens is not None:
-            self._tokens.append(row(schemas.TOKENS, doc_id=doc_id, length=tokens, ids=[1] * tokens))
+            self._tokens.append(row(schemas.TOKENS, doc_id=doc_id, length=tokens, n_bytes=n_bytes))
 
     def catalog(self) -> Catalog:
         """Write it all and open it."""

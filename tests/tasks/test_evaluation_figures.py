@@ -149,7 +149,7 @@ def test_every_id_but_a_documents_first_is_predicted(bundle: Bundle, texts: list
 
 def test_no_evaluation_sequence_reaches_into_the_next_document(bundle: Bundle, texts: list[str]) -> None:
     documents = encode_documents(bundle, texts)
-    spans = spans_of(documents, 32)
+    _, start, length = spans_of(documents, 32)
     ends = np.array(documents.starts) + np.array(documents.lengths)
-    owner = np.searchsorted(ends, spans["start"], side="right")
-    assert (spans["start"] + spans["length"] <= ends[owner]).all()
+    owner = np.searchsorted(ends, start, side="right")
+    assert (start + length <= ends[owner]).all()

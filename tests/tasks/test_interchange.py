@@ -27,9 +27,11 @@ from tasks.tokens.tokenizer import (
     SPECIAL_TOKENS,
     AsciiTokenizer,
     BpeTokenizer,
+    ByteTokenizer,
     CharTokenizer,
     HfTokenizer,
     Tokenizer,
+    WordTokenizer,
     load_tokenizer,
 )
 
@@ -48,11 +50,13 @@ LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
 
 
-@pytest.fixture(scope="module", params=["char", "ascii", "bpe"])
+@pytest.fixture(scope="module", params=["char", "ascii", "bytes", "bpe"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     if request.param == "char":
         return CharTokenizer.fit([PROSE])
-    return AsciiTokenizer() if request.param == "ascii" else BpeTokenizer.fit([PROSE], 400)
+    if request.param == "bpe":
+        return BpeTokenizer.fit([PROSE], 400)
+    return AsciiTokenizer() if request.param == "ascii" else ByteTokenizer()
 
 
 def bundle_at(folder: Path, tokenizer: Tokenizer, **shape: Any) -> Path:
@@ -272,3 +276,17 @@ def test_a_taken_target_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ExchangeError, match="not an empty folder"):
         export_bundle(folder, tmp_path / "copy")
     assert (tmp_path / "copy" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+def test_words_have_no_place_in_hugging_face_s_layouts(tmp_path: Path) -> None:
+    with pytest.raises(ExchangeError, match="kind 'word' cannot be exported"):
+        export_bundle(bundle_at(tmp_path / "bundle", WordTokenizer({"the": 4, "fold": 5})), tmp_path / "hf")
+
+
+def test_reserved_ids_are_rows_of_the_network_that_are_never_drawn(tmp_path: Path) -> None:
+    tokenizer = CharTokenizer.fit([PROSE], reserved=3)
+    bundle = Bundle(bundle_at(tmp_path / "bundle", tokenizer))
+    assert set(range(tokenizer.vocab_size - 3, tokenizer.vocab_size)) <= set(bundle.ids_without_text())
+    export_bundle(tmp_path / "bundle", tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "again")
+    assert Bundle(tmp_path / "again").complete(["the"], **GREEDY) == bundle.complete(["the"], **GREEDY)

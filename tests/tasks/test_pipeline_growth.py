@@ -20,7 +20,8 @@ from tasks.checks import check_split, check_tokens
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.selection import hash_share
 from tasks.session import StageReport, artifact
-from tasks.tokens.chunk import load_shards
+from tasks.tokens.index import load_index
+from tasks.tokens.shards import SHARD_FILE
 from tasks.tokens.tokenizer import BOS, EOS, load_tokenizer
 
 IN_TRAINING = 13  # a text whose hash puts it there
@@ -32,8 +33,9 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
+def known(tiny: Ran, tmp_path: Path) -> Home:
+    """A home that has seen the twelve texts, from files to completions: a copy of the tiny run's."""
+    return home_at(Path(shutil.copytree(tiny.session.home.path, tmp_path / "known")))
 
 
 def files_of(ran: Ran) -> dict[str, dict[str, Any]]:
@@ -91,21 +93,19 @@ def test_the_corpus_itself_needs_no_fallback_to_have_two_sides(tiny: Ran) -> Non
     assert (sides.count("train"), sides.count("validation")) == (9, 3)
 
 
-def test_one_added_text_is_one_extracted_file(home: Home, source: Path) -> None:
-    run_prepare(home, source)
+def test_one_added_text_is_one_extracted_file(known: Home, source: Path) -> None:
     write_texts(source, [12])
-    grown = run_prepare(home, source)
+    grown = run_prepare(known, source)
     for stage in ("extract", "normalise", "tokenise"):
         assert (grown.reports[stage].computed, grown.reports[stage].reused) == (1, 12)
     assert grown.reports["tokenizer"].cached
     assert files_of(grown)["text-12.txt"]["status"] == "ok"
 
 
-def test_a_plan_says_what_the_run_then_does(home: Home, source: Path) -> None:
-    run_whole(home, source)
+def test_a_plan_says_what_the_run_then_does(known: Home, source: Path) -> None:
     write_texts(source, [IN_TRAINING])
-    planned = plan_of(home, source)
-    done = run_whole(home, source)
+    planned = plan_of(known, source)
+    done = run_whole(known, source)
     assert {name: report.cached for name, report in planned.items()} == {
         name: report.cached for name, report in done.reports.items()
     }
@@ -143,25 +143,23 @@ def test_a_changed_setting_computes_from_its_own_stage_on(
     assert planned[first].reason.startswith("changed setting")
 
 
-def test_a_renamed_and_a_moved_file_are_not_read_again(home: Home, source: Path) -> None:
-    before = run_prepare(home, source)
+def test_a_renamed_and_a_moved_file_are_not_read_again(tiny: Ran, known: Home, source: Path) -> None:
     (source / "text-03.txt").rename(source / "renamed.txt")
     (source / "deep").mkdir()
     (source / "text-04.txt").rename(source / "deep" / "text-04.txt")
-    after = run_prepare(home, source)
+    after = run_prepare(known, source)
     assert after.computed() == {"snapshot": 1}
-    assert digests(after) == digests(before)
+    assert digests(after) == digests(tiny)
     assert {"renamed.txt", "deep/text-04.txt"} <= files_of(after).keys()
     assert not {"text-03.txt", "text-04.txt"} & files_of(after).keys()
 
 
-def test_a_removed_file_leaves_files_and_documents(home: Home, source: Path) -> None:
-    before = run_prepare(home, source)
-    doc_id = files_of(before)["text-03.txt"]["doc_id"]
+def test_a_removed_file_leaves_files_and_documents(tiny: Ran, known: Home, source: Path) -> None:
+    doc_id = files_of(tiny)["text-03.txt"]["doc_id"]
     (source / "text-03.txt").unlink()
-    after = run_prepare(home, source)
+    after = run_prepare(known, source)
     assert "text-03.txt" not in files_of(after)
-    assert selection_of(before).keys() - selection_of(after).keys() == {doc_id}
+    assert selection_of(tiny).keys() - selection_of(after).keys() == {doc_id}
     assert not {"extract", "normalise", "tokenise"} & after.computed().keys()
     rows = read_columns(after.folder(after.prepared.dataset) / "sequences.parquet", ["doc_id"])
     assert set(rows["doc_id"]) == selection_of(after).keys()
@@ -177,17 +175,16 @@ def test_a_removed_file_that_comes_back_is_not_read_again(home: Home, source: Pa
     assert digests(after) == digests(before)
 
 
-def test_the_same_bytes_at_two_paths_are_two_files_and_one_document(home: Home, source: Path) -> None:
-    before = run_prepare(home, source)
+def test_the_same_bytes_at_two_paths_are_two_files_and_one_document(tiny: Ran, known: Home, source: Path) -> None:
     shutil.copyfile(source / "text-03.txt", source / "zz-copy.txt")
-    after = run_prepare(home, source)
+    after = run_prepare(known, source)
     files = files_of(after)
     assert (files["zz-copy.txt"]["status"], files["zz-copy.txt"]["reason"]) == (
         "duplicate",
         "same bytes as text-03.txt",
     )
     assert files["zz-copy.txt"]["doc_id"] == files["text-03.txt"]["doc_id"]
-    assert selection_of(after) == selection_of(before)
+    assert selection_of(after) == selection_of(tiny)
     assert after.computed() == {"snapshot": 1}
 
 
@@ -200,38 +197,34 @@ def test_the_same_text_in_other_bytes_is_dropped_as_a_duplicate(home: Home, sour
     assert [selection_of(ran)[doc_id]["kept"] for doc_id in ids] == [True, False]
 
 
-def test_one_edited_file_is_one_extracted_file(home: Home, source: Path) -> None:
-    before = run_prepare(home, source)
+def test_one_edited_file_is_one_extracted_file(tiny: Ran, known: Home, source: Path) -> None:
     (source / "text-03.txt").write_text(text_of(3) + "And one more line.\n")
-    after = run_prepare(home, source)
+    after = run_prepare(known, source)
     assert (after.reports["extract"].computed, after.reports["extract"].reused) == (1, 11)
-    assert len(selection_of(after).keys() - selection_of(before).keys()) == 1
+    assert len(selection_of(after).keys() - selection_of(tiny).keys()) == 1
     assert len(selection_of(after)) == 12
 
 
-def test_the_evaluation_set_stays_when_documents_are_added(home: Home, source: Path) -> None:
-    before = run_prepare(home, source)
+def test_the_evaluation_set_stays_when_documents_are_added(tiny: Ran, known: Home, source: Path) -> None:
     write_texts(source, range(12, 30))
-    after = run_prepare(home, source)
-    assert after.prepared.evalset == before.prepared.evalset
+    after = run_prepare(known, source)
+    assert after.prepared.evalset == tiny.prepared.evalset
     held_out = [row["split"] for row in selection_of(after).values()].count("validation")
     assert held_out > len(evaluation_texts(after))
 
 
-def test_the_evaluation_set_stays_when_its_documents_are_removed(home: Home, source: Path) -> None:
-    before = run_prepare(home, source)
-    texts = evaluation_texts(before)
+def test_the_evaluation_set_stays_when_its_documents_are_removed(tiny: Ran, known: Home, source: Path) -> None:
+    texts = evaluation_texts(tiny)
     for path in source.iterdir():
         if path.read_text().strip() in texts:
             path.unlink()
-    after = run_prepare(home, write_texts(source, range(20, 26)))
+    after = run_prepare(known, write_texts(source, range(20, 26)))
     assert evaluation_texts(after) == texts
 
 
-def test_another_split_makes_another_evaluation_set(home: Home, source: Path) -> None:
-    before = run_prepare(home, source)
-    after = run_prepare(home, source, tiny_settings("curate.salt=pepper"))
-    assert after.prepared.evalset != before.prepared.evalset
+def test_another_split_makes_another_evaluation_set(tiny: Ran, known: Home, source: Path) -> None:
+    after = run_prepare(known, source, tiny_settings("curate.salt=pepper"))
+    assert after.prepared.evalset != tiny.prepared.evalset
     trained = kept_documents(after.session.store, artifact(after.ingested.curated), "train")
     rows = read_columns(after.folder(after.prepared.evalset) / "documents.parquet", ["doc_id"])
     assert trained.keys().isdisjoint(rows["doc_id"])
@@ -239,10 +232,9 @@ def test_another_split_makes_another_evaluation_set(home: Home, source: Path) ->
 
 @pytest.mark.parametrize("stage", ["extract", "normalise", "curate", "tokenizer", "tokenise", "dataset", "train"])
 def test_a_refreshed_stage_is_computed_again_and_the_rest_is_not(
-    tiny: Ran, tiny_source: Path, tmp_path: Path, stage: str
+    tiny: Ran, tiny_source: Path, known: Home, stage: str
 ) -> None:
-    folder = shutil.copytree(tiny.session.home.path, tmp_path / "copy")
-    again = run_whole(home_at(folder), tiny_source, refresh=[stage])
+    again = run_whole(known, tiny_source, refresh=[stage])
     assert again.computed() == {stage: tiny.reports[stage].computed}
     assert digests(again) == digests(tiny)
 
@@ -292,8 +284,9 @@ def test_the_cut_into_segments_changes_no_sequence(
 def sequences(ran: Ran, split: str = "train") -> list[np.ndarray]:
     """The ids of every sequence of a split, in order."""
     folders = {artifact(ref).key: ran.folder(ref) for ref in ran.prepared.shards}
-    shards, spans = load_shards(ran.folder(ran.prepared.dataset), folders, split)
-    places = zip(spans["shard"], spans["start"], spans["length"], strict=True)
+    index = load_index(ran.folder(ran.prepared.dataset), split)
+    shards = [np.load(folders[key] / SHARD_FILE, mmap_mode="r") for key in index.shards]
+    places = zip(index.shard, index.start, index.length, strict=True)
     return [np.array(shards[shard][start : start + length]) for shard, start, length in places]
 
 
@@ -343,10 +336,9 @@ def test_token_shards_take_one_byte_for_a_small_alphabet(tiny: Ran) -> None:
     assert shard.dtype == np.uint8
 
 
-def test_a_segment_without_a_document_is_carried_along(home: Home, source: Path) -> None:
-    run_prepare(home, source)
+def test_a_segment_without_a_document_is_carried_along(known: Home, source: Path) -> None:
     (source / "nothing.bin").write_bytes(bytes(range(256)) * 8)
-    ran = run_prepare(home, source)
+    ran = run_prepare(known, source)
     assert files_of(ran)["nothing.bin"]["status"] != "ok"
     assert len(ran.prepared.shards) == 2
     assert check_tokens(ran.session.store, read_state(ran.session.store, "default")).problems == []
@@ -372,15 +364,14 @@ def test_segments_cut_anew_hold_the_documents_that_were_selected(home: Home, sou
 
 @pytest.mark.parametrize("settings", [(), ("model.max_seq_len=16",), ("tokenizer.kind=bpe",), ("curate.salt=pepper",)])
 def test_a_file_renamed_to_another_suffix_keeps_its_document(
-    home: Home, source: Path, settings: tuple[str, ...]
+    known: Home, source: Path, settings: tuple[str, ...]
 ) -> None:
     """The new name is read again into a segment of its own, whose normalised text is there already."""
-    run_prepare(home, source)
     write_texts(source, [12])
-    run_prepare(home, source)
+    run_prepare(known, source)
     (source / "text-12.txt").rename(source / "text-12.log")
-    run_prepare(home, source)
-    grown = run_prepare(home, write_texts(source, [13]), tiny_settings(*settings))
+    run_prepare(known, source)
+    grown = run_prepare(known, write_texts(source, [13]), tiny_settings(*settings))
     ids = {row["doc_id"] for row in files_of(grown).values()}
     assert len(ids) == 14
     assert selection_of(grown).keys() == ids
@@ -402,8 +393,7 @@ def test_the_checks_of_a_finished_corpus_find_nothing(tiny: Ran) -> None:
         assert check.checked
 
 
-def test_a_new_document_for_validation_alone_trains_nothing_anew(home: Home, source: Path) -> None:
-    before = run_whole(home, source)
+def test_a_new_document_for_validation_alone_trains_nothing_anew(tiny: Ran, known: Home, source: Path) -> None:
     salt = tiny_settings().curate.salt
     share = tiny_settings().curate.validation_share
     number = next(
@@ -411,10 +401,10 @@ def test_a_new_document_for_validation_alone_trains_nothing_anew(home: Home, sou
         for number in range(100, 1_000)
         if hash_share(hashlib.sha256(text_of(number).strip("\n").encode()).hexdigest(), salt) < share
     )
-    after = run_whole(home, write_texts(source, [number]))
-    added = selection_of(after).keys() - selection_of(before).keys()
+    after = run_whole(known, write_texts(source, [number]))
+    added = selection_of(after).keys() - selection_of(tiny).keys()
     assert [selection_of(after)[doc_id]["split"] for doc_id in added] == ["validation"]
-    assert after.checkpoint == before.checkpoint
+    assert after.checkpoint == tiny.checkpoint
     assert "train" not in after.computed()
 
 

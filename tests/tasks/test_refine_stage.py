@@ -30,11 +30,6 @@ PRIVATE = {
 ALL = "refine.redact=email,ip,phone,iban,card,secret"
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return home_at(tmp_path / "home")
-
-
 def letter(number: int, kind: str) -> str:
     return f"{prose(number)}\nIts {kind} is {PRIVATE[kind]} as of today.\n{prose(number + 50)}"
 

@@ -19,7 +19,7 @@ from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, text_
 
 from flows import pipeline
 from flows.actions import ensure_training_run
-from model.data import batch_indices
+from model.order import Group, Order
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
@@ -40,9 +40,10 @@ class Interrupted(RuntimeError):
 
 
 @pytest.fixture
-def prepared_home(tiny: Ran, tmp_path: Path) -> Home:
+def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
     """A home with everything but the training."""
     target = home_at(tmp_path / "home")
+    shutil.copyfile(empty_tracking, target.path / "mlflow.db")
     store = Path(tiny.session.home.store)
     ignored = shutil.ignore_patterns("train", "evaluate", "generate", "prompts", ".work", ".locks")
     shutil.copytree(store, target.store, ignore=ignored)
@@ -351,7 +352,7 @@ def test_tokens_become_the_fewest_steps_that_train_on_so_many(tokens: int) -> No
     plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
 
     def trained_on(steps: int) -> int:
-        return sum(int(LABELS[batch_indices(len(LABELS), 2, 7, position)].sum()) for position in range(steps))
+        return int(LABELS[Order([Group(0, len(LABELS), len(LABELS))], 7).at(np.arange(2 * steps))].sum())
 
     steps = steps_of_tokens(tokens, plan, LABELS)
     assert trained_on(steps - 1) < tokens <= trained_on(steps)

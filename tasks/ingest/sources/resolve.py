@@ -10,6 +10,7 @@ In: strings. Out: one row for every file that is wanted, wherever it lies. A sou
     /srv/project.git                         a bare repository, at its HEAD
     s3://bucket/prefix                       objects of a bucket; also s3://bucket/docs/*.pdf; %23 stands for #
     s3://bucket/prefix?endpoint_override=host:9000&scheme=http      with the options that pyarrow knows
+    documents:corpus                         any of these, where the rows of Parquet and JSON Lines are the documents
 
 Credentials come from the environment, git's credential helpers or ssh's agent, never from an address: addresses are
 stored with deployments and rows. A branch or a prefix is followed: each listing sees it as it is then.
@@ -25,6 +26,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from storage.errors import UserError
+from tasks.ingest.sources.documents import SCHEME, DocumentsSource
 from tasks.ingest.sources.git import GitSource
 from tasks.ingest.sources.ignore import Patterns, split_patterns
 from tasks.ingest.sources.objects import ObjectSource
@@ -140,8 +142,9 @@ def list_sources(sources: Iterable[Source], settings: WalkSettings, cache: Path,
     ordered = sorted(_merged(sources), key=_order)
     roots = [source.root(cache) for source in ordered]
     for source in ordered:
-        if isinstance(source, GitSource):  # only now: the commits of one repository may be several sources
-            source.tidy(cache)
+        files = source.files if isinstance(source, DocumentsSource) else source
+        if isinstance(files, GitSource):  # only now: the commits of one repository may be several sources
+            files.tidy(cache)
     return walk_roots(roots, exclude, filters)
 
 
@@ -160,7 +163,9 @@ def _merged(sources: Iterable[Source]) -> list[Source]:
 
 
 def _order(source: Source) -> tuple[int, tuple[str, ...]]:
-    """Folders first and those above before those within, whatever the order given."""
+    """Folders first and those above before those within, whatever the order given; corpora before all."""
+    if isinstance(source, DocumentsSource):  # the first has a file that several have
+        return -1, (str(source),)
     if isinstance(source, FolderSource):
         return 0, source.path.parts
     return 1, (str(source),)
@@ -168,6 +173,8 @@ def _order(source: Source) -> tuple[int, tuple[str, ...]]:
 
 def _resolve(text: str, base: Path) -> Source:
     """One source."""
+    if text.startswith(SCHEME):
+        return DocumentsSource(_resolve(text.removeprefix(SCHEME).strip(), base))
     if text.startswith("git+"):
         return _git_source(text.removeprefix("git+"), base)
     scheme, has_scheme, _ = text.partition("://")

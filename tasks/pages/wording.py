@@ -1,4 +1,4 @@
-"""Numbers and names as the report writes them."""
+"""Numbers and names as reports write them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def share(part: float, whole: float) -> str:
     if 99.5 <= value < 100:
         return "> 99 %"
     return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
+
+
+def percent(value: float) -> str:
+    """A share to two places, for sums that must come out; what is not all is not written as all."""
+    if 0 < value < 0.00005:
+        return "< 0.01 %"
+    if 0.99995 <= value < 1:
+        return "> 99.99 %"
+    return f"{100 * value:.2f} %"
 
 
 def counted(n: int, noun: str) -> str:

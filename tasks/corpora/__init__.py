@@ -1,0 +1,1 @@
+"""Corpora that come from elsewhere or go elsewhere: documents in Parquet and JSON Lines, tokens as lists."""

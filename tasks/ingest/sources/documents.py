@@ -1,0 +1,72 @@
+"""Corpora that are documents already: `documents:SOURCE`, where the files of the source are Parquet or JSON Lines.
+
+Their rows become documents as they are, without extraction. Here they are files like any others; what tells them apart
+is the source in their row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from tasks.ingest.sources.walk import Filters, Root, WalkedFile
+
+SCHEME = "documents:"
+
+
+class _Source(Protocol):
+    """Any source."""
+
+    def root(self, cache: Path) -> Root:
+        """What is walked."""
+
+
+@dataclass(frozen=True)
+class DocumentsSource:
+    """The files of another source, as corpora.
+
+    Attributes:
+        files: Where they are: a file, a folder, a pattern, a bucket, a repository.
+    """
+
+    files: _Source
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.files}"
+
+    def root(self, cache: Path) -> DocumentsRoot:
+        """What is walked.
+
+        Raises:
+            UserError: It cannot be had.
+        """
+        return DocumentsRoot(self.files.root(cache))
+
+
+@dataclass(frozen=True)
+class DocumentsRoot:
+    """The files of another root, marked."""
+
+    files: Root
+
+    @property
+    def name(self) -> str:
+        """First part of its files' paths where there are several roots."""
+        return self.files.name
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Folders that are walked for it: the one it is, and those above."""
+        return self.files.covers
+
+    def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
+        """Its rows, with None for each path that patterns leave out."""
+        for row in self.files.rows(label, filters, excluded):
+            yield row and replace(row, source=f"{SCHEME}{row.source}")
+
+
+def is_corpus(source: str) -> bool:
+    """Whether a row's source says that the file's rows are documents."""
+    return source.startswith(SCHEME)

@@ -1,0 +1,1 @@
+"""What the pages about corpora and datasets share: drawings, wording, rules of style, Markdown."""

@@ -1,0 +1,361 @@
+"""The dataset: an index of pieces over token shards, made anew in a moment when documents come or go.
+
+In go the kept documents as they lie in the shards, and with a mix the group of each; out come the pieces of every
+sequence (`sequences.parquet`), how often each id is predicted in training (`token_counts.parquet`), and an account of
+what became of every id (`dataset.json`). Nothing large is read or written: what one more document costs is the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.digest import plain, sha256_json
+from storage.errors import UserError
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import SEQUENCES, TOKEN_COUNTS
+from storage.store import StoreError
+from storage.tables import ZSTD_LEVEL
+from tasks.stage import Work, stage
+from tasks.tokens.documents import TokenDocuments, count_ids, kept_tokens
+from tasks.tokens.index import COUNTS_FILE, DATASET_FILE, SEQUENCES_FILE
+from tasks.tokens.packing import (
+    PACKINGS,
+    Account,
+    Pieces,
+    account,
+    is_isolated,
+    piece_numbers,
+    pieces_of,
+    predicted_spans,
+)
+
+if TYPE_CHECKING:
+    from tasks.settings import DatasetSettings
+    from tasks.tokens.mix import MixSettings
+
+GROUPS_FILE = "groups.parquet"
+EVERYTHING = "all"  # the one group there is without a mix
+ROWS_AT_ONCE = 2**16
+BALANCE = ("kept", "repeated", "padded", "cut")  # of an account, what the manifest counts
+
+
+@dataclass(frozen=True)
+class DatasetIndexSettings:
+    """How documents become sequences.
+
+    Attributes:
+        seq_len: input places of a sequence.
+        packing: one of `PACKINGS`.
+        stride: ids from one chunk's start to the next; 0 means `seq_len`.
+        drop_last: leave out the short sequence at the end of the training stream.
+        mix: how often each group is read; None where there are no groups.
+    """
+
+    seq_len: int
+    packing: str = "chunk"
+    stride: int = 0
+    drop_last: bool = False
+    mix: MixSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.packing not in PACKINGS:
+            raise ValueError(f"packing is {self.packing!r}, expected {', '.join(PACKINGS)}")
+        if self.seq_len < 1 or not 0 <= self.stride <= self.seq_len:
+            raise ValueError(
+                f"chunks of length {self.seq_len} with stride {self.stride}: the length must be 1 or more, the stride "
+                "from 1 to the length (0 means the length), or ids would be skipped"
+            )
+
+    @classmethod
+    def of(cls, seq_len: int, dataset: DatasetSettings, mix: MixSettings | None = None) -> DatasetIndexSettings:
+        """From the sections of a run's settings; a mix that names no groups is none."""
+        wanted = mix if mix is not None and mix.by.strip() else None
+        return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
+
+    def pieces(self, lengths: np.ndarray, training: bool) -> Pieces:
+        """Cut documents of these lengths; of held-out ones nothing is ever left out."""
+        return pieces_of(lengths, self.seq_len, self.packing, self.stride, self.drop_last and training)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Training documents that are read equally often.
+
+    Attributes:
+        rows: the documents, by their numbers among all kept ones.
+        pieces: of these documents, numbered from 0, in sequences that are numbered from 0.
+        account: of them.
+        reads: how many sequences of them an epoch reads.
+    """
+
+    name: str
+    rows: np.ndarray
+    pieces: Pieces
+    account: Account
+    reads: int
+
+
+@stage("dataset", version=3)
+def dataset(
+    work: Work,
+    settings: DatasetIndexSettings,
+    *,
+    curated: ArtifactRef,
+    tokens: RefSet,
+    tokenizer: ArtifactRef,
+    groups: RefSet,
+) -> str:
+    """Cut the kept documents into sequences, group by group; count the ids that training predicts.
+
+    Groups say which documents are read how often; an empty set where there is no mix.
+    """
+    documents = kept_tokens(work.store, curated, tokens)
+    names = _group_names(work, documents, groups) if settings.mix is not None else None
+    planned = _plan(settings, documents, names)
+    used = [group for group in planned if group.reads]
+    training = _joined([(group.rows, group.pieces) for group in used])
+    held_out = np.flatnonzero(~documents.train)
+    validation = settings.pieces(documents.length[held_out], training=False)
+    accounts = {
+        "train": _total(planned),
+        "validation": account(validation, documents.length[held_out], settings.seq_len, is_isolated(settings.packing)),
+    }
+    _check_training(settings, documents, accounts["train"])
+    shards = [ref.key for ref in tokens.refs]
+    n_train = training.sequences
+    pieces = _joined([(np.arange(len(documents.ids)), training), (held_out, validation)])
+    _write_pieces(work.out / SEQUENCES_FILE, documents, pieces, n_train, shards)
+    counts = _predicted_counts(work, settings, documents, used, tokens)
+    ids = pa.array(np.arange(len(counts)), pa.int32())
+    _write(work.out / COUNTS_FILE, TOKEN_COUNTS, [pa.table([ids, pa.array(counts)], schema=TOKEN_COUNTS)])
+    record = _record(settings, documents, planned, accounts)
+    (work.out / DATASET_FILE).write_text(json.dumps(record, indent=1, ensure_ascii=False), "utf-8")
+    work.counts.update(rows=len(pieces), train_sequences=n_train, train_tokens=accounts["train"].labels)
+    work.counts.update(train_reads=sum(group.reads for group in used))
+    work.counts.update({name: value for name, value in asdict(accounts["train"]).items() if name in BALANCE})
+    # The training side alone makes a model; the validation side is a sample for its curve. So a new document that falls
+    # into validation gives the same digest, and trains nothing anew.
+    return sha256_json(
+        {
+            "pieces": _pieces_digest(documents, training),
+            "reads": [(group.account.sequences, group.reads) for group in used],
+            "seq_len": settings.seq_len,
+            "isolated": is_isolated(settings.packing),
+            "tokenizer": tokenizer.digest,
+        }
+    )
+
+
+def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Array:
+    """The group of each training document, in their order."""
+    tables = [pq.read_table(work.folder(ref) / GROUPS_FILE, columns=["doc_id", "group"]) for ref in groups.refs]
+    known = pa.concat_tables(tables)
+    trained = documents.ids.filter(pa.array(documents.train))
+    names = pa.concat_arrays(known["group"].take(pc.index_in(trained, value_set=known["doc_id"])).chunks)
+    if names.null_count:
+        missing = trained.filter(names.is_null())[0].as_py()
+        raise StoreError(f"training document {missing} is in no group: compute them again with `--refresh groups`")
+    return names
+
+
+def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.Array | None) -> list[Group]:
+    """The groups by name, cut into sequences, and how often each is read."""
+    trained = np.flatnonzero(documents.train)
+    if names is None:
+        members = {EVERYTHING: trained}
+    else:
+        encoded = names.dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        parts = np.split(trained[np.argsort(codes, kind="stable")], np.cumsum(np.bincount(codes))[:-1])
+        members = dict(zip(encoded.dictionary.to_pylist(), parts, strict=True))
+    groups = []
+    for name, rows in sorted(members.items()):
+        lengths = documents.length[rows]
+        pieces = settings.pieces(lengths, training=True)
+        balance = account(pieces, lengths, settings.seq_len, is_isolated(settings.packing))
+        groups.append(Group(name, rows, pieces, balance, balance.sequences))
+    if settings.mix is None:
+        return groups
+    from tasks.tokens.mix import plan_reads
+
+    reads = plan_reads(
+        {group.name: group.account.labels for group in groups},
+        {group.name: group.account.sequences for group in groups},
+        settings.mix,
+    )
+    return [replace(group, reads=reads[group.name]) for group in groups]
+
+
+def _joined(parts: Iterable[tuple[np.ndarray, Pieces]]) -> Pieces:
+    """Pieces of several sets of documents as one: the sequences of each after those of the one before.
+
+    Args:
+        parts: numbers of the documents among all, and their pieces.
+    """
+    shifted: list[Pieces] = []
+    first = 0
+    for rows, pieces in parts:
+        shifted.append(
+            Pieces(rows[pieces.document], pieces.start, pieces.length, pieces.ahead, pieces.sequence + first)
+        )
+        first += pieces.sequences
+    empty = pieces_of(np.zeros(0, dtype=np.int64), 1, "chunk")
+    columns = zip(*(vars(pieces).values() for pieces in [empty, *shifted]), strict=True)
+    return Pieces(*map(np.concatenate, columns))
+
+
+def _balance(group: Group) -> Account:
+    """The account of a group; all of it is cut where the mix leaves it out."""
+    return group.account if group.reads else Account(cut=group.account.kept + group.account.cut)
+
+
+def _total(groups: Sequence[Group]) -> Account:
+    return reduce(Account.__add__, (_balance(group) for group in groups), Account())
+
+
+def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, training: Account) -> None:
+    """Refuse a dataset without a training sequence."""
+    if training.sequences:
+        return
+    n_ids = int(documents.length[documents.train].sum())
+    what = "add documents"
+    if settings.drop_last and n_ids:
+        what += ", make sequences shorter (model.max_seq_len) or leave out dataset.drop_last"
+    if settings.mix is not None:
+        what += ", or see what the mix leaves out"
+    raise UserError(
+        f"there is no sequence to train on: the {int(documents.train.sum())} training document(s) hold {n_ids} ids, "
+        f"and a sequence takes {settings.seq_len}: {what}"
+    )
+
+
+def _predicted_counts(
+    work: Work,
+    settings: DatasetIndexSettings,
+    documents: TokenDocuments,
+    used: Sequence[Group],
+    tokens: RefSet,
+) -> np.ndarray:
+    """How often each id is predicted in training, each place in a document counted once."""
+    begin, end = np.zeros((2, len(documents.ids)), dtype=np.int64)
+    for group in used:
+        spans = predicted_spans(group.pieces, len(group.rows), is_isolated(settings.packing))
+        begin[group.rows], end[group.rows] = spans
+    folders = [work.folder(ref) for ref in tokens.refs]
+    return count_ids(folders, documents.shard, documents.offset + begin, documents.offset + end)
+
+
+def _write_pieces(path: Path, documents: TokenDocuments, pieces: Pieces, n_train: int, shards: Sequence[str]) -> None:
+    numbers = piece_numbers(pieces, documents.length)
+    shard = documents.shard[pieces.document]
+    start = documents.offset[pieces.document] + pieces.start
+    keys, splits = pa.array(shards, pa.string()), pa.array(["train", "validation"])
+
+    def blocks() -> Iterator[pa.Table]:
+        for first in range(0, len(pieces), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            columns = [
+                pa.array(pieces.sequence[rows]),
+                splits.take(pa.array((pieces.sequence[rows] >= n_train).astype(np.int8))),
+                documents.ids.take(pa.array(pieces.document[rows])),
+                pa.array(numbers[rows]),
+                keys.take(pa.array(shard[rows])),
+                pa.array(start[rows]),
+                pa.array(pieces.length[rows]),
+                pa.array(pieces.ahead[rows]),
+            ]
+            yield pa.table(columns, schema=SEQUENCES)
+
+    _write(path, SEQUENCES, blocks())
+
+
+def _write(path: Path, schema: pa.Schema, blocks: Iterable[pa.Table]) -> None:
+    """Write a table that is there as columns; each block is a row group."""
+    # a dictionary of values that hardly repeat takes longer to build than it saves
+    repeat = [name for name in ("split", "chunk", "shard", "length", "ahead") if name in schema.names]
+    options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": repeat}
+    with pq.ParquetWriter(path, schema, **options) as writer:
+        for block in blocks:
+            writer.write_table(block)
+
+
+def _pieces_digest(documents: TokenDocuments, pieces: Pieces) -> str:
+    """Digest of what is trained on, wherever it lies: the documents' names and ids, and how they are cut."""
+    used, document = np.unique(pieces.document, return_inverse=True)
+    made = hashlib.sha256()
+    for strings in (documents.ids, documents.digests):
+        chosen = strings.take(pa.array(used)).cast(pa.large_binary())
+        made.update(pc.binary_length(chosen).to_numpy().astype("<i8").tobytes())
+        made.update(chosen.buffers()[2] or b"")
+    for numbers in (document, pieces.start, pieces.length, pieces.ahead, pieces.sequence):
+        made.update(np.ascontiguousarray(numbers, dtype="<i8").data)
+    return made.hexdigest()
+
+
+def _record(
+    settings: DatasetIndexSettings,
+    documents: TokenDocuments,
+    groups: Sequence[Group],
+    accounts: Mapping[str, Account],
+) -> dict[str, Any]:
+    """What `dataset.json` says; it adds up, from documents to labels."""
+
+    def sizes(rows: np.ndarray) -> dict[str, int]:
+        return {
+            "documents": len(rows),
+            "ids": int(documents.length[rows].sum()),
+            "n_bytes": int(documents.n_bytes[rows].sum()),
+        }
+
+    listed, first = [], 0
+    for group in groups:
+        balance = _balance(group)
+        place = {"first": first, "count": balance.sequences, "reads": group.reads, "tokens": group.account.labels}
+        listed.append({"name": group.name, **place, **sizes(group.rows), **asdict(balance)})
+        first += balance.sequences
+    sides = {"train": np.flatnonzero(documents.train), "validation": np.flatnonzero(~documents.train)}
+    return {
+        "packing": settings.packing,
+        "seq_len": settings.seq_len,
+        "stride": settings.stride or settings.seq_len,
+        "drop_last": settings.drop_last,
+        "splits": {side: {**sizes(rows), **asdict(accounts[side])} for side, rows in sides.items()},
+        "groups": listed,
+        "mix": plain(settings.mix),
+        "notes": list(_notes(settings, documents, groups, accounts)),
+    }
+
+
+def _notes(
+    settings: DatasetIndexSettings,
+    documents: TokenDocuments,
+    groups: Sequence[Group],
+    accounts: Mapping[str, Account],
+) -> Iterator[str]:
+    """What a person should know before training on it."""
+    empty = int((documents.length == 0).sum())
+    if empty:
+        yield f"{empty:,} document(s) hold no id, and are in no sequence"
+    if not accounts["train"].labels:
+        yield "no training sequence holds anything to predict: every document is one id"
+    held_out = accounts["validation"]
+    if held_out.kept < settings.seq_len:
+        yield f"validation has no sequence of full length: it holds {held_out.kept:,} ids in all"
+    for group in groups:
+        of_group = f" of group {group.name!r}" if settings.mix is not None else ""
+        if group.account.cut:
+            yield f"the last {group.account.cut:,} ids{of_group} are in no sequence (dataset.drop_last)"
+        if group.account.kept and not group.reads:
+            n_documents, n_ids = len(group.rows), group.account.kept + group.account.cut
+            yield f"the mix leaves out group {group.name!r}: {n_documents:,} document(s), {n_ids:,} ids"

@@ -1,0 +1,104 @@
+"""Tokenisers from elsewhere: a `tokenizer.json`, and what the files beside it say about special tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from storage.digest import sha256_file, sha256_json
+from storage.errors import UserError
+from tasks.tokens.tokenizer import HfTokenizer, Tokenizer, load_tokenizer
+
+CONFIG_FILE = "config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+BESIDE = (CONFIG_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
+MEANINGS = ("pad", "unk", "bos", "eos")
+
+
+class ForeignTokenizerError(UserError):
+    """A file with a tokeniser that is missing, or cannot be read."""
+
+
+def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
+    """A tokeniser of this project or of Hugging Face's `tokenizers`.
+
+    Of the latter, which id begins and ends a text, fills and stands for the unknown is looked up in config.json (where
+    ids that no token has are passed over), then in tokenizer_config.json, then in special_tokens_map.json beside it; it
+    may be nowhere. Where several ids end a text, the first counts.
+
+    Args:
+        reserved: ids to be kept free at the end of the vocabulary; a tokeniser of this project has its own.
+
+    Raises:
+        ForeignTokenizerError: there is no such file, or no tokeniser in it.
+    """
+    if not path.is_file():
+        raise ForeignTokenizerError(f"there is no file {path}: expected a tokenizer.json")
+    with _told(path):
+        spec = path.read_text(encoding="utf-8")
+        record = json.loads(spec)
+        if not isinstance(record, dict):
+            raise ValueError(f"a {type(record).__name__}, expected the JSON of a tokeniser")
+        if "kind" in record and "model" not in record:
+            return _own(path, reserved)
+        named = _special_ids(HfTokenizer(spec).vocabulary(), path.parent)
+        return HfTokenizer(spec, **named, reserved=reserved)
+
+
+def _own(path: Path, reserved: int) -> Tokenizer:
+    found = load_tokenizer(path)
+    if reserved not in (0, found.reserved):
+        raise ValueError(f"it reserves {found.reserved} ids, so {reserved} cannot be asked for")
+    return found
+
+
+def _special_ids(vocabulary: dict[str, int], folder: Path) -> dict[str, int | None]:
+    config, *others = (_optional_json(folder / name) for name in BESIDE)
+    known = set(vocabulary.values())
+    named: dict[str, int | None] = {}
+    for meaning in MEANINGS:
+        index = config.get(f"{meaning}_token_id")
+        index = index[0] if isinstance(index, list) and index else index
+        if index not in known:
+            index = None  # published files name -1, or GPT-2's 50256 beside a smaller vocabulary
+        for source in others:
+            token = source.get(f"{meaning}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if index is None and isinstance(token, str):
+                index = vocabulary.get(token)
+        named[f"{meaning}_id"] = index
+    return named
+
+
+def digest_of_tokenizer_file(path: Path) -> str:
+    """Digest of all that `read_tokenizer_file` reads.
+
+    Raises:
+        ForeignTokenizerError: there is no such file.
+    """
+    if not path.is_file():
+        raise ForeignTokenizerError(f"tokenizer.file: there is no file {path}: expected a tokenizer.json")
+    beside = [path.with_name(name) for name in BESIDE]
+    with _told(path):
+        return sha256_json([sha256_file(path), *(sha256_file(file) if file.is_file() else "" for file in beside)])
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tells which file a fault of a tokeniser is in."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ForeignTokenizerError(f"{path}: {error}") from error
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with _told(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,121 @@
+"""The files of a dataset, and reading them: which pieces make each sequence, and how often each group is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tasks.tokens.packing import is_isolated
+
+SEQUENCES_FILE = "sequences.parquet"
+COUNTS_FILE = "token_counts.parquet"
+DATASET_FILE = "dataset.json"
+
+
+@dataclass(frozen=True)
+class Index:
+    """The sequences of one split, each of one piece or more: spans of token shards.
+
+    Attributes:
+        shards: keys of the token artefacts that the pieces lie in.
+        shard: (p,) int64, number of each piece's artefact in `shards`.
+        start: (p,) int64, first id in the shard.
+        length: (p,) int32, number of ids, the look-ahead among them.
+        ahead: (p,) int8, 1 if the last id is only a label.
+        offsets: (n + 1,) int64, first piece of each sequence, and the number of all pieces at the end.
+        isolated: whether the pieces of a sequence see and predict nothing of each other.
+    """
+
+    shards: list[str]
+    shard: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    ahead: np.ndarray
+    offsets: np.ndarray
+    isolated: bool
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) int64 ids to predict in each sequence."""
+        ends = np.append(0, np.cumsum(self.length, dtype=np.int64))[self.offsets]
+        return np.diff(ends) - (np.diff(self.offsets) if self.isolated else 1)
+
+    def take(self, sequences: np.ndarray) -> Index:
+        """Some of the sequences, in this order."""
+        counts = np.diff(self.offsets)[sequences]
+        offsets = np.append(0, np.cumsum(counts))
+        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[sequences] - offsets[:-1], counts)
+        pieces = (self.shard[rows], self.start[rows], self.length[rows], self.ahead[rows])
+        return Index(self.shards, *pieces, offsets, self.isolated)
+
+
+@dataclass(frozen=True)
+class ReadGroup:
+    """Training sequences that are read equally often.
+
+    Attributes:
+        first, count: they are the sequences from `first` to before `first + count`.
+        reads: how many of them an epoch reads; some come several times where it is more than `count`.
+        tokens: ids to predict in all of them.
+    """
+
+    name: str
+    first: int
+    count: int
+    reads: int
+    tokens: int
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What `dataset.json` says: the account of every id, the groups, the notes.
+
+    Args:
+        folder: of the dataset.
+    """
+    record: dict[str, Any] = json.loads((folder / DATASET_FILE).read_text(encoding="utf-8"))
+    return record
+
+
+def groups_of(folder: Path) -> list[ReadGroup]:
+    """The groups that are read, in the order of their sequences; one of all sequences where there is no mix.
+
+    Args:
+        folder: of the dataset.
+    """
+    names = ("name", "first", "count", "reads", "tokens")
+    groups = read_record(folder)["groups"]
+    return [ReadGroup(*(group[name] for name in names)) for group in groups if group["reads"]]
+
+
+def load_index(folder: Path, split: str) -> Index:
+    """Read the sequences of one split.
+
+    Args:
+        folder: of the dataset.
+        split: `train` or `validation`.
+    """
+    names = ["sequence", "split", "shard", "start", "length", "ahead"]
+    table = pq.read_table(folder / SEQUENCES_FILE, columns=names, read_dictionary=["split", "shard"])
+    table = table.filter(pc.equal(table["split"], split)).unify_dictionaries()
+    sequence = table["sequence"].to_numpy()
+    opens = np.flatnonzero(np.diff(sequence, prepend=-1))
+    shards = sorted(pc.unique(table["shard"]).to_pylist())
+    return Index(
+        shards=shards,
+        shard=pc.index_in(table["shard"], value_set=pa.array(shards, pa.string())).to_numpy().astype(np.int64),
+        start=table["start"].to_numpy(),
+        length=table["length"].to_numpy(),
+        ahead=table["ahead"].to_numpy(),
+        offsets=np.append(opens, len(sequence)),
+        isolated=is_isolated(read_record(folder)["packing"]),
+    )

@@ -1,0 +1,103 @@
+"""Learning the merges of byte-pair encoding: by `tokenizers`, or by gigatoken where that finds the same ones sooner.
+
+gigatoken is some twenty times as fast, and its merges are the reference's as long as there is enough text. So it is
+taken for much text, if both learn the same from a part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import islice
+
+from tasks.tokens.engines import EngineError, engine_errors
+from tasks.tokens.subword import byte_spellings, cut_text
+from tasks.tokens.tokenizer import MIN_BPE_VOCAB, SPECIAL_TOKENS, BpeTokenizer
+
+WORTH_A_TRAINER = 2**22  # bytes of text; less is learned from by the reference in a moment
+SAMPLE_UNITS = 8
+SAMPLE_VOCAB = 1024
+UNIT_BYTES = 2**16  # one document of megabytes would be one unit of work to the reference
+_SEPARATOR = b"\xff"  # a byte that is not in UTF-8
+
+Merge = tuple[str, str]
+
+
+def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple[BpeTokenizer, dict[str, str]]:
+    """Learn byte-pair encoding.
+
+    Args:
+        texts: UTF-8.
+        vocab_size: ids in all, the reserved ones too.
+
+    Returns:
+        The tokeniser, and what learned it for which reason.
+    """
+    n_bytes = sum(map(len, texts))
+    if n_bytes < WORTH_A_TRAINER:
+        why = f"{n_bytes:,} bytes are too few for another trainer to pay"
+    else:
+        try:
+            _compare(list(islice(_units(texts), SAMPLE_UNITS)), min(vocab_size - reserved, SAMPLE_VOCAB))
+            merges = _learn(_units(texts), vocab_size - reserved)
+            tools = {"trainer": f"gigatoken {version('gigatoken')}", "trainer_reason": "same merges on a sample"}
+            return BpeTokenizer.of_merges(merges, reserved), tools
+        except EngineError as error:
+            why = f"gigatoken: {error}"
+    fitted = BpeTokenizer.fit((unit.decode() for unit in _units(texts)), vocab_size, reserved)
+    return fitted, {"trainer": f"tokenizers {version('tokenizers')}", "trainer_reason": why}
+
+
+def _units(texts: Sequence[bytes]) -> Iterator[bytes]:
+    for text in texts:
+        yield from cut_text(text, UNIT_BYTES)
+
+
+def _compare(units: list[bytes], vocab_size: int) -> None:
+    """Check that both learn the same.
+
+    Raises:
+        EngineError: if they do not.
+    """
+    spec = json.loads(BpeTokenizer.fit((unit.decode() for unit in units), vocab_size).spec)
+    expected = [tuple(merge) for merge in spec["model"]["merges"]]
+    if list(_learn(iter(units), vocab_size)) != expected:
+        raise EngineError("other merges than the reference's on a sample of the text")
+
+
+def _learn(units: Iterator[bytes], vocab_size: int) -> list[Merge]:
+    """gigatoken's merges, spelled as `tokenizers` does.
+
+    Raises:
+        EngineError: if it fails.
+    """
+    with engine_errors("it failed"), _silence():
+        from gigatoken import train_bpe
+
+        # its special tokens are none of ours, but as many: they count as ids
+        data = _SEPARATOR.join(units)
+        _, merges = train_bpe(data, vocab_size, list(SPECIAL_TOKENS), separator=_SEPARATOR)
+    spelling = byte_spellings()
+    spelled = [tuple("".join(spelling[byte] for byte in token) for token in pair) for pair in merges]
+    if len(spelled) != len({one + two for one, two in spelled}) or len(spelled) > vocab_size - MIN_BPE_VOCAB:
+        raise EngineError("it learned one token twice, or too many")
+    return [(one, two) for one, two in spelled]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing on standard output and error: the library tells its progress there, whoever reads them."""
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    void = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number, _ in kept:
+            os.dup2(void, number)
+        yield
+    finally:
+        os.close(void)
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)

@@ -1,0 +1,277 @@
+"""Mixing: how often each group of training documents is read in an epoch.
+
+A corpus is divided into groups by `mix.by`; the settings say what share of the training tokens each of them is to have.
+In go the tokens and sequences of each group, out come its reads: how many of its sequences an epoch holds, some of
+them twice or more. Shares count in tokens, because a group of short documents has emptier sequences. All arithmetic is
+exact (fractions), so that the plan is the same on every machine; only `mix.temperature` begins with a power, which is
+rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from storage.errors import UserError
+
+OTHERS = "*"  # stands for every group that is not named
+NAMES_SHOWN = 20
+_ITEM = re.compile(r'\s*+(?:"([^"]*+)"\s*+|([^",=]++))=([^,="]++)(?:,|$)')
+HIGHEST_TEMPERATURE = 10.0
+LARGEST_WEIGHT = 1e12
+
+
+class MixError(UserError):
+    """A mix that the corpus cannot give."""
+
+
+@dataclass(frozen=True)
+class MixSettings:
+    """What of the training text is read how often.
+
+    Without `by` every training sequence is read once in each epoch. With it, give one of `weights`, `temperature` and
+    `epochs`; with none of them every group is read once.
+
+    Attributes:
+        by: What makes a group: a column of the view `documents`, `source`, `path`, or any SQL expression over them,
+            such as `kind`, `language`, `split_part(path, '/', 1)` or `if(kind = 'code', 'code', 'prose')`.
+        weights: Shares of the training tokens, as `code=0.3, prose=0.7`; they need not add up to 1. `*` stands for all
+            other groups together, which share its weight by their tokens. Names with a comma, an = or a quotation mark
+            about them are written in double quotes.
+        temperature: Above 0, groups weigh as much as their tokens to the power of it: 1 changes nothing, 0.5 favours
+            small groups, near 0 all groups weigh the same.
+        epochs: How often each group is read in an epoch, as `code=2, notes=0.5`; groups that are not named are read
+            once, or as often as `*` says.
+        max_epochs: With weights or a temperature, no group is read more often than this in one epoch.
+    """
+
+    by: str = ""
+    weights: str = ""
+    temperature: float = 0.0
+    epochs: str = ""
+    max_epochs: float = 4.0
+
+    def __post_init__(self) -> None:
+        asked = [name for name in ("weights", "temperature", "epochs") if getattr(self, name)]
+        if asked and not self.by.strip():
+            raise ValueError(
+                f"mix.{asked[0]} is {getattr(self, asked[0])!r}, but nothing says what the groups are: give mix.by, "
+                "such as kind, source or language"
+            )
+        if len(asked) > 1:
+            raise ValueError(f"mix.{asked[0]} and mix.{asked[1]} both say how often groups are read; give one of them")
+        if not 0 <= self.temperature <= HIGHEST_TEMPERATURE:
+            raise ValueError(f"mix.temperature is {self.temperature}, expected 0 (off) to {HIGHEST_TEMPERATURE:g}")
+        if not (math.isfinite(self.max_epochs) and self.max_epochs >= 1):
+            raise ValueError(f"mix.max_epochs is {self.max_epochs}, expected 1 or more")
+        for name in ("weights", "epochs"):
+            values = parse_shares(f"mix.{name}", getattr(self, name))
+            if values and not any(values.values()):
+                raise ValueError(f"mix.{name} is {getattr(self, name)!r}: nothing would be read; give one above 0")
+
+
+def parse_shares(setting: str, text: str) -> dict[str, Fraction]:
+    """The names and numbers of `code=0.3, prose=0.7`.
+
+    Args:
+        setting: Where it comes from, for messages.
+        text: Empty for none.
+
+    Raises:
+        ValueError: It is written otherwise, a number is below 0, or a name stands there twice.
+    """
+    shares: dict[str, Fraction] = {}
+    at = 0
+    while at < len(text) and not text[at:].isspace():
+        item = _ITEM.match(text, at)
+        if item is None:
+            raise ValueError(
+                f"{setting} is {text!r}: cannot read {text[at : at + 60].strip()!r}; expected NAME=NUMBER with commas "
+                "between, such as code=0.3, prose=0.7 (a name with a comma or an = in it in double quotes)"
+            )
+        quoted, bare, number = item.groups()
+        name = bare.strip() if quoted is None else quoted
+        value = _number(number)
+        if value is None:
+            raise ValueError(f"{setting}: {name}={number.strip()}, expected a number of 0 or more, such as 0.3")
+        if name in shares:
+            raise ValueError(f"{setting} names {name!r} twice")
+        shares[name] = value
+        at = item.end()
+    return shares
+
+
+def _number(text: str) -> Fraction | None:
+    """A number; None where it is none, below 0, or beyond all use."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    # 0.3 is to be three tenths, not the float next to it
+    return Fraction(repr(value)) if 0 <= value <= LARGEST_WEIGHT else None
+
+
+def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, int]:
+    """How many sequences of each group an epoch reads.
+
+    With weights or a temperature, tokens are read in the shares asked for; their total is what it takes to read every
+    group at least once, and less where a group would be read more than `max_epochs` times. Numbers of sequences are
+    rounded by largest remainders, so each is less than one sequence from what was asked for.
+
+    Args:
+        tokens: Training tokens of each group.
+        sequences: Training sequences of each group; one that has none is not read, and the others share its weight.
+        mix: What is asked for.
+
+    Returns:
+        The reads of every group, in the order of their names; 0 where a group is left out.
+
+    Raises:
+        MixError: The settings name a group that is not there, or miss one that is.
+    """
+    asked = asked_shares(tokens, sequences, mix)
+    if not mix.by.strip() or not (mix.weights or mix.temperature):
+        passes = _passes(tokens, mix)
+        return {name: _at_least_one(passes[name] * sequences[name]) for name in sorted(sequences)}
+    limits = {name: Fraction(mix.max_epochs) * sequences[name] for name in asked}
+    wanted = {name: share for name, share in asked.items() if share}
+    reads = dict.fromkeys(sorted(sequences), 0)
+    if not wanted:
+        return reads
+    most = min(Fraction(mix.max_epochs) * tokens[name] / share for name, share in wanted.items())
+    total = min(most, max(Fraction(tokens[name]) / share for name, share in wanted.items()))
+    quotas = {name: total * share * sequences[name] / tokens[name] for name, share in wanted.items()}
+    return reads | _rounded(quotas, limits)
+
+
+def _rounded(quotas: Mapping[str, Fraction], limits: Mapping[str, Fraction]) -> dict[str, int]:
+    """Whole numbers next to the quotas: those of the largest remainders go up, until the sum is right."""
+    counts = {name: math.floor(quota) for name, quota in quotas.items()}
+    missing = math.floor(sum(quotas.values()) + Fraction(1, 2)) - sum(counts.values())
+    for name in sorted(quotas, key=lambda item: (counts[item] - quotas[item], item)):
+        # what is asked for at all is read at all
+        if (missing > 0 or not counts[name]) and counts[name] < quotas[name] and counts[name] + 1 <= limits[name]:
+            counts[name] += 1
+            missing -= 1
+    return counts
+
+
+def _at_least_one(quota: Fraction) -> int:
+    """The nearest whole number, but not 0 for what is asked for."""
+    return max(math.floor(quota + Fraction(1, 2)), 1 if quota else 0)
+
+
+def asked_shares(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
+    """The share of the training tokens that is asked for each group, over those that have sequences.
+
+    Raises:
+        MixError: The settings name a group that is not there, or miss one that is.
+    """
+    if set(tokens) != set(sequences):
+        raise ValueError(f"tokens of {sorted(tokens)}, but sequences of {sorted(sequences)}")
+    weights = _weights(tokens, mix)
+    there = {name: weights[name] for name in sorted(weights) if sequences[name] and tokens[name]}
+    total = sum(there.values())
+    return {name: weight / total if total else Fraction(0) for name, weight in there.items()}
+
+
+def _weights(tokens: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
+    """The weight of every group."""
+    if mix.weights:
+        given = parse_shares("mix.weights", mix.weights)
+        _check_names("mix.weights", given, tokens, complete=True)
+        others = [name for name in tokens if name not in given]
+        together = sum(tokens[name] for name in others)
+        rest = {name: given[OTHERS] * tokens[name] / together if together else Fraction(0) for name in others}
+        return {**rest, **{name: weight for name, weight in given.items() if name in tokens}}
+    if mix.temperature:
+        # twelve digits: the last of a power differs from one machine to another
+        return {name: Fraction(f"{n**mix.temperature:.12e}") if n else Fraction(0) for name, n in tokens.items()}
+    passes = _passes(tokens, mix)
+    return {name: passes[name] * n for name, n in tokens.items()}
+
+
+def _passes(groups: Iterable[str], mix: MixSettings) -> dict[str, Fraction]:
+    """How often each group is read where that is what is asked for."""
+    given = parse_shares("mix.epochs", mix.epochs)
+    names = list(groups)
+    _check_names("mix.epochs", given, names, complete=False)
+    return {name: given.get(name, given.get(OTHERS, Fraction(1))) for name in names}
+
+
+def _check_names(setting: str, given: Iterable[str], groups: Iterable[str], *, complete: bool) -> None:
+    named, there = set(given) - {OTHERS}, set(groups)
+    listed = _listed(there)
+    if named - there:
+        raise MixError(
+            f"{setting} names {_listed(named - there)}, but no training document is of such a group; groups of mix.by "
+            f"are {listed}"
+        )
+    if complete and there - named and OTHERS not in given:
+        raise MixError(
+            f"{setting} says nothing of {_listed(there - named)}; groups of mix.by are {listed}: name each, or all "
+            f"others together as {OTHERS}=NUMBER"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - NAMES_SHOWN} more" if len(found) > NAMES_SHOWN else ""
+    return ", ".join(repr(name) for name in found[:NAMES_SHOWN]) + more or "none"
+
+
+@dataclass(frozen=True)
+class GroupMix:
+    """One group in the mix, for reports.
+
+    Attributes:
+        tokens: Training tokens of the group.
+        sequences: Training sequences of the group.
+        reads: Sequences of it in one epoch.
+        tokens_read: Tokens of it in one epoch, as the group's sequences hold them on average.
+        passes: How often the group is read in one epoch.
+        share_asked: Its share of an epoch's tokens as the settings say it, over the groups that have sequences.
+        share_realised: Its share of an epoch's tokens as it came out.
+    """
+
+    name: str
+    tokens: int
+    sequences: int
+    reads: int
+    tokens_read: float
+    passes: float
+    share_asked: float
+    share_realised: float
+
+
+def realised(
+    tokens: Mapping[str, int], sequences: Mapping[str, int], reads: Mapping[str, int], mix: MixSettings
+) -> list[GroupMix]:
+    """What came of a mix, by the names of the groups.
+
+    Args:
+        tokens: Training tokens of each group.
+        sequences: Training sequences of each group.
+        reads: What `plan_reads` gave.
+        mix: What was asked for.
+    """
+    asked = asked_shares(tokens, sequences, mix)
+    passes = {name: Fraction(reads[name], sequences[name]) if sequences[name] else Fraction(0) for name in sequences}
+    read = {name: passes[name] * tokens[name] for name in sequences}
+    total = sum(read.values())
+    return [
+        GroupMix(
+            name=name,
+            tokens=tokens[name],
+            sequences=sequences[name],
+            reads=reads[name],
+            tokens_read=float(read[name]),
+            passes=float(passes[name]),
+            share_asked=float(asked.get(name, 0)),
+            share_realised=float(read[name] / total) if total else 0.0,
+        )
+        for name in sorted(sequences)
+    ]

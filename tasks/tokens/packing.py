@@ -1,0 +1,284 @@
+"""How documents become training sequences: pure functions on their lengths, without an id being read or moved.
+
+In go the lengths of the documents in ids, out come pieces: spans of documents, and which sequence each belongs to. A
+sequence has T input places; a piece may bring one id more, its look-ahead, which is only the label of the sequence's
+last place. Three ways:
+
+- `chunk_pieces`: every document by itself, T ids every S ids, the last chunk padded.
+- `concat_pieces`: the documents one after the other as one stream, cut every T ids.
+- `packed_pieces`: documents of more than T ids are cut every T ids, and what remains of them and all the short ones are
+  put together by best-fit decreasing, so that hardly a place is padded; attention stays within a piece.
+
+`account` says what became of every id, from the pieces alone. All is vectorised: the work in Python grows with the
+number of different lengths, not with that of documents or ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.tokens.best_fit import best_fit, spread
+
+PACKINGS = ("chunk", "concat", "pack")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Spans of documents, sequence after sequence, those of one sequence one after the other.
+
+    Attributes:
+        document: (p,) int64, number of the document.
+        start: (p,) int64, first id of the piece in its document.
+        length: (p,) int32, number of ids, the look-ahead among them.
+        ahead: (p,) int8, 1 if the last id is only a label.
+        sequence: (p,) int64, number of the sequence, from 0, without a gap.
+    """
+
+    document: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    ahead: np.ndarray
+    sequence: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return int(self.sequence[-1]) + 1 if len(self) else 0
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """(p,) int64 ids of each piece that stand at input places."""
+        return self.length.astype(np.int64) - self.ahead
+
+    def take(self, rows: np.ndarray) -> Pieces:
+        """Some of the pieces, in the order of `rows`; sequences keep their numbers."""
+        return Pieces(*(values[rows] for values in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of the ids of some documents, in input places.
+
+    `sequences` * T = `kept` + `repeated` + `padded`, and the ids of the documents are `kept` + `cut`.
+
+    Attributes:
+        kept: different ids that are inputs.
+        repeated: further times that they are, where chunks overlap.
+        padded: places without an id.
+        cut: ids that are no input.
+        labels: places that have something to predict.
+    """
+
+    sequences: int = 0
+    kept: int = 0
+    repeated: int = 0
+    padded: int = 0
+    cut: int = 0
+    labels: int = 0
+
+    def __add__(self, other: Account) -> Account:
+        return Account(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def is_isolated(packing: str) -> bool:
+    """Whether the pieces of a sequence see nothing of each other, so that none predicts the next one's first id."""
+    return packing != "concat"
+
+
+def pieces_of(lengths: np.ndarray, seq_len: int, packing: str, stride: int = 0, drop_last: bool = False) -> Pieces:
+    """Cut documents in one of the ways of `PACKINGS`.
+
+    Args:
+        lengths: (n,) ids of each document.
+        stride: of `chunk`; 0 means `seq_len`.
+        drop_last: of `concat`.
+    """
+    if packing == "chunk":
+        return chunk_pieces(lengths, seq_len, stride)
+    if packing == "concat":
+        return concat_pieces(lengths, seq_len, drop_last)
+    if packing == "pack":
+        return packed_pieces(lengths, seq_len)
+    raise ValueError(f"packing is {packing!r}, expected {', '.join(PACKINGS)}")
+
+
+def chunk_spans(n_ids: int, seq_len: int, stride: int = 0) -> list[tuple[int, int]]:
+    """Chunks of a document of `n_ids` ids as (start, length).
+
+    One chunk if n_ids <= M, else ceil((n_ids - M) / S) + 1; none of a document without ids. The length counts the
+    look-ahead id, so it is M + 1 where the document goes on after the chunk.
+    """
+    chunks = chunk_pieces(np.array([n_ids]), seq_len, stride)
+    return list(zip(chunks.start.tolist(), chunks.length.tolist(), strict=True))
+
+
+def chunk_pieces(lengths: np.ndarray, seq_len: int, stride: int = 0) -> Pieces:
+    """Chunks of M = `seq_len` ids every S = `stride` ids, each a sequence of its own.
+
+    Raises:
+        ValueError: for lengths below 0, and a stride that would skip ids.
+    """
+    lengths = _checked(lengths, seq_len)
+    stride = stride or seq_len
+    if not 1 <= stride <= seq_len:
+        raise ValueError(f"the stride is {stride}, expected 1 to the length of {seq_len}, or ids would be skipped")
+    counts = np.where(lengths <= seq_len, np.minimum(lengths, 1), -((seq_len - lengths) // stride) + 1)
+    document = np.repeat(np.arange(len(lengths)), counts)
+    start = _within(counts) * stride
+    return _pieces(lengths, document, start, seq_len, np.arange(len(document)))
+
+
+def concat_pieces(lengths: np.ndarray, seq_len: int, drop_last: bool = False) -> Pieces:
+    """The documents as one stream, cut every `seq_len` ids; the look-ahead of a sequence is the stream's next id.
+
+    Where that id belongs to another document than the last input, it is a piece of its own.
+
+    Args:
+        drop_last: leave out the last sequence if it is short.
+    """
+    lengths = _checked(lengths, seq_len)
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    held = np.flatnonzero(lengths)  # documents with ids
+    first_ids = (ends - lengths)[held]
+    cuts = np.arange(0, total, seq_len)
+    places = np.searchsorted(first_ids, cuts)
+    inside = np.take(first_ids, places, mode="clip") != cuts if total else cuts > 0  # cuts within a document
+    begins = np.insert(first_ids, places[inside], cuts[inside])
+    document = np.repeat(held, np.diff(np.searchsorted(begins, np.append(first_ids, total))))
+    sequence = begins // seq_len
+    length = np.diff(begins, append=total)
+    ahead = np.zeros(len(begins), dtype=np.int8)
+    # every sequence but the last one looks ahead, to the id that opens the next: in the same document, or in another
+    opens = np.searchsorted(begins, cuts[1:])
+    same = document[opens] == document[opens - 1]
+    ahead[opens[same] - 1] = 1
+    length[opens[same] - 1] += 1
+    other = opens[~same]
+    made = Pieces(
+        document=np.insert(document, other, document[other]),
+        start=np.insert(begins - (ends - lengths)[document], other, 0),
+        length=np.insert(length, other, 1).astype(np.int32),
+        ahead=np.insert(ahead, other, 1),
+        sequence=np.insert(sequence, other, sequence[other] - 1),
+    )
+    return made.take(made.sequence < total // seq_len) if drop_last else made
+
+
+def packed_pieces(lengths: np.ndarray, seq_len: int) -> Pieces:
+    """Documents put together in sequences by best-fit decreasing, none of them cut that fits one sequence.
+
+    Longer ones are cut every `seq_len` ids; each piece but the last is a sequence of its own, with its look-ahead. Some
+    of these last pieces are cut once more to fill what room is left elsewhere (see `best_fit.spread`), and look ahead
+    too. Of equal lengths, the earlier document comes first. Sequences are in the order of their first documents.
+    """
+    lengths = _checked(lengths, seq_len)
+    counts = -(-lengths // seq_len)
+    document = np.repeat(np.arange(len(lengths)), counts)
+    number = _within(counts)
+    last = number == counts[document] - 1
+    tails = document[last]
+    start, size = number[last] * seq_len, lengths[tails] - number[last] * seq_len
+    bins = best_fit(size, seq_len)
+    part = spread(size, bins, start > 0, seq_len)
+    n_full = len(document) - len(tails)
+    full_bins = np.arange(n_full) + bins.max(initial=-1) + 1
+    document = np.concatenate([document[~last], tails[part.item]])
+    start = np.concatenate([number[~last] * seq_len, start[part.item] + part.start])
+    inputs = np.concatenate([np.full(n_full, seq_len), part.size])
+    ahead = (start + inputs < lengths[document]).astype(np.int8)
+    rows = np.argsort((np.cumsum(lengths) - lengths)[document] + start, kind="stable")
+    sequence = np.empty(len(rows), dtype=np.int64)
+    sequence[rows] = _by_first_appearance(np.concatenate([full_bins, part.bin])[rows])
+    rows = rows[np.argsort(sequence[rows] * 2 + ahead[rows], kind="stable")]  # what looks ahead comes last
+    return Pieces(document, start, (inputs + ahead).astype(np.int32), ahead, sequence).take(rows)
+
+
+def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = True) -> Account:
+    """What became of the ids, counted from the pieces, however they were made.
+
+    Args:
+        pieces: what the sequences are made of.
+        lengths: (n,) ids of each document.
+        isolated: whether a piece's last id predicts nothing of the next piece.
+    """
+    inputs = pieces.inputs
+    begins = (np.cumsum(lengths) - lengths)[pieces.document] + pieces.start
+    filled = np.flatnonzero(inputs)
+    rows = filled[np.argsort(begins[filled], kind="stable")]
+    ends = begins[rows] + inputs[rows]
+    covered = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]]) if len(rows) else ends
+    kept = int(np.maximum(ends - np.maximum(begins[rows], covered), 0).sum())
+    used = int(inputs.sum())
+    return Account(
+        sequences=pieces.sequences,
+        kept=kept,
+        repeated=used - kept,
+        padded=pieces.sequences * seq_len - used,
+        cut=int(np.sum(lengths)) - kept,
+        labels=int(pieces.length.sum()) - (len(pieces) if isolated else pieces.sequences),
+    )
+
+
+def predicted_spans(pieces: Pieces, n_documents: int, isolated: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Which ids of each document are predicted, from `begin` to before `end`; 0 and 0 where none is.
+
+    It is one span in every way of cutting: pieces follow one another without a gap, and what begins a sequence is what
+    the one before looks ahead to.
+
+    Returns:
+        begin and end, (n_documents,) int64 each.
+    """
+    opens = np.full(len(pieces), isolated)  # pieces whose first id is not predicted in their sequence
+    opens[:1] = True
+    begins, ends = pieces.start + opens, pieces.start + pieces.length
+    predicts = begins < ends
+    begin, end = np.full(n_documents, np.iinfo(np.int64).max), np.zeros(n_documents, dtype=np.int64)
+    np.minimum.at(begin, pieces.document[predicts], begins[predicts])
+    np.maximum.at(end, pieces.document[predicts], ends[predicts])
+    return np.minimum(begin, end), end
+
+
+def piece_numbers(pieces: Pieces, lengths: np.ndarray) -> np.ndarray:
+    """(p,) int32 number of each piece in its document, by where it starts."""
+    place = (np.cumsum(lengths) - lengths)[pieces.document] + pieces.start
+    rows = np.argsort(place, kind="stable")
+    counts = np.bincount(pieces.document, minlength=len(lengths))
+    numbers = np.empty(len(pieces), dtype=np.int32)
+    numbers[rows] = _within(counts)
+    return numbers
+
+
+def _checked(lengths: np.ndarray, seq_len: int) -> np.ndarray:
+    if seq_len < 1:
+        raise ValueError(f"a sequence has {seq_len} input places, expected 1 or more")
+    lengths = np.asarray(lengths, dtype=np.int64)
+    for row in np.flatnonzero(lengths < 0)[:1]:
+        raise ValueError(f"document {row} has {lengths[row]} ids, expected 0 or more")
+    return lengths
+
+
+def _within(counts: np.ndarray) -> np.ndarray:
+    """0, 1, 2, ... anew for each of the counts."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _pieces(lengths: np.ndarray, document: np.ndarray, start: np.ndarray, seq_len: int, sequence: np.ndarray) -> Pieces:
+    """Pieces of up to `seq_len` inputs; those with ids behind them look ahead."""
+    left = lengths[document] - start
+    length = np.minimum(left, seq_len + 1).astype(np.int32)
+    return Pieces(document, start, length, (left > seq_len).astype(np.int8), sequence)
+
+
+def _by_first_appearance(labels: np.ndarray) -> np.ndarray:
+    """The labels renamed to 0, 1, 2, ... as new ones come up."""
+    first = np.full(labels.max(initial=-1) + 1, -1)
+    first[labels[::-1]] = np.arange(len(labels))[::-1]  # of equal places the last one assigned stays: the earliest
+    opens = np.zeros(len(labels), dtype=np.int64)
+    opens[first[first >= 0]] = 1
+    return np.asarray((np.cumsum(opens) - 1)[first[labels]])

@@ -1,0 +1,256 @@
+"""Tokenisers that Hugging Face's `tokenizers` runs: byte-level BPE fitted here, and any file from elsewhere.
+
+This module travels inside served models, so it imports nothing of Sheepfold but its neighbour.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .interface import N_SPECIAL, SPECIAL_TOKENS, Tokenizer
+
+MIN_BPE_VOCAB = 256 + N_SPECIAL
+
+# Longer texts are encoded in pieces: an engine needs a hundred times the size of what it is given at once.
+PIECE_BYTES = 2**20
+# Before a space behind something visible every pre-tokeniser in use cuts anyway. Listed are the first bytes of the
+# characters of UTF-8 without those that may be white space.
+_CUT = re.compile(
+    rb"(?:[!-~]|[\xc3-\xdf][\x80-\xbf]|[\xe0\xe4-\xef][\x80-\xbf]{2}|\xe3[\x81-\xbf][\x80-\xbf]|"
+    rb"\xe3\x80[\x81-\xbf]|[\xf0-\xf4][\x80-\xbf]{3})(?= [^ ])"
+)
+
+
+def cut_text(data: bytes, size: int) -> Iterator[bytes]:
+    """A text as UTF-8 in pieces of this size to twice as much, cut where byte-level engines cut anyway: before a space.
+
+    Within a longer run of visible text it is cut between any two characters.
+    """
+    start = 0
+    while len(data) - start > 2 * size:
+        first, last = start + size, start + 2 * size
+        found = _CUT.search(data, first, last)
+        end = found.end() if found else last
+        while data[end] & 0xC0 == 0x80:  # not within a character
+            end -= 1
+        yield data[start:end]
+        start = end
+    yield data[start:]
+
+
+class EngineTokenizer(Tokenizer):
+    """A tokeniser that Hugging Face's `tokenizers` runs.
+
+    Args:
+        spec: the engine's own JSON.
+
+    Raises:
+        ValueError: the engine cannot read the spec.
+    """
+
+    def __init__(self, spec: str, reserved: int = 0) -> None:
+        from tokenizers import Tokenizer as Engine
+
+        super().__init__(reserved)
+        self.spec = spec
+        try:
+            self._engine = Engine.from_str(spec)
+        except Exception as error:  # the engine raises nothing narrower
+            raise ValueError(f"not a tokeniser that `tokenizers` can read: {error}") from error
+        # text that spells a special token is ordinary text; every text is encoded whole and alone
+        self._engine.encode_special_tokens = True
+        self._engine.no_truncation()
+        self._engine.no_padding()
+
+    @cached_property
+    def cuts_before_spaces(self) -> bool:
+        """Whether no token reaches over the place before a space: so with byte-level pre-tokenisers alone."""
+        spec = json.loads(self.spec)
+        cutters = spec.get("pre_tokenizer") or {}
+        cutters = cutters.get("pretokenizers", [cutters])
+        regexes = [cutter for cutter in cutters if cutter.get("type") == "ByteLevel" and cutter.get("use_regex", True)]
+        prefixes = any(cutter.get("add_prefix_space") for cutter in cutters)
+        added = [token for token in spec.get("added_tokens", []) if not token.get("special")]
+        return bool(regexes) and len(cutters) == 1 and not (prefixes or added or spec.get("normalizer"))
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        return cut_text(data, PIECE_BYTES) if self.cuts_before_spaces else iter([data])
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        if any(len(text) > PIECE_BYTES // 2 for text in texts):
+            return [self._encode_long(text) for text in texts]
+        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def _encode_long(self, text: str) -> np.ndarray:
+        pieces = (piece.decode() for piece in self.pieces(text.encode()))
+        encodings = (self._engine.encode_batch_fast([piece], add_special_tokens=False)[0] for piece in pieces)
+        return np.concatenate([np.array(encoding.ids, dtype=np.int64) for encoding in encodings])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        special = self._no_text
+        kept = [int(index) for index in ids if int(index) not in special]
+        return str(self._engine.decode(kept, skip_special_tokens=False))
+
+    @cached_property
+    def _no_text(self) -> frozenset[int]:
+        return frozenset(self.special_ids)
+
+
+class BpeTokenizer(EngineTokenizer):
+    """Byte-level byte-pair encoding; no text is ever lost."""
+
+    kind = "bpe"
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> BpeTokenizer:
+        """Learn merges until there are `vocab_size` ids (fewer when the text is too short for so many)."""
+        from tokenizers import pre_tokenizers, trainers
+
+        if vocab_size - reserved < MIN_BPE_VOCAB:
+            raise ValueError(
+                f"vocab_size is {vocab_size}; byte-level BPE needs at least {MIN_BPE_VOCAB}"
+                + (f" and the {reserved} reserved ones" if reserved else "")
+            )
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - reserved,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        engine = _byte_level_engine()
+        engine.train_from_iterator(texts, trainer=trainer)
+        return cls(engine.to_str(), reserved)
+
+    @classmethod
+    def of_merges(cls, merges: Iterable[tuple[str, str]], reserved: int = 0) -> BpeTokenizer:
+        """The tokeniser with these merges; the same that `fit` gives where it finds them.
+
+        Args:
+            merges: pairs of tokens as the engine spells them, the first one first.
+        """
+        from tokenizers import pre_tokenizers
+
+        merges = list(merges)
+        words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(one + two for one, two in merges)]
+        vocabulary = {word: index for index, word in enumerate(dict.fromkeys(words))}
+        engine = _byte_level_engine(vocabulary, merges)
+        engine.add_special_tokens(list(SPECIAL_TOKENS))
+        return cls(engine.to_str(), reserved)
+
+    @property
+    def used_ids(self) -> int:
+        return int(self._engine.get_vocab_size())
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "spec": json.loads(self.spec)}
+
+
+def byte_spellings() -> list[str]:
+    """How the engine spells each byte: as its character in Latin-1, or where that cannot be seen as one beyond."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    beyond = iter(range(0x100, 0x200))
+    return [chr(byte if byte in visible else next(beyond)) for byte in range(256)]
+
+
+_BYTES = {character: byte for byte, character in enumerate(byte_spellings())}
+
+
+def spelled_bytes(token: str) -> bytes:
+    """The bytes of a token as a byte-level engine spells it."""
+    return bytes(_BYTES[character] for character in token)
+
+
+def _byte_level_engine(*model: Any) -> Any:
+    """An engine with GPT-2's rule for cutting text into words, which `tokenizers` runs natively."""
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, models, pre_tokenizers
+
+    engine = Engine(models.BPE(*model))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+class HfTokenizer(EngineTokenizer):
+    """A tokeniser from elsewhere; its special ids are its own, and may be absent.
+
+    Args:
+        spec: the engine's own JSON.
+        pad_id, unk_id, bos_id, eos_id: the ids with these meanings; None where there is none.
+
+    Raises:
+        ValueError: the engine cannot read the spec, or a special id is outside the vocabulary.
+    """
+
+    kind = "hf"
+
+    def __init__(
+        self,
+        spec: str,
+        *,
+        pad_id: int | None = None,
+        unk_id: int | None = None,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        reserved: int = 0,
+    ) -> None:
+        super().__init__(spec, reserved)
+        self._used_ids = max(self.vocabulary().values(), default=-1) + 1
+        self._named = {"pad_id": pad_id, "unk_id": unk_id, "bos_id": bos_id, "eos_id": eos_id}
+        for name, value in self._named.items():
+            if value is not None and not 0 <= value < self._used_ids:
+                raise ValueError(f"{name} is {value}; expected an id of the vocabulary, 0 to {self._used_ids - 1}")
+        added = self._engine.get_added_tokens_decoder()
+        special = {index for index, token in added.items() if token.special}
+        self._special = special | {index for index in self._named.values() if index is not None}
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token as the engine spells it."""
+        return dict(self._engine.get_vocab(with_added_tokens=True))
+
+    @property
+    def used_ids(self) -> int:
+        return self._used_ids
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._named["pad_id"]
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._named["unk_id"]
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._named["bos_id"]
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._named["eos_id"]
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return (*sorted(self._special), *self._reserved_ids)
+
+    def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        # many decoders drop the space before the first word of a text, which is not the first word here
+        start, whole = self.decode(before), self.decode([*before, *ids])
+        return whole[len(start) :] if whole.startswith(start) else self.decode(ids)
+
+    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
+        """Bytes of the stretches that became unk; what a normaliser changes (case, accents) counts as kept."""
+        if self.unk_id is None or not np.any(ids == self.unk_id):
+            return 0
+        encoding = self._engine.encode(text, add_special_tokens=False)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return sum(len(text[first:last].encode()) for index, (first, last) in places if index == self.unk_id)
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "spec": json.loads(self.spec), **self._named}

@@ -1,0 +1,203 @@
+"""Exports of a corpus: every document and id that the store has, nothing else, in files that anybody reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from tiny_run import Ran, home_at, run_prepare, tiny_settings, write_texts
+from typer.testing import CliRunner
+
+from flows.cli_exchange import export_corpus as export_corpus_command
+from storage.catalog import Catalog, read_state
+from storage.errors import UserError
+from storage.schemas import SHARD_FILE
+from tasks.corpora import export as exporting
+from tasks.corpora.export import Exported, export_corpus
+from tasks.session import artifact
+from tasks.tokens.index import load_index
+from tasks.tokens.tokenizer import load_tokenizer
+
+
+def prepare(folder: Path, *assignments: str) -> Ran:
+    return run_prepare(home_at(folder / "home"), write_texts(folder / "texts"), tiny_settings(*assignments))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    # bytes are never unknown, whatever the vocabulary was fitted on
+    return prepare(tmp_path_factory.mktemp("export"), "tokenizer.kind=bpe", "tokenizer.vocab_size=300")
+
+
+def export(ran: Ran, folder: Path, what: str, split: str = "") -> Exported:
+    return export_corpus(ran.session.store, read_state(ran.session.store, "default"), folder, what, split)
+
+
+def rows(exported: Exported) -> list[dict[str, Any]]:
+    tables = [pq.read_table(Path(exported.folder) / name) for name in exported.files]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def query(ran: Ran, sql: str) -> list[dict[str, Any]]:
+    return Catalog(ran.session.store, "default").query(sql)
+
+
+def test_documents_have_all_that_the_view_has_and_their_paths(ran: Ran, tmp_path: Path) -> None:
+    found = rows(export(ran, tmp_path / "out", "documents"))
+    paths = {row["doc_id"]: row["path"] for row in query(ran, "select doc_id, path from files")}
+    assert {row["doc_id"]: row["path"] for row in found} == {row["doc_id"]: paths[row["doc_id"]] for row in found}
+    expected = query(ran, "select * from documents")
+    assert len(found) == len(expected) == 12
+    names = [name for name in found[0] if name not in ("source", "path")]
+    assert names == list(expected[0])
+    by_id = {row["doc_id"]: row for row in expected}
+    assert all({name: row[name] for name in names} == by_id[row["doc_id"]] for row in found)
+
+
+def test_tokens_give_the_texts_back(ran: Ran, tmp_path: Path) -> None:
+    exported = export(ran, tmp_path / "out", "tokens")
+    found = rows(exported)
+    tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer.json")
+    texts = {row["doc_id"]: row for row in query(ran, "select doc_id, text, split, n_bytes from documents")}
+    assert {row["doc_id"] for row in found} == texts.keys()
+    for row in found:
+        assert tokenizer.decode(row["input_ids"]) == texts[row["doc_id"]]["text"]
+        assert (row["split"], row["n_bytes"]) == (texts[row["doc_id"]]["split"], texts[row["doc_id"]]["n_bytes"])
+    assert exported.tokens == sum(len(row["input_ids"]) for row in found)
+
+
+@pytest.mark.parametrize("what", ["documents", "tokens", "sequences"])
+def test_one_side_is_exported_alone(ran: Ran, tmp_path: Path, what: str) -> None:
+    both = rows(export(ran, tmp_path / "both", what))
+    train = rows(export(ran, tmp_path / "train", what, "train"))
+    validation = rows(export(ran, tmp_path / "validation", what, "validation"))
+    assert {row["split"] for row in train} == {"train"}
+    assert {row["split"] for row in validation} == {"validation"}
+    assert sorted(map(str, both)) == sorted(map(str, [*train, *validation]))
+
+
+@pytest.mark.parametrize("what", ["documents", "tokens", "sequences"])
+def test_batches_and_files_do_not_show_in_the_rows(
+    ran: Ran, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = export(ran, tmp_path / "whole", what)
+    monkeypatch.setattr(exporting, "BATCH_IDS", 100)
+    monkeypatch.setattr(exporting, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(exporting, "FILE_BYTES", 4000)
+    parts = export(ran, tmp_path / "parts", what)
+    assert len(whole.files) == 1 < len(parts.files)
+    assert rows(parts) == rows(whole)
+    assert (parts.rows, parts.tokens) == (whole.rows, whole.tokens)
+
+
+def test_columns_have_the_types_that_trainers_expect(ran: Ran, tmp_path: Path) -> None:
+    exported = export(ran, tmp_path / "out", "tokens")
+    schema = pq.read_schema(tmp_path / "out" / exported.files[0])
+    assert schema.names == ["doc_id", "split", "input_ids", "n_bytes"]
+    assert schema.field("input_ids").type.value_type == pa.uint32()
+
+
+def expected_sequences(ran: Ran, split: str) -> list[tuple[list[int], list[int], list[int]]]:
+    """Inputs, labels and lengths of pieces, built an id at a time."""
+    index = load_index(ran.folder(ran.prepared.dataset), split)
+    shards = {artifact(ref).key: np.load(ran.folder(ref) / SHARD_FILE) for ref in ran.prepared.shards}
+    found = []
+    for number in range(len(index)):
+        stream: list[tuple[int, int, bool]] = []
+        lengths = []
+        for piece in range(index.offsets[number], index.offsets[number + 1]):
+            start, length, ahead = int(index.start[piece]), int(index.length[piece]), int(index.ahead[piece])
+            ids = shards[index.shards[index.shard[piece]]][start : start + length].tolist()
+            stream += [(one, piece, place < length - ahead) for place, one in enumerate(ids)]
+            lengths += [length - ahead] if length > ahead else []
+        inputs, labels = [], []
+        for place, (one, piece, is_input) in enumerate(stream):
+            if is_input:
+                follows = place + 1 < len(stream) and (not index.isolated or stream[place + 1][1] == piece)
+                inputs.append(one)
+                labels.append(stream[place + 1][0] if follows else -100)
+        found.append((inputs, labels, lengths))
+    return found
+
+
+@pytest.mark.parametrize("packing", ["chunk", "concat", "pack"])
+def test_sequences_are_what_training_reads(tmp_path: Path, packing: str) -> None:
+    ran = prepare(tmp_path, f"dataset.packing={packing}", "dataset.stride=0")
+    found = rows(export(ran, tmp_path / "out", "sequences"))
+    assert [row["sequence"] for row in found] == list(range(len(found)))
+    for split in ("train", "validation"):
+        own = [(row["input_ids"], row["labels"], row["lengths"]) for row in found if row["split"] == split]
+        assert own == expected_sequences(ran, split)
+        assert all(len(ids) == len(labels) == sum(lengths) <= 32 for ids, labels, lengths in own)
+    counts = ran.session.store.find("dataset", artifact(ran.prepared.dataset).key)
+    assert counts is not None
+    labels = [label for row in found if row["split"] == "train" for label in row["labels"] if label >= 0]
+    assert len(labels) == counts.counts["train_tokens"]
+
+
+def test_the_record_says_what_was_exported_from_what(ran: Ran, tmp_path: Path) -> None:
+    exported = export(ran, tmp_path / "out", "tokens", "train")
+    record = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert (record["what"], record["split"], record["rows"]) == ("tokens", "train", exported.rows)
+    assert record["files"] == ["tokens-00000.parquet"]
+    assert {ref["stage"] for ref in record["made_from"]} == {"curate", "tokenizer", "tokenise"}
+
+
+def test_two_exports_are_the_same_bytes(ran: Ran, tmp_path: Path) -> None:
+    for what in ("documents", "tokens", "sequences"):
+        one, two = (export(ran, tmp_path / f"{what}-{n}", what) for n in (1, 2))
+        assert [(Path(one.folder) / name).read_bytes() for name in one.files] == [
+            (Path(two.folder) / name).read_bytes() for name in two.files
+        ]
+
+
+def test_a_folder_that_holds_something_is_not_written_to(ran: Ran, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(UserError, match="not empty"):
+        export(ran, tmp_path, "tokens")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_empty_folder_is_filled(ran: Ran, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert export(ran, tmp_path / "out", "tokens").rows == 12
+
+
+def test_an_export_that_fails_leaves_nothing(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "FILE_BYTES", "no number")
+    with pytest.raises(TypeError):
+        export(ran, tmp_path / "out", "tokens")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("what", "split", "told"), [("pages", "", "--what"), ("tokens", "test", "--split")])
+def test_what_cannot_be_exported_is_told(ran: Ran, tmp_path: Path, what: str, split: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        export(ran, tmp_path / "out", what, split)
+
+
+def test_a_corpus_that_was_not_prepared_says_what_to_run(ran: Ran, tmp_path: Path) -> None:
+    state = read_state(ran.session.store, "default")
+    del state["tokenise"]
+    with pytest.raises(UserError, match=r"tokenise.*sheepfold prepare"):
+        export_corpus(ran.session.store, state, tmp_path / "out", "tokens")
+    with pytest.raises(UserError, match="sheepfold ingest"):
+        export_corpus(ran.session.store, {}, tmp_path / "out", "documents")
+
+
+def test_the_command_writes_what_was_prepared(ran: Ran, tmp_path: Path) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(export_corpus_command)
+    asked = [str(tmp_path / "out"), "--split", "train", "--home", str(ran.session.home.path)]
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["what"], told["split"], told["rows"]) == ("tokens", "train", 9)
+    again = CliRunner().invoke(app, asked)
+    assert (again.exit_code, "not empty" in again.output) == (1, True)

@@ -1,0 +1,192 @@
+"""The figures of a dataset report: every token is counted once, under the right name, and the sums come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from corpus_report_samples import CORPUS
+from dataset_report_samples import Prepared, rich
+
+from storage.store import StoreError
+from tasks.dataset_report import collect_dataset
+from tasks.dataset_report.figures import DatasetFigures, Slice
+from tasks.dataset_report.notes import notes
+from tasks.tokens.tokenizer import AsciiTokenizer
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return rich(tmp_path_factory.mktemp("rich"))
+
+
+@pytest.fixture(scope="module")
+def figures(sample: Prepared) -> DatasetFigures:
+    return collect_dataset(sample.catalog(), CORPUS)
+
+
+def tokens_of(sample: Prepared, *doc_ids: str) -> int:
+    return sum(len(sample.ids_of(doc_id)) for doc_id in doc_ids)
+
+
+def counted(slices: list[Slice]) -> dict[str, tuple[int, int]]:
+    return {item.name: (item.documents, item.tokens) for item in slices}
+
+
+def test_tokens_are_counted_by_side_kind_and_source(sample: Prepared, figures: DatasetFigures) -> None:
+    assert counted(figures.splits) == {
+        "train": (4, tokens_of(sample, "a1", "a2", "b1", "c1")),
+        "validation": (1, tokens_of(sample, "v1")),
+    }
+    assert counted(figures.kinds)["code"] == (1, tokens_of(sample, "b1"))
+    assert counted(figures.kinds)["text"] == (3, tokens_of(sample, "a1", "a2", "v1"))
+    assert counted(figures.sources)["code"] == (1, tokens_of(sample, "b1")), "the duplicate's source does not count"
+    assert counted(figures.sources)["books"] == (3, tokens_of(sample, "a1", "c1", "v1"))
+
+
+def test_prose_is_counted_by_its_language_and_code_by_its_own(sample: Prepared, figures: DatasetFigures) -> None:
+    assert {name: n for name, (n, _) in counted(figures.languages).items()} == {"en": 2, "de": 1, "und": 1}
+    assert counted(figures.programming_languages) == {"Python": (1, tokens_of(sample, "b1"))}
+
+
+def test_every_division_adds_up_to_all_tokens(figures: DatasetFigures) -> None:
+    for division in (figures.splits, figures.kinds, figures.sources, figures.licences):
+        sums = [sum(column) for column in list(zip(*division, strict=True))[1:]]
+        assert sums == list(figures.total)[1:]
+
+
+def test_bytes_a_token_are_those_of_the_text(sample: Prepared, figures: DatasetFigures) -> None:
+    (code,) = figures.programming_languages
+    assert code.n_bytes == len(sample.texts["b1"][0].encode())
+    assert code.bytes_per_token == pytest.approx(code.n_bytes / tokens_of(sample, "b1"))
+
+
+def test_held_out_tokens_are_those_of_validation(sample: Prepared, figures: DatasetFigures) -> None:
+    held_out = tokens_of(sample, "v1")
+    assert figures.total.held_out == held_out
+    assert next(item for item in figures.kinds if item.name == "text").held_out == held_out
+
+
+def test_lengths_count_each_document_once_on_its_side(sample: Prepared, figures: DatasetFigures) -> None:
+    for data in (figures.lengths.tokens, figures.lengths.bytes_per_token):
+        assert sum(data.train) == 4 and sum(data.validation) == 1
+        assert len(data.edges) == len(data.train) + 1 == len(data.validation) + 1
+    lengths = sorted(tokens_of(sample, doc_id) for doc_id in sample.texts)
+    assert figures.lengths.tokens.edges[0] <= lengths[0] and lengths[-1] < figures.lengths.tokens.edges[-1]
+    assert (figures.lengths.longest, figures.lengths.tokens.median) == (lengths[-1], lengths[2])
+    assert figures.lengths.longer == sum(length > sample.seq_len for length in lengths)
+
+
+def test_all_sums_come_out(figures: DatasetFigures) -> None:
+    assert len(figures.checks) == 10
+    assert [check for check in figures.checks if not check.holds] == []
+
+
+@pytest.mark.parametrize("name", ["kept", "padded", "cut", "ids", "sequences"])
+def test_a_sum_that_does_not_come_out_is_found_and_comes_first(
+    sample: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    wrong = rich(tmp_path)
+    cut = wrong._cut
+    monkeypatch.setattr(wrong, "_cut", lambda ids, offsets: _one_more(cut(ids, offsets), name))
+    found = collect_dataset(wrong.catalog(), CORPUS)
+    assert any(not check.holds for check in found.checks)
+    assert notes(found)[0].title.startswith("A sum does not come out (train)")
+
+
+def _one_more(files: dict, name: str) -> dict:
+    import json
+
+    record = json.loads(files["dataset.json"])
+    record["splits"]["train"][name] += 1
+    return files | {"dataset.json": json.dumps(record)}
+
+
+def test_a_mix_shows_what_was_asked_and_what_came_of_it(figures: DatasetFigures) -> None:
+    rest, code = figures.packed.groups
+    assert (code.name, code.asked, code.share, code.passes) == ("code", 0.5, 0.5, 2.0)
+    assert (rest.asked, rest.share, rest.passes) == (0.5, 0.5, 0.5)
+
+
+def test_without_a_mix_everything_is_read_once(tmp_path: Path) -> None:
+    made = Prepared(tmp_path)
+    made.text("a", "one text")
+    packed = collect_dataset(made.catalog(), CORPUS).packed
+    assert not packed.mixed
+    assert [(group.name, group.passes, group.asked) for group in packed.groups] == [("all", 1.0, None)]
+
+
+def test_the_vocabulary_is_counted_over_what_training_predicts(sample: Prepared, figures: DatasetFigures) -> None:
+    used = figures.vocabulary
+    predicted = [index for doc_id in ("a1", "a2", "b1", "c1") for index in sample.ids_of(doc_id)[1:]]
+    assert used.predicted == len(predicted)
+    assert [token.count for token in used.frequent] == sorted((token.count for token in used.frequent), reverse=True)
+    for token in (*used.frequent, *used.longest):
+        assert token.count == predicted.count(token.index)
+    unused = set(range(4, sample.tokenizer.vocab_size)) - set(predicted)
+    assert used.n_unused == len(unused) and {token.index for token in used.unused} <= unused
+    assert used.longest[0].n_bytes == max(token.n_bytes for token in used.longest)
+
+
+def test_so_many_ids_make_up_their_share(figures: DatasetFigures) -> None:
+    counts = [token.count for token in figures.vocabulary.frequent]
+    share, n = figures.vocabulary.covering[0]
+    assert share == 0.5 and sum(counts[:n]) >= 0.5 * figures.vocabulary.predicted > sum(counts[: n - 1])
+
+
+def test_lost_bytes_and_unknown_tokens_are_counted_and_noted(tmp_path: Path) -> None:
+    made = Prepared(tmp_path, AsciiTokenizer())
+    made.text("a", "grün und blau")
+    made.text("v", "held out", "validation")
+    found = collect_dataset(made.catalog(), CORPUS)
+    assert found.total.lost_bytes == 2 and found.vocabulary.unknown == 1
+    assert any(note.title.startswith("2 bytes of the text") and note.level == "check" for note in notes(found))
+
+
+def test_samples_are_the_documents_as_the_shard_holds_them(sample: Prepared, figures: DatasetFigures) -> None:
+    by_path = {item.path: item for item in figures.samples}
+    assert len(figures.samples) == 3 and "held.txt" not in by_path
+    code = next(item for item in figures.samples if item.kind == "code")
+    assert [piece.index for piece in code.pieces] == sample.ids_of("b1")[: len(code.pieces)]
+    assert code.pieces[0].special and code.tokens == tokens_of(sample, "b1")
+
+
+def test_a_short_document_is_a_sample_only_where_there_is_no_longer_one(tmp_path: Path) -> None:
+    made = Prepared(tmp_path)
+    made.text("a", "short")
+    made.text("b", "long enough to be shown " * 20)
+    (shown,) = collect_dataset(made.catalog(), CORPUS).samples
+    assert shown.path == "b.txt" and len(shown.pieces) == 320 < shown.tokens
+
+
+def test_documents_that_are_not_encoded_yet_are_noted(tmp_path: Path) -> None:
+    made = Prepared(tmp_path)
+    made.text("a", "a text")
+    made.document("new", "new.txt")
+    found = collect_dataset(made.catalog(), CORPUS)
+    assert found.not_encoded == 1
+    assert any("1 document of the corpus" in note.title for note in notes(found))
+
+
+def test_one_document_and_one_character_have_figures(tmp_path: Path) -> None:
+    made = Prepared(tmp_path)
+    made.text("a", "x")
+    found = collect_dataset(made.catalog(), CORPUS)
+    assert (found.total.tokens, found.vocabulary.n_unused, found.lengths.longest) == (3, 0, 3)
+    assert "No token is held out" in [note.title for note in notes(found)]
+
+
+def test_counting_leaves_no_table_behind(tmp_path: Path) -> None:
+    catalog = rich(tmp_path).catalog()
+    before = catalog.query("select table_name from information_schema.tables order by 1")
+    assert collect_dataset(catalog, CORPUS) == collect_dataset(catalog, CORPUS)
+    assert catalog.query("select table_name from information_schema.tables order by 1") == before
+
+
+def test_a_corpus_that_is_not_prepared_is_refused(tmp_path: Path) -> None:
+    from corpus_report_samples import Sample
+
+    made = Sample(tmp_path)
+    made.document("a", "a.txt")
+    with pytest.raises(StoreError, match="run `sheepfold prepare SOURCE`"):
+        collect_dataset(made.catalog(), CORPUS)

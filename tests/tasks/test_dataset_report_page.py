@@ -1,0 +1,144 @@
+"""The report of a dataset as a page and as Markdown: whole for any dataset, and what comes from texts is only text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from corpus_report_samples import CORPUS
+from dataset_report_samples import HOSTILE, Prepared, byte_level, rich
+from html_tags import Tags
+
+from storage.catalog import Catalog
+from tasks.dataset_report import collect_dataset, dataset_page, dataset_summary
+from tasks.dataset_report.figures import Slice
+from tasks.dataset_report.page import SECTIONS
+from tasks.dataset_report.sections import folded
+from tasks.tokens.tokenizer import AsciiTokenizer
+
+Make = Callable[[Path], Catalog]
+
+
+def everything(folder: Path) -> Catalog:
+    return rich(folder).catalog()
+
+
+def one_character(folder: Path) -> Catalog:
+    made = Prepared(folder)
+    made.text("a", "x")
+    return made.catalog()
+
+
+def all_unknown(folder: Path) -> Catalog:
+    made = Prepared(folder, AsciiTokenizer())
+    made.text("a", "漢" * 40)
+    made.text("v", "字" * 40, "validation")
+    return made.catalog()
+
+
+def nothing(folder: Path) -> Catalog:
+    return Prepared(folder).catalog()
+
+
+DATASETS: list[Make] = [everything, one_character, all_unknown, nothing]
+
+
+def page_of(catalog: Catalog) -> str:
+    return dataset_page(collect_dataset(catalog, CORPUS), CORPUS)
+
+
+@pytest.mark.parametrize("make", DATASETS)
+def test_the_page_is_whole_for_any_dataset(tmp_path: Path, make: Make) -> None:
+    tags = Tags(page_of(make(tmp_path)))
+    assert set(SECTIONS) <= set(tags.ids)
+    assert len(tags.ids) == len(set(tags.ids))
+
+
+@pytest.mark.parametrize("make", DATASETS)
+def test_the_page_fetches_nothing_and_runs_nothing(tmp_path: Path, make: Make) -> None:
+    page = page_of(make(tmp_path))
+    tags = Tags(page)
+    assert not tags.names & {"script", "iframe", "object", "embed", "form", "base", "img"}
+    assert all(address.startswith(("#", "data:")) for address in tags.addresses)
+    assert "url(" not in page and "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_tokens_names_and_texts_are_only_text(tmp_path: Path) -> None:
+    page = page_of(everything(tmp_path))
+    words = "".join(Tags(page).words)
+    assert "onerror" in words, "the text is there, cut into tokens"
+    assert "<img src=x onerror=hit=1>" in words, "as a name of a file"
+    assert not set(page) & {"\u202e", "\x00"}
+    assert "<U+202E>" in words
+
+
+def test_spaces_ends_of_lines_and_special_ids_can_be_seen(tmp_path: Path) -> None:
+    made = Prepared(tmp_path)
+    made.text("a", "a b\tc\n")
+    page = page_of(made.catalog())
+    (sample,) = re.findall(r'<div class="sample".*?</div>', page, flags=re.S)
+    shown = re.findall(r"<span[^>]*>([^<]*)</span>", sample)
+    assert shown == ["&lt;bos&gt;", "a", "␣", "b", "⇥", "c", "⏎\n", "&lt;eos&gt;"]
+
+
+def test_bytes_that_are_no_text_are_shown_by_their_number(tmp_path: Path) -> None:
+    made = Prepared(tmp_path, byte_level("no such letter", vocab_size=260))
+    made.text("a", "é")
+    page = page_of(made.catalog())
+    (sample,) = re.findall(r'<div class="sample".*?</div>', page, flags=re.S)
+    assert r">\xc3</span>" in sample and r">\xa9</span>" in sample
+
+
+def test_resting_on_a_token_shows_its_id_and_bytes(tmp_path: Path) -> None:
+    made = Prepared(tmp_path)
+    made.text("a", "ab")
+    index = made.ids_of("a")[1]
+    assert f'<span title="id {index}: 61">a</span>' in page_of(made.catalog())
+
+
+def test_a_text_that_spells_a_special_token_is_not_shown_as_one(tmp_path: Path) -> None:
+    made = Prepared(tmp_path, byte_level("<|eos|> said the text", vocab_size=262))
+    made.text("a", "<|eos|>")
+    page = page_of(made.catalog())
+    (sample,) = re.findall(r'<div class="sample".*?</div>', page, flags=re.S)
+    assert sample.count('class="special"') == 2, "its own beginning and end"
+
+
+def test_the_account_and_its_sums_stand_on_the_page(tmp_path: Path) -> None:
+    made = rich(tmp_path)
+    figures = collect_dataset(made.catalog(), CORPUS)
+    words = " ".join(Tags(dataset_page(figures, CORPUS)).words)
+    train = figures.packed.accounts[0]
+    for value in (train.ids, train.kept, train.padded, train.places, train.labels):
+        assert f"{value:,}" in words
+    assert "All 10 sums come out" in words
+
+
+def test_the_same_dataset_gives_the_same_page(tmp_path: Path) -> None:
+    catalog = everything(tmp_path)
+    assert page_of(catalog) == page_of(Catalog(catalog.store, CORPUS))
+
+
+def test_a_long_list_ends_in_the_sum_of_all_others() -> None:
+    slices = [Slice(f"s{n}", 1, 100 - n, 300, n, 0) for n in range(50)]
+    shown = folded(slices, 20)
+    assert [len(shown), shown[-1].name] == [21, "30 others"]
+    assert [sum(column) for column in list(zip(*shown, strict=True))[1:]] == [
+        sum(column) for column in list(zip(*slices, strict=True))[1:]
+    ]
+
+
+@pytest.mark.parametrize("make", DATASETS)
+def test_the_summary_is_short(tmp_path: Path, make: Make) -> None:
+    assert len(dataset_summary(collect_dataset(make(tmp_path), CORPUS)).splitlines()) <= 40
+
+
+def test_no_word_of_a_text_is_markup_in_the_summary(tmp_path: Path) -> None:
+    summary = dataset_summary(collect_dataset(everything(tmp_path), CORPUS))
+    assert "onerror" in summary and HOSTILE not in summary
+    assert not re.search(r"(?<!\\)[<\[*`]", summary)
+    tables = [line for line in summary.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in tables)

@@ -1,0 +1,52 @@
+"""Every way of packing, from files to a trained network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_run import Ran, direct_session, home_at, tiny_settings
+
+from flows import pipeline
+from storage.home import Home
+from storage.tables import read_rows
+from tasks.ingest.sources.resolve import resolve_sources
+from tasks.session import artifact
+
+
+@pytest.fixture
+def home(tiny: Ran, tmp_path: Path) -> Home:
+    """A home with everything before the dataset."""
+    target = home_at(tmp_path / "home")
+    ignored = shutil.ignore_patterns("dataset", "train", "evaluate", "generate", "prompts", ".work", ".locks")
+    shutil.copytree(tiny.session.home.store, target.store, ignore=ignored)
+    shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
+    return target
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("dataset.stride=20",),
+        ("dataset.packing=pack",),
+        ("dataset.packing=concat", "dataset.drop_last=true"),
+        ("dataset.packing=pack", "mix.by=doc_id < '8'", "mix.epochs=true=2,false=0.5"),
+    ],
+    ids=" ".join,
+)
+def test_a_training_reads_what_the_dataset_counts(home: Home, tiny_source: Path, asked: tuple[str, ...]) -> None:
+    settings = tiny_settings("train.max_steps=0", "train.max_tokens=1000", *asked)
+    with direct_session(home) as session:
+        ingested = pipeline.ingest(session, resolve_sources([str(tiny_source)]), settings)
+        prepared = pipeline.prepare(session, "default", settings, ingested)
+        checkpoint = artifact(pipeline.train_model(session, settings, prepared))
+        record = json.loads((session.store.folder(artifact(prepared.dataset)) / "dataset.json").read_text())
+        history = read_rows(session.store.folder(checkpoint) / "history.parquet")
+    train = record["splits"]["train"]
+    assert train["ids"] == train["kept"] + train["cut"]
+    assert sum(group["reads"] for group in record["groups"]) > 0
+    tokens = [row["value"] for row in history if row["metric"] == "tokens"]
+    # the budget was resolved from the index, and the network counted what it was given
+    assert ([0.0, *tokens])[-2] < 1000 <= tokens[-1]

@@ -1,0 +1,308 @@
+"""Engines: the reference's ids whatever the text is, and the reference where an engine fails or differs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HfEngine
+from tokenizers import decoders, models, pre_tokenizers
+
+from tasks.tokens import engines as module
+from tasks.tokens.engines import (
+    WORTH_AN_ENGINE,
+    BytesEngine,
+    Engine,
+    EngineError,
+    Engines,
+    GigatokenEngine,
+    ReferenceEngine,
+    TableEngine,
+    TiktokenEngine,
+    sample_of,
+    texts_of,
+)
+from tasks.tokens.texts import Texts, batches
+from tasks.tokens.tokenizer import (
+    SPECIAL_TOKENS,
+    UNK,
+    AsciiTokenizer,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    HfTokenizer,
+    Tokenizer,
+    WordTokenizer,
+)
+
+TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's\n\n    x=1;"
+
+
+def prose(seed: int = 0, n_words: int = 2_000) -> str:
+    return " ".join(random.Random(seed).choices(TEXT.split(" "), k=n_words))
+
+
+BPE = BpeTokenizer.fit([prose(), "<|bos|> <|eos|> " * 200], 500)
+CHAR = CharTokenizer.fit([prose()])
+WIDE = CharTokenizer("".join(map(chr, range(0x20, 0x500))))
+HARD = [
+    "".join(SPECIAL_TOKENS) + " <|endoftext|>",
+    "",
+    "a" * 5_000,
+    " " * 500 + "x" + "\n" * 500,
+    "👩‍👩‍👧 e\u0301\u0302 \u00a0\u2028\u3000\x00\x1c",
+    "Ελληνικά עברית العربية ไทย 東京",
+    "",
+    "don't I'LL 1234.5 --- _x_",
+]
+MAKERS: dict[str, Callable[[], Engine]] = {
+    "bytes": lambda: BytesEngine(ByteTokenizer()),
+    "ascii": lambda: TableEngine(AsciiTokenizer()),
+    "char": lambda: TableEngine(CHAR),
+    "char of many": lambda: TableEngine(WIDE),
+    "gigatoken": lambda: GigatokenEngine(BPE),
+    "tiktoken": lambda: TiktokenEngine(BPE),
+}
+
+
+def texts(items: list[str]) -> Texts:
+    return texts_of([item.encode() for item in items])
+
+
+def assert_equal(engine: Engine, column: Texts) -> None:
+    found, expected = engine.encode(column), ReferenceEngine(engine.tokenizer).encode(column)
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.offsets.tolist() == expected.offsets.tolist()
+    assert found.lost.tolist() == expected.lost.tolist()
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return MAKERS[request.param]()
+
+
+def test_an_engine_gives_the_ids_of_the_reference(engine: Engine) -> None:
+    assert_equal(engine, texts([*HARD, prose(1), prose(2, 10)]))
+
+
+def test_no_texts_have_no_ids(engine: Engine) -> None:
+    found = engine.encode(texts([]))
+    assert (len(found.ids), found.offsets.tolist(), len(found.lost)) == (0, [0], 0)
+
+
+def test_a_slice_of_a_column_is_encoded_alone(engine: Engine) -> None:
+    column = pa.array([prose(3), *HARD, prose(4)], pa.large_string())
+    assert_equal(engine, Texts.of(column[1:-1]))
+
+
+@given(items=st.lists(st.text()))
+@example(items=["<|bos|>", "<|pad|><|unk|>", "\x85 \u2028"])
+@settings(max_examples=60, deadline=None)
+def test_an_engine_gives_the_ids_of_the_reference_for_any_text(engine: Engine, items: list[str]) -> None:
+    assert_equal(engine, texts(items))
+
+
+def test_the_reference_gives_what_the_tokeniser_itself_gives() -> None:
+    tokenizers: list[Tokenizer] = [BPE, CHAR, ByteTokenizer(), WordTokenizer.fit([prose()], 40)]
+    for tokenizer in tokenizers:
+        found = ReferenceEngine(tokenizer).encode(texts(HARD))
+        for row, (text, ids) in enumerate(zip(HARD, tokenizer.encode(HARD), strict=True)):
+            assert np.array_equal(found.of_text(row), ids)
+            assert found.lost[row] == tokenizer.lost_bytes(text, ids)
+
+
+def test_blocks_cut_no_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 7)
+    for tokenizer in (CHAR, WIDE, AsciiTokenizer()):
+        assert_equal(TableEngine(tokenizer), texts([*HARD, "aß東👩" * 30, prose(5, 50)]))
+
+
+def test_a_cache_that_is_full_is_dropped_and_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHE_CHECK_BYTES", 100)
+    monkeypatch.setattr(module, "CACHE_BYTES", -(2**40))
+    engine = GigatokenEngine(BPE)
+    first = engine._backend
+    assert_equal(engine, texts([prose(seed, 50) for seed in range(10)]))
+    assert engine._backend is not first
+
+
+def test_a_system_that_tells_no_memory_drops_the_cache_by_the_bytes_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHE_CHECK_BYTES", 100)
+    monkeypatch.setattr(module, "CACHE_BYTES", 5_000)
+    monkeypatch.setattr(module, "_resident_bytes", lambda: None)
+    engine = GigatokenEngine(BPE)
+    backends = {id(engine._backend): engine._backend}
+    for seed in range(10):
+        engine.encode(texts([prose(seed, 100)]))
+        backends[id(engine._backend)] = engine._backend
+    assert len(backends) > 2
+
+
+def big(column: Texts, tokenizer: Tokenizer, wanted: str = "auto") -> tuple[str, str]:
+    choice = Engines(tokenizer).choose(column, WORTH_AN_ENGINE, wanted)
+    return choice.engine.name.partition(" ")[0], choice.reason
+
+
+def test_the_fastest_engine_that_agrees_is_taken() -> None:
+    column = texts([prose(1), *HARD])
+    assert big(column, BPE) == ("gigatoken", "gives the reference's ids on a sample of these documents")
+    for tokenizer in (CHAR, AsciiTokenizer(), ByteTokenizer()):
+        assert big(column, tokenizer)[0] == "numpy"
+
+
+def test_little_text_is_left_to_the_reference() -> None:
+    choice = Engines(BPE).choose(texts(["few"]), 3)
+    assert (choice.engine.name.partition(" ")[0], choice.reason) == (
+        "tokenizers",
+        "3 bytes are too few for another engine to pay",
+    )
+
+
+def test_the_reference_can_be_asked_for() -> None:
+    assert big(texts([prose()]), BPE, "reference") == ("tokenizers", "asked for")
+    assert big(texts([prose()]), CHAR, "reference") == ("reference", "asked for")
+
+
+def test_words_have_no_other_engine() -> None:
+    assert big(texts([prose()]), WordTokenizer({"a": 4})) == (
+        "reference",
+        "there is no other for this kind of tokeniser",
+    )
+
+
+class Wrong(GigatokenEngine):
+    """Differs by one id where a text holds a certain word."""
+
+    def _encode(self, data: bytes) -> np.ndarray:
+        ids = super()._encode(data).copy()
+        if b"sheep" in data:
+            ids[0] = UNK
+        return ids
+
+
+class Failing(GigatokenEngine):
+    """Fails at its first text."""
+
+    def _encode(self, data: bytes) -> np.ndarray:
+        raise RuntimeError("no memory left in the cache")
+
+
+def missing(tokenizer: Tokenizer) -> Engine:
+    raise ModuleNotFoundError("No module named 'gigatoken'")
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (Wrong, "gigatoken: other ids than the reference's for a text that begins"),
+        (Failing, "gigatoken: it failed (RuntimeError: no memory left in the cache)"),
+        (missing, "gigatoken: it cannot be set up (ModuleNotFoundError: No module named 'gigatoken')"),
+    ],
+)
+def test_another_engine_is_taken_where_one_differs_or_fails(
+    first: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidates = [("gigatoken", first), ("tiktoken", TiktokenEngine)]
+    monkeypatch.setattr(module, "_candidates", lambda tokenizer: candidates)
+    name, reason = big(texts([prose()]), BPE)
+    assert name == "tiktoken"
+    assert reason.startswith(told)
+    candidates.pop()
+    name, reason = big(texts([prose()]), BPE)
+    assert name == "tokenizers"
+    assert reason.startswith(told)
+
+
+def test_an_interruption_is_no_failure_of_the_engine() -> None:
+    class Interrupted(GigatokenEngine):
+        def _encode(self, data: bytes) -> np.ndarray:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Engines(BPE).compare(Interrupted(BPE), texts(["a"]))
+
+
+def foreign(**parts: Any) -> HfTokenizer:
+    """GPT-2's layout with a special and an ordinary added token, as published files have them."""
+    engine = HfEngine.from_str(json.dumps({**json.loads(BPE.spec), "added_tokens": []}))
+    engine.add_special_tokens(["<|endoftext|>"])
+    if parts.pop("ordinary", False):
+        engine.add_tokens(["sheep and"])
+    spec = {**json.loads(engine.to_str()), **parts}
+    return HfTokenizer(json.dumps(spec), eos_id=BPE.vocab_size)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"ordinary": True},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"normalizer": {"type": "NFC"}},
+    ],
+)
+def test_a_tokeniser_from_elsewhere_gets_the_reference_s_ids_by_whatever_engine(parts: dict[str, Any]) -> None:
+    tokenizer = foreign(**parts)
+    engines = Engines(tokenizer)
+    column = texts([prose(1), *HARD, "e\u0301 sheep and sheep and wool"])
+    choice = engines.choose(column, WORTH_AN_ENGINE)
+    assert_equal(choice.engine, column)
+
+
+def test_an_engine_never_makes_a_special_token_of_a_foreign_tokeniser_from_text() -> None:
+    tokenizer = foreign()
+    column = texts(["<|endoftext|> and <|endoftext|>"])
+    assert_equal(GigatokenEngine(tokenizer), column)
+    assert BPE.vocab_size not in GigatokenEngine(tokenizer).encode(column).ids
+
+
+def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
+    engine = HfEngine(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
+    engine.pre_tokenizer = pre_tokenizers.Whitespace()
+    engine.decoder = decoders.WordPiece()
+    tokenizer = HfTokenizer(engine.to_str(), unk_id=0)
+    choice = Engines(tokenizer).choose(texts(["the fold", "the"]), WORTH_AN_ENGINE)
+    assert isinstance(choice.engine, ReferenceEngine)
+    assert "gigatoken: it cannot be set up" in choice.reason
+    assert "tiktoken: it is not byte-level byte-pair encoding" in choice.reason
+    assert choice.engine.encode(texts(["the fold", "the"])).lost.tolist() == [4, 0]
+
+
+def test_the_sample_holds_first_last_and_longest() -> None:
+    items = [f"text {number}" for number in range(100)]
+    items[37] = "long " * 5_000
+    sample = [item.decode() for item in sample_of(texts(items))]
+    assert (sample[0], sample[-2] == items[-1] or sample[-1] == items[-1]) == (items[0], True)
+    assert any(item.strip().startswith(("long", "ong", "ng", "g")) for item in sample)
+    assert sum(map(len, sample)) < 20 * module.SAMPLE_BYTES
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 40))
+def test_batches_are_all_rows_in_order_and_not_too_large(sizes: list[int], most: int) -> None:
+    found = list(batches(np.array(sizes, dtype=np.int64), most))
+    assert [row for first, last in found for row in range(first, last)] == list(range(len(sizes)))
+    assert all(last - first == 1 or sum(sizes[first:last]) <= most for first, last in found)
+
+
+def test_a_column_with_a_null_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 of 2 texts are null"):
+        Texts.of(pa.array(["a", None]))
+
+
+def test_a_column_in_chunks_of_short_strings_is_read_as_one() -> None:
+    column = pa.chunked_array([["ab", ""], [], ["c"]], pa.string())
+    found = Texts.of(column)
+    assert [found[row] for row in range(len(found))] == [b"ab", b"", b"c"]
+    assert found.n_bytes.tolist() == [2, 0, 1]
+
+
+def test_an_id_that_is_lost_is_an_error_of_the_engine() -> None:
+    with pytest.raises(EngineError, match="other ids than the reference's"):
+        Engines(BPE).compare(Wrong(BPE), texts(["a", "the sheep"]))

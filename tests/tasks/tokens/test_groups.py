@@ -1,0 +1,222 @@
+"""Groups of training documents: by columns and expressions over real corpora, and nothing that is not of a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ingest_run import Ingestion, home_at, ingest, prose, write
+
+from storage.catalog import Catalog
+from storage.errors import UserError
+from storage.home import Home
+from storage.manifest import RefSet
+from storage.tables import read_rows
+from tasks.corpora.view import empty_view
+from tasks.session import Pending, Planner, Session
+from tasks.tokens.groups import GROUPS_FILE, check_expression, groups_call
+from tasks.tokens.mix import MixError, MixSettings
+
+CODE = "import os\n\n\ndef size_of_{0}(path: str) -> int:\n    return os.stat(path).st_size * {0} + len('{1}')\n"
+
+
+@dataclass
+class Grouped:
+    """The groups of a corpus, and how they came about."""
+
+    session: Session
+    found: RefSet
+    by_path: dict[str, str] = field(default_factory=dict)
+
+
+def files(numbers: range) -> dict[str, str | bytes]:
+    texts: dict[str, str | bytes] = {f"prose/{n}.txt": prose(n) for n in numbers}
+    code = {f"code/{n}.py": CODE.format(n, prose(n + 1000, 30).replace("\n", " ")) for n in numbers}
+    return {**texts, **code, "code/LICENSE": ""}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return home_at(tmp_path_factory.mktemp("groups") / "home")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("groups") / "docs", files(range(12)))
+
+
+@pytest.fixture(scope="module")
+def corpus(home: Home, source: Path) -> Ingestion:
+    return ingest(home, source)
+
+
+def group(home: Home, corpus: Ingestion, by: str) -> Grouped:
+    session = Session(home)
+    found = groups_call(
+        session,
+        MixSettings(by=by),
+        snapshot=corpus.ingested.snapshot,
+        curated=corpus.ingested.curated,
+        measures=corpus.ingested.measures,
+        texts=corpus.ingested.texts,
+        scored=corpus.ingested.scored,
+    )
+    assert isinstance(found, RefSet)
+    paths = corpus.path_of()
+    rows = [row for ref in found.refs for row in read_rows(session.store.folder(ref) / GROUPS_FILE)]
+    return Grouped(session, found, {paths[row["doc_id"]]: row["group"] for row in rows})
+
+
+def trained(corpus: Ingestion) -> set[str]:
+    return {path for path, side in corpus.sides().items() if side == "train"}
+
+
+def test_every_training_document_and_no_other_has_a_group(home: Home, corpus: Ingestion) -> None:
+    found = group(home, corpus, "kind").by_path
+    assert found.keys() == trained(corpus)
+    assert "validation" in corpus.sides().values()
+    assert {path: path.partition("/")[0] for path in found} == {
+        path: {"code": "code", "text": "prose"}[kind] for path, kind in found.items()
+    }
+
+
+def test_the_rows_are_sorted_by_document(home: Home, corpus: Ingestion) -> None:
+    found = group(home, corpus, "kind")
+    (ref,) = found.found.refs
+    ids = [row["doc_id"] for row in read_rows(found.session.store.folder(ref) / GROUPS_FILE)]
+    assert ids == sorted(ids)
+
+
+def test_without_a_mix_nothing_is_computed(home: Home, corpus: Ingestion) -> None:
+    found = group(home, corpus, "")
+    assert (found.found.refs, found.session.reports) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("split_part(path, '/', 1)", {"code", "prose"}),
+        ("case when kind = 'code' then 'c' end", {"c", "none"}),
+        ("if(kind = 'code', '', 'p')", {"p", "none"}),
+        ("n_bytes > 1_000_000", {"false"}),
+        ("programming_language -- which", {"Python", "none"}),
+        ("if(contains(text, 'os.stat'), 'stats', 'other')", {"stats", "other"}),
+        ("coalesce(classifier_score, 0.5)", {"0.5"}),
+    ],
+)
+def test_any_expression_over_the_view_makes_groups(home: Home, corpus: Ingestion, by: str, expected: set[str]) -> None:
+    assert set(group(home, corpus, by).by_path.values()) == expected
+
+
+def test_a_source_is_a_group(home: Home, corpus: Ingestion, source: Path) -> None:
+    assert set(group(home, corpus, "source").by_path.values()) == {str(source)}
+
+
+def test_the_same_question_again_is_answered_from_the_store(home: Home, corpus: Ingestion) -> None:
+    first, again = group(home, corpus, "language"), group(home, corpus, " language ")
+    assert again.session.reports["groups"].cached
+    assert first.found.digest == again.found.digest
+
+
+def test_expressions_that_give_the_same_groups_have_the_same_digest(home: Home, corpus: Ingestion) -> None:
+    assert group(home, corpus, "kind").found.digest == group(home, corpus, "lower(kind)").found.digest
+    assert group(home, corpus, "kind").found.digest != group(home, corpus, "language").found.digest
+
+
+def test_groups_by_path_follow_a_file_that_moved(tmp_path: Path) -> None:
+    home, docs = home_at(tmp_path / "home"), write(tmp_path / "docs", files(range(6)))
+    corpus = ingest(home, docs)
+    before = group(home, corpus, "split_part(path, '/', 1)")
+    kinds = group(home, corpus, "kind")
+    moved = next(path for path in before.by_path if path.startswith("prose/"))
+    write(docs, {f"poems/{Path(moved).name}": (docs / moved).read_bytes()})
+    (docs / moved).unlink()
+    corpus = ingest(home, docs)
+    after = group(home, corpus, "split_part(path, '/', 1)")
+    assert after.by_path[f"poems/{Path(moved).name}"] == "poems"
+    assert after.found.digest != before.found.digest
+    # what looks at no path is not asked again
+    again = group(home, corpus, "kind")
+    assert again.session.reports["groups"].cached
+    assert again.found == kinds.found
+
+
+def test_a_plan_waits_for_what_is_not_there(home: Home, corpus: Ingestion) -> None:
+    missing: Any = Pending("curate", "new file")
+    found = groups_call(
+        Planner(home),
+        MixSettings(by="path"),
+        snapshot=missing,
+        curated=missing,
+        measures=corpus.ingested.measures,
+        texts=missing,
+        scored=[missing],
+    )
+    assert isinstance(found, Pending)
+
+
+def test_too_many_groups_are_refused(home: Home, corpus: Ingestion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.tokens.groups.MOST_GROUPS", 3)
+    with pytest.raises(MixError, match=r"makes \d+ groups, such as"):
+        group(home, corpus, "doc_id || ''")
+
+
+def test_an_expression_that_fails_on_a_value_is_told(home: Home, corpus: Ingestion) -> None:
+    with pytest.raises(UserError, match=r"mix\.by .*Could not convert"):
+        group(home, corpus, "kind::int")
+
+
+def test_a_document_in_several_segments_has_one_row(home: Home, corpus: Ingestion) -> None:
+    texts, measures = corpus.ingested.texts, corpus.ingested.measures
+    assert isinstance(texts, RefSet) and isinstance(measures, RefSet) and texts.live is not None
+    doubled = [
+        RefSet(item.refs * 2, "doubled", item.segments * 2, (*texts.live, *(set() for _ in texts.live)))
+        for item in (measures, texts)
+    ]
+    session = Session(home)
+    found = groups_call(
+        session,
+        MixSettings(by="kind"),
+        snapshot=corpus.ingested.snapshot,
+        curated=corpus.ingested.curated,
+        measures=doubled[0],
+        texts=doubled[1],
+        scored=[],
+    )
+    assert isinstance(found, RefSet)
+    assert found.digest == group(home, corpus, "kind").found.digest
+
+
+@pytest.mark.parametrize(
+    ("by", "told"),
+    [
+        ("nope", r'Referenced column "nope" not found.*columns: doc_id, kind, title'),
+        ("", "Parser Error"),
+        ("kind, title", "single expression"),
+        ("kind; select 1", "Parser Error"),
+        ("1) from documents; select (2", "Parser Error"),
+        ("$1", "not provided"),
+        ("random()", "random cannot be used"),
+        ("uuid()", "uuid cannot be used"),
+        ("now()", "now cannot be used"),
+        ("current_date", "current_date cannot be used"),
+        ("current_timestamp::varchar", "current_timestamp cannot be used"),
+        ("localtime", "localtime cannot be used"),
+        ("max(n_chars)", "max cannot be used"),
+        ("row_number() over ()", "window cannot be used"),
+        ("(select n_chars from documents)", "subquery cannot be used"),
+        ("exists(from read_text('/etc/passwd'))", "subquery cannot be used"),
+        ("columns(*)", "star cannot be used"),
+    ],
+)
+def test_what_says_more_than_one_thing_of_one_document_is_refused(by: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        check_expression(by)
+
+
+def test_the_columns_are_those_of_the_catalogue_with_the_place(corpus: Ingestion) -> None:
+    view = [row[0] for row in empty_view().execute("describe documents").fetchall()]
+    catalogue = Catalog(corpus.store, "default").query("describe documents")
+    assert view == [*(row["column_name"] for row in catalogue), "source", "path"]

@@ -1,0 +1,333 @@
+"""Token shards: what lies in the files, whatever the engine, the row groups and the size of the documents."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.errors import UserError
+from storage.home import Home
+from storage.manifest import ArtifactRef, Manifest
+from storage.store import LocalStore
+from tasks.resources import Resources
+from tasks.stage import Work, stage
+from tasks.tokens import engines, shards
+from tasks.tokens.shards import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
+from tasks.tokens.tokenizer import (
+    BOS,
+    EOS,
+    UNK,
+    AsciiTokenizer,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    WordTokenizer,
+)
+
+TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's\n\n"
+CORPUS = Path(os.environ.get("SHEEPFOLD_CORPUS", Path(__file__).resolve().parents[4] / "shared" / "corpus"))
+
+
+def prose(seed: int = 0, n_words: int = 200) -> str:
+    return " ".join(random.Random(seed).choices(TEXT.split(" "), k=n_words))
+
+
+BPE = BpeTokenizer.fit([prose(n_words=3_000)], 500)
+KINDS: dict[str, Tokenizer] = {
+    "char": CharTokenizer.fit([TEXT]),
+    "ascii": AsciiTokenizer(),
+    "bytes": ByteTokenizer(),
+    "word": WordTokenizer.fit([TEXT], 30),
+    "bpe": BPE,
+}
+DOCUMENTS = [prose(1), "", "a", "<|bos|> <|eos|>", "unknown Ω €", "w " * 2_000, prose(2)]
+
+
+def write_documents(folder: Path, texts: list[str], rows_per_group: int = 3) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [hashlib.sha256(str(place).encode()).hexdigest() for place in range(len(texts))]
+    table = pa.table({"doc_id": pa.array(names, pa.string()), "text": pa.array(texts, pa.large_string())})
+    pq.write_table(table, folder / "documents.parquet", row_group_size=rows_per_group)
+    return folder / "documents.parquet"
+
+
+def encode(folder: Path, tokenizer: Tokenizer, texts: list[str], **options: Any) -> dict[str, Any]:
+    """Tokenise texts into a folder."""
+    source = write_documents(folder / "in", texts, options.pop("rows_per_group", 3))
+    tokenizer.save(folder / "tokenizer.json")
+    (folder / "out").mkdir(exist_ok=True)
+    asked = {"bos": True, "eos": True, "engine": "auto", "progress": lambda done, total: None, **options}
+    return tokenise_segment(
+        str(source), str(folder / "tokenizer.json"), tokenizer.fingerprint, str(folder / "out"), **asked
+    )
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "out").iterdir())}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_document_lies_where_the_table_says(kind: str, tmp_path: Path) -> None:
+    tokenizer = KINDS[kind]
+    made = encode(tmp_path, tokenizer, DOCUMENTS)
+    shard = np.load(tmp_path / "out" / "tokens.npy", mmap_mode="r", allow_pickle=False)
+    rows = pq.read_table(tmp_path / "out" / "tokens.parquet").to_pylist()
+    place = 0
+    for row, text, ids in zip(rows, DOCUMENTS, tokenizer.encode(DOCUMENTS), strict=True):
+        sequence, lost = encode_document(tokenizer, text, ids)
+        assert (row["offset"], row["length"]) == (place, len(sequence))
+        assert (row["n_bytes"], row["lost_bytes"]) == (len(text.encode()), lost)
+        assert np.array_equal(shard[place : place + row["length"]], sequence)
+        assert row["digest"] == hashlib.sha256(sequence.astype("<u4").tobytes()).hexdigest()
+        place += row["length"]
+    assert (len(shard), made["rows"], made["tokens"]) == (place, len(DOCUMENTS), place)
+    assert shard.dtype == smallest_dtype(tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_counts_are_those_of_the_shard(kind: str, tmp_path: Path) -> None:
+    encode(tmp_path, KINDS[kind], DOCUMENTS)
+    shard, counts = (np.load(tmp_path / "out" / name) for name in ("tokens.npy", "counts.npy"))
+    assert np.array_equal(counts, np.bincount(shard, minlength=KINDS[kind].vocab_size))
+    assert counts.dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{"engine": "reference"}, {"rows_per_group": 1}, {"rows_per_group": 100}])
+def test_engine_and_row_groups_leave_no_trace_in_the_ids(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    first = encode(tmp_path / "a", KINDS[kind], DOCUMENTS)
+    second = encode(tmp_path / "b", KINDS[kind], DOCUMENTS, **options)
+    assert first["digest"] == second["digest"]
+    one, other = written(tmp_path / "a"), written(tmp_path / "b")
+    assert (one["tokens.npy"], one["counts.npy"]) == (other["tokens.npy"], other["counts.npy"])
+
+
+def test_a_fast_engine_writes_what_the_reference_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(shards, "COMPARE_BYTES", 1)
+    made = encode(tmp_path / "a", BPE, DOCUMENTS)
+    assert made["engine"].startswith("gigatoken ")
+    assert encode(tmp_path / "b", BPE, DOCUMENTS, engine="reference")["engine"].startswith("tokenizers ")
+    assert written(tmp_path / "a") == written(tmp_path / "b")
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 300])
+def test_blocks_of_any_size_give_the_same_files(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode(tmp_path / "a", BPE, DOCUMENTS)
+    monkeypatch.setattr(shards, "BLOCK_IDS", block)
+    encode(tmp_path / "b", BPE, DOCUMENTS)
+    assert written(tmp_path / "a") == written(tmp_path / "b")
+
+
+class Broken(engines.GigatokenEngine):
+    """Right in the first row group, where it is chosen, and wrong later."""
+
+    def encode(self, texts: engines.Texts) -> engines.Encoded:
+        found = super().encode(texts)
+        if any(b"late" in texts[row] for row in range(len(texts))):
+            return engines.Encoded(self.wrong(found.ids), found.offsets, found.lost)
+        return found
+
+    def wrong(self, ids: np.ndarray) -> np.ndarray:
+        return np.where(ids > UNK, ids - 1, ids)
+
+
+class Outside(Broken):
+    """Gives ids that the tokeniser does not have."""
+
+    def wrong(self, ids: np.ndarray) -> np.ndarray:
+        return ids + 100_000
+
+
+class Raising(Broken):
+    """Fails."""
+
+    def wrong(self, ids: np.ndarray) -> np.ndarray:
+        raise RuntimeError("lost")
+
+
+@pytest.mark.parametrize(
+    ("engine", "compare_bytes", "told"),
+    [
+        (Broken, 1, "other ids than the reference's"),
+        (Outside, 2**30, "is outside the vocabulary of"),
+        (Raising, 2**30, "RuntimeError: lost"),
+    ],
+)
+def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
+    engine: Any, compare_bytes: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [prose(1), prose(2), "late " * 50]
+    encode(tmp_path / "a", BPE, texts, rows_per_group=1, engine="reference")
+    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(shards, "COMPARE_BYTES", compare_bytes)
+    monkeypatch.setattr(engines, "_candidates", lambda tokenizer: [("gigatoken", engine)])
+    shards._engines.cache_clear()
+    made = encode(tmp_path / "b", BPE, texts, rows_per_group=1)
+    assert made["engine"].startswith("tokenizers ")
+    assert told in made["engine_reason"]
+    assert written(tmp_path / "a") == written(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("bos", "eos", "expected"),
+    [(True, True, [BOS, 4, EOS]), (False, True, [4, EOS]), (True, False, [BOS, 4]), (False, False, [4])],
+)
+def test_a_document_begins_and_ends_as_asked(bos: bool, eos: bool, expected: list[int], tmp_path: Path) -> None:
+    encode(tmp_path, CharTokenizer("a"), ["a", ""], bos=bos, eos=eos)
+    shard = np.load(tmp_path / "out" / "tokens.npy")
+    assert shard.tolist() == expected + [index for index in expected if index != 4]
+    settings = TokeniseSettings(bos, eos)
+    ids = CharTokenizer("a").encode(["a"])[0]
+    assert encode_document(CharTokenizer("a"), "a", ids, settings)[0].tolist() == expected
+
+
+def test_no_documents_give_an_empty_shard(tmp_path: Path) -> None:
+    made = encode(tmp_path, BPE, [])
+    assert (made["rows"], made["tokens"]) == (0, 0)
+    assert np.load(tmp_path / "out" / "tokens.npy", mmap_mode=None).shape == (0,)
+    assert pq.read_table(tmp_path / "out" / "tokens.parquet").num_rows == 0
+
+
+def test_a_broken_tokeniser_is_told_to_the_user(tmp_path: Path) -> None:
+    source = write_documents(tmp_path, ["a"])
+    (tmp_path / "tokenizer.json").write_text('{"kind": "char"}')
+    for fingerprint, told in (("", "lacks 'alphabet'"), ("0" * 64, "fingerprint is")):
+        with pytest.raises(UserError, match=told):
+            tokenise_segment(
+                str(source), str(tmp_path / "tokenizer.json"), fingerprint, str(tmp_path), True, True, "auto", print
+            )
+
+
+@given(st.lists(st.text(max_size=40), max_size=12), st.integers(1, 5), st.sampled_from(sorted(KINDS)))
+@settings(max_examples=40, deadline=None)
+def test_ids_of_any_documents_add_up(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], rows: int, kind: str
+) -> None:
+    folder, tokenizer = tmp_path_factory.mktemp("any"), KINDS[kind]
+    made = encode(folder, tokenizer, texts, rows_per_group=rows)
+    shard = np.load(folder / "out" / "tokens.npy")
+    expected = [
+        encode_document(tokenizer, text, ids)[0] for text, ids in zip(texts, tokenizer.encode(texts), strict=True)
+    ]
+    assert np.array_equal(shard, np.concatenate([np.zeros(0), *expected]))
+    assert made["lost_bytes"] == sum(pq.read_table(folder / "out" / "tokens.parquet")["lost_bytes"].to_pylist())
+
+
+# -- the stage ----------------------------------------------------------------------------------------------------
+
+
+@stage("refine", version=1)
+def some_documents(work: Work, settings: list[str]) -> str:
+    """Documents of these texts."""
+    write_documents(work.out, settings)
+    return hashlib.sha256("\0".join(settings).encode()).hexdigest()
+
+
+@stage("tokenizer", version=1)
+def some_tokenizer(work: Work, settings: str) -> str:
+    """A tokeniser of this kind."""
+    KINDS[settings].save(work.out / "tokenizer.json")
+    return KINDS[settings].fingerprint
+
+
+@pytest.fixture
+def resources(tmp_path: Path) -> Iterator[Resources]:
+    with Resources(Home(tmp_path, str(tmp_path / "store"), "sqlite://"), workers=1) as found:
+        yield found
+
+
+def run_stage(resources: Resources, kind: str, texts: list[str]) -> tuple[Manifest, Callable[[ArtifactRef], Path]]:
+    store = LocalStore(Path(resources.home.store))
+    inputs = {
+        "documents": some_documents.run(store, texts, {}, resources=resources).ref,
+        "tokenizer": some_tokenizer.run(store, kind, {}, resources=resources).ref,
+    }
+    return tokenise.run(store, TokeniseSettings(), inputs, resources=resources).manifest, store.folder
+
+
+def test_the_stage_notes_engine_and_counts(resources: Resources) -> None:
+    manifest, _ = run_stage(resources, "char", DOCUMENTS)
+    assert manifest.counts["rows"] == manifest.counts["units"] == len(DOCUMENTS)
+    assert manifest.counts["lost_bytes"] > 0
+    assert manifest.tools["engine"].startswith("numpy ")
+    assert "gives the reference's ids" in manifest.tools["engine_reason"]
+
+
+def test_the_engine_asked_for_is_no_part_of_the_key(resources: Resources) -> None:
+    first, _ = run_stage(resources, "char", DOCUMENTS)
+    resources.token_engine = "reference"
+    second, _ = run_stage(resources, "char", DOCUMENTS)
+    assert (first.key, second.tools["engine"]) == (second.key, first.tools["engine"])
+
+
+def test_a_large_segment_is_encoded_apart_by_a_fast_engine(
+    resources: Resources, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["".join(map(chr, random.Random(seed).choices(range(33, 0x2000), k=20_000))) for seed in range(40)]
+    manifest, folder = run_stage(resources, "bpe", texts)
+    assert manifest.tools["engine"].startswith("gigatoken ")
+    rows = pq.read_table(folder(manifest.ref) / "tokens.parquet", columns=["offset", "length"]).to_pylist()
+    shard = np.load(folder(manifest.ref) / "tokens.npy")
+    last = rows[-1]
+    ids = shard[last["offset"] : last["offset"] + last["length"]].tolist()
+    assert (ids[0], BPE.decode(ids), ids[-1]) == (BOS, texts[-1], EOS)
+    assert capfd.readouterr().out == ""
+
+
+# -- the corpus ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the sample corpus is not here")
+def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
+    texts = []
+    for path in sorted(file for file in CORPUS.rglob("*") if file.is_file()):
+        data = path.read_bytes()
+        texts.append(data.decode("utf-8", errors="replace") if b"\x00" not in data else data[:50_000].decode("latin-1"))
+    column = engines.texts_of([text.encode() for text in texts])
+    learned = BpeTokenizer.fit((text[:20_000] for text in texts), 4096)
+    for tokenizer in (learned, CharTokenizer.fit(texts, 200), AsciiTokenizer(), ByteTokenizer()):
+        chooser = engines.Engines(tokenizer)
+        for _, make in engines._candidates(tokenizer):
+            chooser.compare(make(tokenizer), column)
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+PEAK = r"""
+import pathlib, re, sys
+sys.path.insert(0, sys.argv[1])
+from tasks.tokens.shards import tokenise_segment
+made = tokenise_segment(*sys.argv[2:6], True, True, "auto", lambda done, total: None)
+peak = re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss knows the parent's, too
+print(made["engine"].split()[0], int(peak[1]) * 1024)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["char", "bpe", "bytes"])
+def test_a_long_document_needs_a_few_times_its_size(kind: str, tmp_path: Path) -> None:
+    text = prose(3, 2_000_000) * 6
+    source = write_documents(tmp_path / "in", [text])
+    KINDS[kind].save(tmp_path / "tokenizer.json")
+    arguments = [str(source), str(tmp_path / "tokenizer.json"), KINDS[kind].fingerprint, str(tmp_path)]
+    root = str(Path(__file__).resolve().parents[3])
+    told = subprocess.run([sys.executable, "-c", PEAK, root, *arguments], capture_output=True, text=True, check=True)
+    name, peak = told.stdout.split()
+    assert name in ("numpy", "gigatoken")
+    assert int(peak) < 2**27 + 6 * len(text.encode())
