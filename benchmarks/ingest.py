@@ -137,7 +137,7 @@ def _bare_tesseract(paths: list[Path], folder: Path) -> tuple[float, dict[str, s
         listed.write_text("\n".join(share) + "\n")
         commands.append(["tesseract", str(listed), "-", "-l", "eng"])
     seconds, printed = bare.in_parallel(commands, {**os.environ, "OMP_THREAD_LIMIT": "1"})
-    texts = {}
+    texts: dict[str, str] = {}
     for share, text in zip(shares, printed, strict=True):
         pages = text.split("\f")
         texts |= {Path(path).name: page for path, page in zip(share, pages, strict=False)}

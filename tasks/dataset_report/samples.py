@@ -65,10 +65,5 @@ def _ids(catalog: Catalog, doc_id: str) -> list[int]:
 
 
 def _pieces(spelling: Spelling, ids: list[int]) -> list[Piece]:
-    return [
-        Piece(
-            index, spelling.text_of(index), spelling.token(index).code, index in spelling.special,
-            spelling.bytes_of(index).endswith(b"\n"),
-        )
-        for index in ids
-    ]  # fmt: skip
+    tokens = (spelling.token(index) for index in ids)
+    return [Piece(token.index, token.text, token.code, token.index in spelling.special) for token in tokens]

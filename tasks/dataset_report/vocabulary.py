@@ -144,7 +144,8 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> Vocabulary:
         unknown=int(counts[tokenizer.unk_id]) if tokenizer.unk_id is not None else 0,
         frequent=listed([index for index in by_count[:FREQUENT] if counts[index]]),
         longest=listed(by_length[:LONGEST]),
-        unused=listed(unused[:UNUSED]),
+        # those that were merged for nothing come first; single bytes only make sure that no text is lost
+        unused=listed(unused[np.argsort(lengths[unused] == 1, kind="stable")][:UNUSED]),
         n_unused=len(unused),
         unused_merges=float(np.mean(counts[merged] == 0)) if len(merged) else 0.0,
         rare=int(np.count_nonzero((counts[spelled] > 0) & (counts[spelled] < RARE))),

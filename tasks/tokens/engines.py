@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tasks.tokens.subword import spelled_bytes
 from tasks.tokens.tables import code_points
@@ -201,7 +200,7 @@ class TableEngine(Engine):
         self._translation = of_ascii.astype(np.uint8).tobytes() + bytes(128) if of_ascii.max() < 256 else None
 
     def encode(self, texts: Texts) -> Encoded:
-        offsets = np.append(0, np.cumsum(pc.utf8_length(texts.column).to_numpy(), dtype=np.int64))
+        offsets = np.append(0, np.cumsum(texts.n_characters))
         ids = np.empty(offsets[-1], dtype=self._table.dtype)
         lost = np.zeros(len(texts), dtype=np.int64)
         place, begin, end = 0, int(texts.offsets[0]), int(texts.offsets[-1])

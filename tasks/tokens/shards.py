@@ -23,11 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.digest import rows_digest
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.schemas import TOKENS
-from storage.tables import ZSTD_LEVEL, union_digest
+from storage.tables import ZSTD_LEVEL
 from tasks.stage import Work, stage
 from tasks.tokens.engines import Choice, Encoded, EngineError, Engines, engine_errors, sample_of, texts_of
 from tasks.tokens.texts import Texts, batches, number_array, text_array
@@ -37,7 +38,7 @@ DOCUMENTS_FILE = "documents.parquet"
 TOKENS_FILE = "tokens.parquet"
 SHARD_COUNTS_FILE = "counts.npy"
 
-BLOCK_IDS = 2**19
+BLOCK_IDS = 2**18
 COMPARE_BYTES = 2**25  # so much text further on the engine is held against the reference again
 
 
@@ -140,6 +141,7 @@ def _encode_segment(
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     choice: Choice | None = None
+    named: list[tuple[str, str]] = []
     lost_bytes = compared = done = 0
     with (
         pq.ParquetFile(source) as file,
@@ -162,6 +164,7 @@ def _encode_segment(
             numbers = map(number_array, (placed.offsets, placed.lengths, texts.n_bytes, encoded.lost))
             digests = text_array([digest.encode() for digest in placed.digests], pa.string())
             table.write_table(pa.table([rows["doc_id"], *numbers, digests], schema=TOKENS))
+            named += zip(rows["doc_id"].to_pylist(), placed.digests, strict=True)
             lost_bytes += int(encoded.lost.sum())
             done += len(rows)
             progress(done, file.metadata.num_rows)
@@ -171,7 +174,7 @@ def _encode_segment(
         "rows": done,
         "tokens": shard.length,
         "lost_bytes": lost_bytes,
-        "digest": union_digest([out / TOKENS_FILE]),
+        "digest": rows_digest(named),
         "engine": choice.engine.name,
         "engine_reason": choice.reason,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def n_characters(self) -> np.ndarray:
+        """(n,) int64 characters of each text."""
+        counted = pc.utf8_length(self.column)  # without nulls; `to_numpy` would import pandas
+        return np.frombuffer(counted.buffers()[1] or b"", np.int64)[counted.offset : counted.offset + len(self)]
 
     @property
     def n_bytes(self) -> np.ndarray:

@@ -1,0 +1,270 @@
+"""Tokenising, packing and reading beside the engines that people use, and what one more document costs.
+
+    python -m benchmarks.prepare [--only bpe,char,packing,reads,memory,added] [--rounds 3] [--megabytes 100] [--full]
+
+Both sides of a row take turns in one run, on two cores, each in a fresh process, and the medians are compared. The text
+is the installed packages' own source and documentation, each document once. `--full` also tokenises 2 GB, to see that
+memory does not follow. Prints a Markdown table, and ends with exit code 1 when a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks import encoding, texts
+from benchmarks.ingest import Row
+from storage.schemas import REFINED
+
+TABLES = 4
+VOCABULARY = 8192
+FIT_BYTES = 16 * 2**20
+CACHE_BYTES = 2**28  # the encoder's own
+N_DOCUMENTS = 100_000
+
+
+def write_tables(folder: Path, n_bytes: int) -> list[Path]:
+    """Documents in the tables that the stage reads, dealt to four segments."""
+    folder.mkdir()
+    paths = [folder / f"{number}.parquet" for number in range(TABLES)]
+    writers = [pq.ParquetWriter(path, REFINED, compression="zstd") for path in paths]
+    documents = texts.documents(n_bytes)
+    for number in count():
+        rows = [_row(f"{number}-{place}", text) for place, text in enumerate(islice(documents, 1_000))]
+        if not rows:
+            break
+        writers[number % TABLES].write_table(pa.Table.from_pylist(rows, schema=REFINED))
+    for writer in writers:
+        writer.close()
+    return paths
+
+
+def _row(name: str, text: str) -> dict[str, object]:
+    size = len(text.encode())
+    counts = {"n_bytes": size, "redactions": 0, "cut_chars": 0}
+    return {"doc_id": name, "kind": "text", "text": text, "digest": name, **counts}
+
+
+def fit(folder: Path, kind: str, tables: Sequence[Path]) -> Path:
+    """A tokeniser fitted on the first texts of the tables."""
+    from tasks.tokens.tokenizer import BpeTokenizer, CharTokenizer
+
+    chosen: list[str] = []
+    size = 0
+    for text in pq.read_table(tables[0], columns=["text"])["text"].to_pylist():
+        if size >= FIT_BYTES:
+            break
+        chosen.append(text)
+        size += len(text.encode())
+    path = folder / f"{kind}.json"
+    fitted = CharTokenizer.fit(chosen) if kind == "char" else BpeTokenizer.fit(chosen, VOCABULARY)
+    fitted.save(path)
+    return path
+
+
+class Speeds:
+    """Megabytes of text a second of several sides, in turns."""
+
+    def __init__(self, sides: Sequence[str], tokenizer: Path, tables: Sequence[Path], rounds: int) -> None:
+        megabytes = sum(pq.read_table(path, columns=["n_bytes"])["n_bytes"].to_numpy().sum() for path in tables) / 1e6
+        self.found: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(rounds):
+            for side in sides:
+                with tempfile.TemporaryDirectory() as place:
+                    seconds = encoding.run(side, tokenizer, Path(place) / "out", tables)["seconds"]
+                self.found[side].append(megabytes / seconds)
+
+    def ratio(self, peer: str) -> float:
+        """Ours to theirs, median over the rounds."""
+        pairs = zip(self.found["ours"], self.found[peer], strict=True)
+        return statistics.median(mine / other for mine, other in pairs)
+
+    def shown(self, side: str) -> str:
+        """The median."""
+        return f"{statistics.median(self.found[side]):.1f} MB/s"
+
+
+def bpe(folder: Path, tables: Sequence[Path], rounds: int) -> Iterator[Row]:
+    """Byte-pair encoding, from Parquet to shards, cold."""
+    speeds = Speeds(["ours", "hugging_face", "tiktoken"], fit(folder, "bpe", tables), tables, rounds)
+    for peer, name, least in (
+        ("hugging_face", "Hugging Face encode_batch", 25),
+        ("tiktoken", "tiktoken, 2 threads", 5),
+    ):
+        ratio = speeds.ratio(peer)
+        yield Row(
+            f"BPE of {VOCABULARY}, Parquet to shards, cold", speeds.shown("ours"), f"{speeds.shown(peer)} ({name})",
+            f"{ratio:.1f}", f">= {least}x", ratio >= least,
+        )  # fmt: skip
+
+
+def char(folder: Path, tables: Sequence[Path], rounds: int) -> Iterator[Row]:
+    """Characters, from Parquet to shards."""
+    speeds = Speeds(["ours", "numpy_table"], fit(folder, "char", tables), tables, rounds)
+    reached = statistics.median(speeds.found["ours"])
+    yield Row(
+        "characters, Parquet to shards", speeds.shown("ours"), f"{speeds.shown('numpy_table')} (bare NumPy table)",
+        f"{speeds.ratio('numpy_table'):.2f}", ">= 100 MB/s", reached >= 100,
+    )  # fmt: skip
+
+
+def packing(rounds: int) -> Iterator[Row]:
+    """Best-fit packing of the lengths that real documents have, about."""
+    from tasks.tokens.packing import account, packed_pieces
+
+    lengths = np.random.default_rng(0).lognormal(6.5, 1.3, 100_000).astype(np.int64) + 2
+    for seq_len in (256, 1024):
+        seconds = []
+        for _ in range(rounds):
+            started = time.perf_counter()
+            pieces = packed_pieces(lengths, seq_len)
+            seconds.append(time.perf_counter() - started)
+        found = account(pieces, lengths, seq_len)
+        speed = int(lengths.sum()) / statistics.median(seconds) / 1e6
+        fill = found.kept / (found.sequences * seq_len)
+        what = f"best-fit packing of {len(lengths):,} documents into {seq_len}"
+        yield Row(f"{what}: tokens", f"{speed:.0f}M tokens/s", "", "", ">= 50M", speed >= 50)
+        yield Row(f"{what}: fill", f"{fill:.3%}", "", "", ">= 99.9 %", fill >= 0.999)
+        yield Row(f"{what}: tokens lost", str(found.cut), "", "", "0", not found.cut)
+
+
+def reads() -> Iterator[Row]:
+    """Random sequences across shards."""
+    from benchmarks.reads import random_reads
+
+    found = random_reads()
+    yield Row(
+        "random reads of 256 tokens", f"{found.tokens_per_second / 1e6:.1f}M tokens/s",
+        f"{found.memmap_tokens_per_second / 1e6:.1f}M tokens/s (bare memmap loop)", f"{found.ratio:.2f}", ">= 0.80",
+        found.ratio >= 0.8,
+    )  # fmt: skip
+
+
+def memory(folder: Path, tables: Sequence[Path], full: bool) -> Iterator[Row]:
+    """What one encoding process takes, with the encoder's own cache, which is bounded."""
+    tokenizer = fit(folder, "bpe", tables)
+    sizes = [("of the text", list(tables))]
+    if full:
+        sizes.append(("of 2 GB", list(_large_tables(folder / "large", tables))))
+    for what, chosen in sizes:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            peak = encoding.run("alone", tokenizer, Path(place) / "out", chosen)["peak_bytes"]
+        most = 600e6 + CACHE_BYTES
+        yield Row(
+            f"memory of one encoding process, {what}", f"{peak / 1e6:.0f} MB", "",
+            "", f"<= 600 MB beyond the cache of {CACHE_BYTES / 1e6:.0f} MB", peak <= most,
+        )  # fmt: skip
+
+
+def _large_tables(folder: Path, tables: Sequence[Path]) -> Iterator[Path]:
+    """Twenty tables of the same texts, the words of each in another order: only memory is looked at."""
+    folder.mkdir()
+    for number in range(5 * len(tables)):
+        rows = pq.read_table(tables[number % len(tables)])
+        words = [text.split(" ") for text in rows["text"].to_pylist()]
+        turned = [" ".join(part[number:] + part[:number]) for part in words]
+        path = folder / f"{number}.parquet"
+        changed = rows.set_column(rows.schema.get_field_index("text"), REFINED.field("text"), [turned])
+        pq.write_table(changed.cast(REFINED), path, 1_000)
+        yield path
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that still live, with all that those waited for."""
+    own = os.times()
+    total = own.user + own.system + own.children_user + own.children_system
+    ticks = os.sysconf("SC_CLK_TCK")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == os.getpid():
+                total += sum(map(int, fields[11:15])) / ticks
+    return total
+
+
+def added(rounds: int) -> Iterator[Row]:
+    """CPU time of preparation, from refined texts to the dataset: of 100,000 documents, and then of one more."""
+    from flows import pipeline
+    from storage.home import Home
+    from tasks.ingest.sources.resolve import resolve_sources
+    from tasks.resources import Resources
+    from tasks.session import Session
+    from tasks.settings import load_settings
+
+    def prepare(place: Path, sources: list[str]) -> float:
+        settings = load_settings(None, ["tokenizer.kind=bpe", f"tokenizer.vocab_size={VOCABULARY}"])
+        home = Home.from_environment(str(place)).create()
+        with Resources(home, workers=2) as resources:
+            session = Session(home, resources)
+            ingested = pipeline.ingest(session, resolve_sources(sources), settings)
+            before = cpu_seconds()
+            pipeline.prepare(session, "default", settings, ingested)
+            return cpu_seconds() - before
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        corpus = folder / "corpus.parquet"
+        pieces = (text[at : at + 1_000] for text in texts.documents(150_000_000) for at in range(0, len(text), 1_000))
+        pq.write_table(pa.table({"text": list(islice(pieces, N_DOCUMENTS))}), corpus, 1_000)
+        sources = [f"documents:{corpus}"]
+        cold = prepare(folder / "home", sources)
+        more = []
+        for number in range(rounds):
+            extra = folder / f"more{number}"
+            extra.mkdir()
+            (extra / "one.txt").write_text(f"One document more, number {number}: " + "words of its own " * 20)
+            sources.append(str(extra))
+            more.append(prepare(folder / "home", sources))
+    share = statistics.median(more) / cold
+    yield Row(
+        f"one document added to {N_DOCUMENTS:,}: CPU time", f"{statistics.median(more):.2f} s", f"{cold:.1f} s (cold)",
+        f"{share:.1%}", "<= 2 %", share <= 0.02,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="bpe,char,packing,reads,memory,added")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--full", action="store_true")
+    chosen = parser.parse_args()
+    names = chosen.only.split(",")
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="sheepfold-prepare-") as place:
+        folder = Path(place)
+        needed = {"bpe", "char", "memory"} & set(names)
+        tables = write_tables(folder / "tables", chosen.megabytes * 10**6) if needed else []
+        parts: dict[str, Callable[[], Iterator[Row]]] = {
+            "bpe": lambda: bpe(folder, tables, chosen.rounds),
+            "char": lambda: char(folder, tables, chosen.rounds),
+            "packing": lambda: packing(chosen.rounds),
+            "reads": reads,
+            "memory": lambda: memory(folder, tables, chosen.full),
+            "added": lambda: added(chosen.rounds),
+        }
+        print("| what | Sheepfold | beside it | ratio | goal | reached |\n|---|---|---|---|---|---|", flush=True)
+        for name in names:
+            for row in parts[name]():
+                print(row, flush=True)
+                missed += row.reached is False
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
