@@ -16,7 +16,7 @@ demo: setup ocr
 	@echo "  $(BIN)/sheepfold sql 'select status, count(*) from files group by 1'"
 	@echo "  $(BIN)/sheepfold why models:/sheepfold@champion       where it comes from"
 	@echo "  $(BIN)/mlflow ui --backend-store-uri sqlite:///$$PWD/.sheepfold/mlflow.db    curves, versions, aliases"
-	@echo "  .sheepfold/reports/default.md                        the report of the run"
+	@echo "  .sheepfold/reports/default/report.md                        the report of the run"
 
 test: setup ocr check
 	$(BIN)/python -m pytest -m "not full and not faults"

@@ -14,6 +14,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from flows.corpus_page import write_corpus_page
+from flows.dataset_page import write_dataset_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from storage.catalog import check_corpus_name
@@ -23,6 +24,7 @@ from tasks.ingest.snapshot import snapshot
 from tasks.resources import Resources
 from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
+from tasks.tokens.dataset import dataset
 from tasks.tokens.groups import check_expression
 
 P = ParamSpec("P")
@@ -108,8 +110,9 @@ def flow_session(
 def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str, object]:
     """Leave the report in the UI and in the home; returns the flow's result."""
     report = run_report(session.home, corpus, result)
-    session.home.reports.mkdir(parents=True, exist_ok=True)
-    (session.home.reports / f"{corpus}.md").write_text(report, encoding="utf-8")
+    reports = session.home.reports_of(corpus)
+    reports.mkdir(parents=True, exist_ok=True)
+    (reports / "report.md").write_text(report, encoding="utf-8")
     create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
     if snapshot.name in session.produced:
         page, summary = write_corpus_page(session, corpus)
@@ -117,6 +120,13 @@ def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str,
         create_markdown_artifact(summary, key="sheepfold-corpus", description=f"What became of corpus {corpus}")
         if result.mlflow_run_id:
             session.resources.tracking.log_file(result.mlflow_run_id, page)
+    if dataset.name in session.produced:
+        page, card, summary = write_dataset_page(session, corpus)
+        summary = f"{summary}\n\nThe whole page: `{page}`\n\nThe data card: `{card}`\n"
+        create_markdown_artifact(summary, key="sheepfold-dataset", description=f"What models of {corpus} read")
+        if result.mlflow_run_id:
+            for file in (page, card):
+                session.resources.tracking.log_file(result.mlflow_run_id, file)
     table = [
         {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
         for item in result.stages

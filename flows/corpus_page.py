@@ -29,7 +29,7 @@ def write_corpus_page(session: Session, corpus: str) -> tuple[Path, str]:
         session: the one that ingested it; its files may still be looked at for pictures of pages.
     """
     state = read_state(session.store, corpus)
-    page, summary = (session.home.reports / f"{corpus}{suffix}" for suffix in (".html", "-summary.md"))
+    page, summary = (session.home.reports_of(corpus) / f"corpus.{suffix}" for suffix in ("html", "md"))
     mark = f"<!-- {sha256_json(state)} -->\n"
     if page.is_file() and _text(summary).endswith(mark):
         return page, _text(summary)

@@ -14,7 +14,6 @@ from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.store import open_store
 from tasks.apart import TABLE_BYTES_PER_FILE
-from tasks.dataset_report.provenance import STAGES
 from tasks.ingest.snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -30,8 +29,10 @@ def write_dataset_page(session: Session, corpus: str) -> tuple[Path, Path, str]:
     Raises:
         StoreError: if the corpus was not prepared yet.
     """
-    reports = session.home.reports
-    page, card, summary = (reports / f"{corpus}-{name}" for name in ("dataset.html", "data-card.md", "dataset.md"))
+    from tasks.dataset_report.provenance import STAGES  # with it comes what draws
+
+    reports = session.home.reports_of(corpus)
+    page, card, summary = (reports / name for name in ("dataset.html", "data-card.md", "dataset.md"))
     state = {stage: refs for stage, refs in read_state(session.store, corpus).items() if stage in STAGES}
     mark = f"<!-- {sha256_json(state)} -->\n"
     known = summary.read_text(encoding="utf-8") if summary.is_file() else ""

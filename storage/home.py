@@ -77,6 +77,10 @@ class Home:
         """Folder of the reports that a person opens after a run."""
         return self.path / "reports"
 
+    def reports_of(self, corpus: str) -> Path:
+        """Folder of the reports of one corpus."""
+        return self.reports / corpus
+
     def password_key(self) -> bytes:
         """The key of what is noted of passwords; made at first use, random, for the owner's eyes.
 

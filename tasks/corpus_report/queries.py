@@ -41,6 +41,7 @@ SHOWN_TEXT = 240  # characters of a doubtful page
 SHOWN_PATHS = 4  # of a cluster
 _DOCUMENTS = "report_documents"
 _OUTCOMES = "report_outcomes"
+_PAGES = "report_pages"
 
 
 def collect(catalog: Catalog) -> Figures:
@@ -58,6 +59,7 @@ def _temporary(catalog: Catalog) -> Iterator[None]:
     finally:
         for table in (_DOCUMENTS, _OUTCOMES):
             catalog.connection.execute(f"drop table if exists {table}")
+        catalog.connection.execute(f"drop view if exists {_PAGES}")
 
 
 def _join(catalog: Catalog) -> None:
@@ -80,6 +82,7 @@ def _join(catalog: Catalog) -> None:
         Join(f"{live_table(catalog, 'tokenise')} t", "t.length as n_tokens"),
     )
     join_in_steps(catalog.connection, _DOCUMENTS, first, joins)
+    execute(f"create or replace temp view {_PAGES} as {_live_pages(catalog)}")
     execute(
         f"create or replace temp table {_OUTCOMES} as select f.path, f.container, f.status, f.reason_code, f.reason, "
         "f.size, f.media_type, f.doc_id, d.kept, "
@@ -87,6 +90,13 @@ def _join(catalog: Catalog) -> None:
         "when d.kept is null then 'document' when not d.kept then 'dropped' else d.split end as fate "
         f"from files f left join {_DOCUMENTS} d on f.doc_id = d.doc_id and f.status = 'ok'"
     )
+
+
+def _live_pages(catalog: Catalog) -> str:
+    """The pages of live documents: where no document lies in two segments, all that a live document has."""
+    if live_table(catalog, "normalise") == "live_normalise":
+        return "select * from pages"
+    return "select p.* from all_extract p semi join (select doc_id from files where status = 'ok') f using (doc_id)"
 
 
 def live_table(catalog: Catalog, stage: str) -> str:
@@ -193,7 +203,7 @@ def _pages(catalog: Catalog) -> tuple[list[PageKind], Any]:
     rows = catalog.query(
         "select method, engine, case when method in ('ocr', 'both') then least(floor(confidence * 20), 19)::int end "
         "as bin, count(*) as n, count(error) as errors, sum(confidence) as total, count(confidence) as judged "
-        "from pages group by 1, 2, 3"
+        f"from {_PAGES} group by 1, 2, 3"
     )
     kinds: dict[tuple[str, str], list[float]] = {}
     bins = [0] * 20
@@ -213,7 +223,7 @@ def _pages(catalog: Catalog) -> tuple[list[PageKind], Any]:
 
 def _page_errors(catalog: Catalog) -> list[PageError]:
     rows = catalog.query(
-        "select o.path, p.page, p.error from (select doc_id, page, error from pages where error is not null "
+        f"select o.path, p.page, p.error from (select doc_id, page, error from {_PAGES} where error is not null "
         f"order by doc_id, page limit {LONGEST_LIST}) p join {_OUTCOMES} o on o.doc_id = p.doc_id "
         "and o.status <> 'duplicate' order by o.path, p.page"
     )
@@ -223,7 +233,7 @@ def _page_errors(catalog: Catalog) -> list[PageError]:
 def _worst_pages(catalog: Catalog) -> list[WorstPage]:
     worst = catalog.query(
         "select p.doc_id, o.path, o.container, f.sha256, o.media_type, p.page, p.confidence, o.kept from "
-        "(select doc_id, page, confidence from pages where method in ('ocr', 'both') and confidence is not null "
+        f"(select doc_id, page, confidence from {_PAGES} where method in ('ocr', 'both') and confidence is not null "
         f"order by confidence, doc_id, page limit {WORST_PAGES}) p "
         f"join {_OUTCOMES} o on o.doc_id = p.doc_id and o.status = 'ok' "
         "join files f on f.doc_id = p.doc_id and f.status = 'ok' order by p.confidence, o.path, p.page"
@@ -234,7 +244,7 @@ def _worst_pages(catalog: Catalog) -> list[WorstPage]:
     texts = {
         (row["doc_id"], row["page"]): row["text"]
         for row in catalog.query(
-            f"select doc_id, page, left(text, {SHOWN_TEXT}) as text from pages where doc_id in ({listed}) "
+            f"select doc_id, page, left(text, {SHOWN_TEXT}) as text from {_PAGES} where doc_id in ({listed}) "
             f"and method in ('ocr', 'both') and confidence <= {max(row['confidence'] for row in worst)!r}"
         )
     }

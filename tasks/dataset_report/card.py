@@ -14,7 +14,15 @@ from tasks.corpus_report.reasons import reason_of
 from tasks.dataset_report.figures import DatasetFigures, Slice
 from tasks.dataset_report.limits import limits
 from tasks.dataset_report.provenance import Made
-from tasks.dataset_report.sections import NO_LANGUAGE, account_rows, folded, packing_words, ratio, tokeniser_words
+from tasks.dataset_report.sections import (
+    NO_LANGUAGE,
+    account_rows,
+    folded,
+    folded_groups,
+    packing_words,
+    ratio,
+    tokeniser_words,
+)
 from tasks.pages.markdown import plain, table
 from tasks.pages.wording import counted, percent, share, size_of
 
@@ -227,7 +235,7 @@ def _sequences(figures: DatasetFigures) -> list[str]:
             plain(group.name), "–" if group.asked is None else percent(group.asked), percent(group.share),
             f"{group.passes:.2f}", f"{group.reads:,}", f"{group.tokens:,}",
         ]
-        for group in packed.groups
+        for group in folded_groups(packed.groups)
     ]  # fmt: skip
     head = ["group", "share asked", "share realised", "passes an epoch", "sequences read", "tokens"]
     return [*lines, "", "What an epoch reads:", "", *table(head, mixed)]

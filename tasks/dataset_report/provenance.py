@@ -49,8 +49,8 @@ def provenance(catalog: Catalog) -> list[Made]:
         if refs:
             found[stage] = [manifest_of(catalog.store, ref) for ref in sorted(set(refs))]
     # inputs that a run does not note by themselves
-    for stage, argument, of in (("evaluation_sets", "evaluation", "curate"), ("groups", "groups", "dataset")):
-        if stage not in found and of in found and argument in found[of][0].inputs:
+    for stage, argument, of in (("evaluation_sets", "evaluation", "curate"), ("classifier", "classifier", "score")):
+        if of in found and argument in found[of][0].inputs:
             found[stage] = [manifest_of(catalog.store, ref) for ref in found[of][0].input_refs(argument)]
     return [_made(stage, found[stage]) for stage in STAGES if found.get(stage)]
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tasks.dataset_report.figures import Account, Check, DatasetFigures, Lengths, Packed, Slice, TokenizerFacts
+from tasks.dataset_report.figures import (
+    Account,
+    Check,
+    DatasetFigures,
+    Lengths,
+    MixedGroup,
+    Packed,
+    Slice,
+    TokenizerFacts,
+)
 from tasks.dataset_report.notes import notes
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import fact_list, section
@@ -17,6 +26,7 @@ from tasks.pages.worries import worry_list
 Row = list[Cell | str | float]
 
 _ROWS = 20  # of a table of slices
+_GROUPS = 40  # of a mix
 _NAME = 60
 NO_LANGUAGE = {"und": "not determined", "zxx": "no language"}
 _TALL = 18
@@ -41,7 +51,7 @@ def notes_section(figures: DatasetFigures) -> str:
 
 def tokens_section(figures: DatasetFigures) -> str:
     """Where the tokens come from."""
-    body = _slices("Side of the split", figures.splits, figures.total)
+    body = _slices("Side of the split", figures.splits, figures.total, summed=True)
     body += _slices("Kind", figures.kinds, figures.total)
     body += _slices("Source", figures.sources, figures.total, "path")
     languages = [item._replace(name=NO_LANGUAGE.get(item.name, item.name)) for item in figures.languages]
@@ -54,16 +64,16 @@ def tokens_section(figures: DatasetFigures) -> str:
     return section("tokens", "Tokens", why, body)
 
 
-def _slices(title: str, slices: Sequence[Slice], total: Slice, class_: str = "left") -> str:
+def _slices(title: str, slices: Sequence[Slice], total: Slice, class_: str = "left", summed: bool = False) -> str:
     if not slices:
         return ""
     listed = folded(slices, _ROWS)
     top = max(item.tokens for item in listed) or 1
     rows: list[Row] = [_slice(item, total, item.tokens / top, class_) for item in listed]
-    if len(slices) > 1 and title == "Side of the split":
+    if summed:
         rows.append(_slice(total, total, None, class_))
     head = [title.lower(), "tokens", "share", "held out", "documents", "text", "bytes a token", "lost"]
-    made = table(head, rows, "", last_is_sum=len(rows) > len(listed))
+    made = table(head, rows, "", last_is_sum=summed)
     return f"<h3>{escape(title)}</h3>{scrolled(made, title)}"
 
 
@@ -206,11 +216,25 @@ def mix_section(figures: DatasetFigures) -> str:
             f"{group.tokens:,}",
             f"{group.documents:,}",
         ]
-        for group in packed.groups
+        for group in folded_groups(packed.groups)
     ]
     head = ["group", "asked", "realised", "passes", "sequences read", "sequences", "tokens", "documents"]
     made = table(head, rows, "", "mix-table")
     return section("mix", "Mix", why, scrolled(made, "Mix", tall=len(rows) > _TALL))
+
+
+def folded_groups(groups: Sequence[MixedGroup]) -> list[MixedGroup]:
+    """At most so many groups and one of all others: a mix by folder may have thousands."""
+    if len(groups) <= _GROUPS + 1:
+        return list(groups)
+    rest = groups[_GROUPS:]
+    asked = None if rest[0].asked is None else sum(group.asked or 0 for group in rest)
+    documents, sequences, reads, tokens = (
+        sum(getattr(group, name) for group in rest) for name in ("documents", "sequences", "reads", "tokens")
+    )
+    share_of_rest = sum(group.share for group in rest)
+    others = MixedGroup(f"{len(rest)} others", documents, sequences, reads, tokens, asked, share_of_rest)
+    return [*groups[:_GROUPS], others]
 
 
 def tokeniser_section(figures: DatasetFigures) -> str:

@@ -13,9 +13,9 @@ from html_tags import Tags
 
 from storage.catalog import Catalog
 from tasks.dataset_report import collect_dataset, dataset_page, dataset_summary
-from tasks.dataset_report.figures import Slice
+from tasks.dataset_report.figures import MixedGroup, Packed, Slice
 from tasks.dataset_report.page import SECTIONS
-from tasks.dataset_report.sections import folded
+from tasks.dataset_report.sections import folded, folded_groups, packing_words
 from tasks.tokens.tokenizer import AsciiTokenizer
 
 Make = Callable[[Path], Catalog]
@@ -129,6 +129,28 @@ def test_a_long_list_ends_in_the_sum_of_all_others() -> None:
     assert [sum(column) for column in list(zip(*shown, strict=True))[1:]] == [
         sum(column) for column in list(zip(*slices, strict=True))[1:]
     ]
+
+
+def test_a_mix_of_many_groups_ends_in_all_others() -> None:
+    groups = [MixedGroup(f"g{n}", 1, 2, 4, 10, 0.01, 0.01) for n in range(100)]
+    shown = folded_groups(groups)
+    assert len(shown) == 41 and shown[-1].name == "60 others"
+    assert shown[-1].asked == pytest.approx(0.6) and shown[-1].passes == 2.0
+    assert sum(group.tokens for group in shown) == 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "Sequences have 8 input places."),
+        ({"stride": 4}, "Sequences have 8 input places, and a chunk begins every 4 ids."),
+        ({"packing": "concat", "drop_last": True}, "Sequences have 8 input places, and a last short one is dropped."),
+    ],
+)
+def test_the_page_says_how_documents_became_sequences(change: dict, words: str) -> None:
+    plain = {"packing": "chunk", "seq_len": 8, "stride": 8, "drop_last": False, "mixed": False}
+    empty = {"accounts": [], "indexed": {}, "groups": [], "notes": []}
+    assert packing_words(Packed(**{**plain, **empty, **change})).endswith(words)
 
 
 @pytest.mark.parametrize("make", DATASETS)

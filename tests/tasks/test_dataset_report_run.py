@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_run import Ran, direct_session, home_at, run_prepare, text_of, write_texts
+from tiny_run import Ran, direct_session, home_at, run_prepare, text_of, tiny_settings, write_texts
 
 from flows.dataset_page import write_dataset_page
 from storage.catalog import Catalog
@@ -53,6 +53,19 @@ def test_all_sums_come_out(figures: DatasetFigures) -> None:
     assert figures.not_encoded == 0
 
 
+def test_all_sums_come_out_for_every_packing_and_mix(source: Path, tmp_path: Path) -> None:
+    home = home_at(tmp_path / "home")
+    for settings in (
+        ["dataset.stride=16"],
+        ["dataset.packing=concat", "dataset.drop_last=true"],
+        ["dataset.packing=pack", "mix.by=kind", "mix.weights=code=0.5,text=0.5"],
+        ["dataset.packing=pack", "mix.by=kind", "mix.weights=code=0,text=1"],
+    ):
+        made = run_prepare(home, source, tiny_settings(*settings))
+        found = collect_dataset(Catalog(made.session.store, "default"), "default")
+        assert [check for check in found.checks if not check.holds] == [], settings
+
+
 def test_tokens_equal_the_ids_in_the_shards(ran: Ran, figures: DatasetFigures) -> None:
     shards = [np.load(ran.folder(ref) / "tokens.npy", allow_pickle=False) for ref in ran.prepared.shards]
     assert figures.total.documents == 15
@@ -67,7 +80,7 @@ def test_what_is_predicted_equals_the_labels_of_training(figures: DatasetFigures
 
 def test_the_page_and_the_card_are_written_and_only_drawn_again_after_a_change(home: Home, ran: Ran) -> None:
     page, card, summary = written(home)
-    assert page.name == "default-dataset.html" and card.name == "default-data-card.md"
+    assert page.name == "dataset.html" and card.name == "data-card.md"
     assert page.read_text().startswith("<!doctype html>") and card.read_text().startswith("# Data card: default")
     assert "| train |" in summary
     page.write_text("by hand")
