@@ -17,7 +17,7 @@ from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.generation import COMPLETIONS_FILE, BundleSettings, adopt_bundle
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.session import Session, artifact
-from tasks.tokens.chunk import COUNTS_FILE
+from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.training import TrainStageSettings, sync_run
 

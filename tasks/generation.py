@@ -21,7 +21,7 @@ from storage.tables import read_rows, write_table
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
 from tasks.settings import GenerateSettings
 from tasks.stage import Work, stage
-from tasks.tokens.chunk import COUNTS_FILE
+from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 
 COMPLETIONS_FILE = "completions.parquet"

@@ -17,7 +17,6 @@ from storage.errors import UserError
 from storage.schemas import TOKEN_COUNTS
 from storage.tables import write_table
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
-from tasks.tokens.chunk import COUNTS_FILE
 from tasks.tokens.foreign import (
     MEANINGS,
     SPECIAL_TOKENS_FILE,
@@ -25,6 +24,7 @@ from tasks.tokens.foreign import (
     ForeignTokenizerError,
     read_tokenizer_file,
 )
+from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.subword import byte_spellings
 from tasks.tokens.tokenizer import (
     N_SPECIAL,

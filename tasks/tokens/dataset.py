@@ -132,16 +132,17 @@ def dataset(
         "validation": account(validation, documents.length[held_out], settings.seq_len, is_isolated(settings.packing)),
     }
     _check_training(settings, documents, accounts["train"])
-    shards = [ref.key for ref in tokens.refs]
     n_train = training.sequences
-    pieces = _joined([(np.arange(len(documents.ids)), training), (held_out, validation)])
-    _write_pieces(work.out / SEQUENCES_FILE, documents, pieces, n_train, shards)
+    sides = {"train": training, "validation": _joined([(held_out, validation)], first=n_train)}
+    _write_pieces(work.out / SEQUENCES_FILE, documents, sides, [ref.key for ref in tokens.refs])
     counts = _predicted_counts(work, settings, documents, used, tokens)
     ids = pa.array(np.arange(len(counts)), pa.int32())
     _write(work.out / COUNTS_FILE, TOKEN_COUNTS, [pa.table([ids, pa.array(counts)], schema=TOKEN_COUNTS)])
     record = _record(settings, documents, planned, accounts)
     (work.out / DATASET_FILE).write_text(json.dumps(record, indent=1, ensure_ascii=False), "utf-8")
-    work.counts.update(rows=len(pieces), train_sequences=n_train, train_tokens=accounts["train"].labels)
+    work.counts.update(
+        rows=sum(map(len, sides.values())), train_sequences=n_train, train_tokens=accounts["train"].labels
+    )
     work.counts.update(train_reads=sum(group.reads for group in used))
     work.counts.update({name: value for name, value in asdict(accounts["train"]).items() if name in BALANCE})
     # The training side alone makes a model; the validation side is a sample for its curve. So a new document that falls
@@ -197,22 +198,21 @@ def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.A
     return [replace(group, reads=reads[group.name]) for group in groups]
 
 
-def _joined(parts: Iterable[tuple[np.ndarray, Pieces]]) -> Pieces:
+def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Pieces:
     """Pieces of several sets of documents as one: the sequences of each after those of the one before.
 
     Args:
         parts: numbers of the documents among all, and their pieces.
+        first: number of the first sequence.
     """
-    shifted: list[Pieces] = []
-    first = 0
+    shifted: list[Pieces] = [pieces_of(np.zeros(0, dtype=np.int64), 1, "chunk")] if not parts else []
     for rows, pieces in parts:
-        shifted.append(
-            Pieces(rows[pieces.document], pieces.start, pieces.length, pieces.ahead, pieces.sequence + first)
-        )
+        sequence = pieces.sequence + first if first else pieces.sequence
+        shifted.append(replace(pieces, document=rows[pieces.document], sequence=sequence))
         first += pieces.sequences
-    empty = pieces_of(np.zeros(0, dtype=np.int64), 1, "chunk")
-    columns = zip(*(vars(pieces).values() for pieces in [empty, *shifted]), strict=True)
-    return Pieces(*map(np.concatenate, columns))
+    if len(shifted) == 1:  # an index of millions of pieces is not copied for nothing
+        return shifted[0]
+    return Pieces(*map(np.concatenate, zip(*(vars(pieces).values() for pieces in shifted), strict=True)))
 
 
 def _balance(group: Group) -> Account:
@@ -256,26 +256,26 @@ def _predicted_counts(
     return count_ids(folders, documents.shard, documents.offset + begin, documents.offset + end)
 
 
-def _write_pieces(path: Path, documents: TokenDocuments, pieces: Pieces, n_train: int, shards: Sequence[str]) -> None:
-    numbers = piece_numbers(pieces, documents.length)
-    shard = documents.shard[pieces.document]
-    start = documents.offset[pieces.document] + pieces.start
-    keys, splits = pa.array(shards, pa.string()), pa.array(["train", "validation"])
+def _write_pieces(path: Path, documents: TokenDocuments, sides: Mapping[str, Pieces], shards: Sequence[str]) -> None:
+    """Write the pieces of each side, as spans of the shards with these keys."""
+    keys = pa.array(shards, pa.string())
 
     def blocks() -> Iterator[pa.Table]:
-        for first in range(0, len(pieces), ROWS_AT_ONCE):
-            rows = slice(first, first + ROWS_AT_ONCE)
-            columns = [
-                pa.array(pieces.sequence[rows]),
-                splits.take(pa.array((pieces.sequence[rows] >= n_train).astype(np.int8))),
-                documents.ids.take(pa.array(pieces.document[rows])),
-                pa.array(numbers[rows]),
-                keys.take(pa.array(shard[rows])),
-                pa.array(start[rows]),
-                pa.array(pieces.length[rows]),
-                pa.array(pieces.ahead[rows]),
-            ]
-            yield pa.table(columns, schema=SEQUENCES)
+        for side, pieces in sides.items():
+            numbers = piece_numbers(pieces, documents.length)
+            for first in range(0, len(pieces), ROWS_AT_ONCE):
+                some = pieces.take(slice(first, first + ROWS_AT_ONCE))
+                columns = [
+                    some.sequence,
+                    pa.repeat(side, len(some)),
+                    documents.ids.take(pa.array(some.document)),
+                    numbers[first : first + ROWS_AT_ONCE],
+                    keys.take(pa.array(documents.shard[some.document])),
+                    documents.offset[some.document] + some.start,
+                    some.length,
+                    some.ahead,
+                ]
+                yield pa.table(columns, schema=SEQUENCES)
 
     _write(path, SEQUENCES, blocks())
 

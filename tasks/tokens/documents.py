@@ -57,12 +57,15 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
         StoreError: if a document lies in none of them, or in several none of which is the noted one.
     """
     selection = pq.read_table(
-        store.folder(curated) / "selection.parquet", columns=["doc_id", "segment", "split", "kept"]
+        store.folder(curated) / "selection.parquet",
+        columns=["doc_id", "segment", "split", "kept"],
+        read_dictionary=["segment", "split"],
+        use_threads=False,
     )
     selection = selection.filter(selection["kept"]).sort_by("doc_id")
     ids = _whole(selection["doc_id"])
     columns = ["doc_id", "offset", "length", "n_bytes", "digest"]
-    tables = [pq.read_table(store.folder(ref) / TOKENS_FILE, columns=columns) for ref in tokens.refs]
+    tables = [pq.read_table(store.folder(ref) / TOKENS_FILE, columns=columns, use_threads=False) for ref in tokens.refs]
     rows = pa.concat_tables(tables) if tables else pa.table({name: pa.array([], pa.string()) for name in columns})
     shelf = np.repeat(np.arange(len(tables)), [len(table) for table in tables]).astype(np.int64)
     place = _places(rows["doc_id"], ids)
@@ -78,7 +81,7 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
     for missing in np.flatnonzero(row < 0)[:1]:
         raise _misplaced(ids[missing].as_py(), 0, len(tables))
     shelf, row = shelf[row], kept[row]
-    return TokenDocuments(
+    documents = TokenDocuments(
         ids=ids,
         digests=_whole(rows["digest"].take(row)),
         train=pc.equal(selection["split"], "train").to_numpy(),
@@ -87,6 +90,9 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
         length=rows["length"].to_numpy()[row],
         n_bytes=rows["n_bytes"].to_numpy()[row],
     )
+    del selection, rows, tables, ids
+    pa.default_memory_pool().release_unused()  # else what was read stands beside the index, and is as large
+    return documents
 
 
 def _places(values: pa.Array | pa.ChunkedArray, ids: pa.Array) -> np.ndarray:

@@ -148,7 +148,7 @@ def _encoded(tokenizer: Tokenizer, texts: Texts, ids: _Ids, ends: Sequence[int])
 def _lost(tokenizer: Tokenizer, texts: Texts, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Lost bytes of each text; only those with an unk are looked at."""
     lost = np.zeros(len(texts), dtype=np.int64)
-    if tokenizer.unk_id is not None:
+    if tokenizer.may_lose:
         places = np.flatnonzero(ids == tokenizer.unk_id)
         for row in np.unique(np.searchsorted(offsets, places, side="right") - 1).tolist():
             lost[row] = tokenizer.lost_bytes(texts[row].decode(), ids[offsets[row] : offsets[row + 1]])

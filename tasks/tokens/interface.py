@@ -100,6 +100,11 @@ class Tokenizer(ABC):
     def _reserved_ids(self) -> range:
         return range(self.used_ids, self.vocab_size)
 
+    @property
+    def may_lose(self) -> bool:
+        """Whether there are texts of which something becomes unk."""
+        return self.unk_id is not None and type(self).lost_bytes is not Tokenizer.lost_bytes
+
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
         """UTF-8 bytes of `text` that `ids` cannot give back, because they became unk."""
         return 0

@@ -55,7 +55,7 @@ class Pieces:
         """(p,) int64 ids of each piece that stand at input places."""
         return self.length.astype(np.int64) - self.ahead
 
-    def take(self, rows: np.ndarray) -> Pieces:
+    def take(self, rows: np.ndarray | slice) -> Pieces:
         """Some of the pieces, in the order of `rows`; sequences keep their numbers."""
         return Pieces(*(values[rows] for values in vars(self).values()))
 

@@ -193,7 +193,7 @@ class Placed:
 
     Attributes:
         offsets, lengths: (n,) int64, first id and number of ids of each.
-        digests: of the ids of each.
+        digests: sha256 of the ids of each, as they lie there.
     """
 
     offsets: np.ndarray
@@ -213,14 +213,14 @@ class ShardWriter:
         self.length = 0
         self.counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
         self._before, self._behind = settings.frame(tokenizer)
-        self._dtype = smallest_dtype(tokenizer.vocab_size)
+        self._dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
         self._file = path.open("wb")
         self._file.write(self._head())
 
     def _head(self) -> bytes:
         """NumPy's header, which is of one size whatever the length."""
         head = io.BytesIO()
-        described = {"descr": self._dtype.newbyteorder("<").str, "fortran_order": False, "shape": (self.length,)}
+        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
         np.lib.format.write_array_header_1_0(head, described)
         return head.getvalue()
 
@@ -230,6 +230,9 @@ class ShardWriter:
         Raises:
             EngineError: for an id that the tokeniser does not have.
         """
+        largest = int(encoded.ids.max(initial=0))
+        if largest >= len(self.counts):
+            raise EngineError(f"id {largest} is outside the vocabulary of {len(self.counts)}")
         lengths = np.diff(encoded.offsets) + len(self._before) + len(self._behind)
         offsets = self.length + np.cumsum(lengths) - lengths
         digests: list[str] = []
@@ -245,17 +248,17 @@ class ShardWriter:
         digest = hashlib.sha256()
         stretches = (ids[start : start + BLOCK_IDS] for start in range(0, len(ids), BLOCK_IDS))
         for stretch in (self._before, *stretches, self._behind):
-            block = np.asarray(stretch, dtype="<u4")
+            block = np.asarray(stretch).astype(self._dtype)
             digest.update(block.data)
             self._write_block(block)
         return digest.hexdigest()
 
     def _write_several(self, encoded: Encoded, first: int, last: int) -> list[str]:
         """Write documents that are a block together; returns their digests."""
-        n_before, n_behind = len(self._before), len(self._behind)
+        n_before, n_behind, n_bytes = len(self._before), len(self._behind), self._dtype.itemsize
         places = encoded.offsets[first : last + 1]
         ends = np.cumsum(np.diff(places) + n_before + n_behind)
-        block = np.empty(ends[-1], dtype="<u4")
+        block = np.empty(ends[-1], dtype=self._dtype)
         data = block.data.cast("B")
         digests = []
         begin = 0
@@ -263,17 +266,14 @@ class ShardWriter:
             block[begin : begin + n_before] = self._before
             block[begin + n_before : end - n_behind] = encoded.ids[start:stop]
             block[end - n_behind : end] = self._behind
-            digests.append(hashlib.sha256(data[4 * begin : 4 * end]).hexdigest())
+            digests.append(hashlib.sha256(data[n_bytes * begin : n_bytes * end]).hexdigest())
             begin = end
         self._write_block(block)
         return digests
 
     def _write_block(self, block: np.ndarray) -> None:
-        largest = int(block.max(initial=0))
-        if largest >= len(self.counts):
-            raise EngineError(f"id {largest} is outside the vocabulary of {len(self.counts)}")
         self.counts += np.bincount(block, minlength=len(self.counts))
-        self._file.write(block.astype(self._dtype).data)
+        self._file.write(block.data)
         self.length += len(block)
 
     def close(self) -> None:

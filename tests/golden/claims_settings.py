@@ -21,7 +21,7 @@ from model.positions import wavelength_frequencies
 from model.schedule import learning_rate, noam
 from model.transformer import FeedForward
 from tasks.inspection.charts import BINS
-from tasks.tokens.chunk import chunk_spans
+from tasks.tokens.packing import chunk_spans
 from tasks.tokens.tokenizer import BOS, EOS, PAD, UNK, WordTokenizer
 
 FIELD_OF = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from golden.registry import Found, by_hand, operation
 from model import SpanSource
-from tasks.tokens.chunk import chunk_spans
+from tasks.tokens.packing import chunk_spans
 from tasks.tokens.tokenizer import AsciiTokenizer, CharTokenizer
 
 
