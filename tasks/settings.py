@@ -94,7 +94,7 @@ class TokenizerSettings:
 
     kind: str = "auto"
     vocab_size: int = 0
-    fit_bytes: int = 64 * 2**20
+    fit_bytes: int = 32 * 2**20
     file: str = ""
     reserved: int = 0
     bos: bool = True
@@ -125,7 +125,8 @@ class TokenizerSettings:
         free = self.vocab_size - self.reserved
         beside = f" beside the {self.reserved} reserved ones" if self.reserved else ""
         if self.kind in ("char", "word") and free < 5:
-            raise ValueError(f"{given}, expected 5 or more{beside} (4 ids are special), or 0 for what the text gives")
+            otherwise = "all characters" if self.kind == "char" else "as many as the text is worth"
+            raise ValueError(f"{given}, expected 5 or more{beside} (4 ids are special), or 0 for {otherwise}")
         if self.kind in ("auto", "bpe") and free < 260:
             raise ValueError(f"{given}; byte-level BPE needs at least 260 (256 bytes, 4 special){beside}")
 

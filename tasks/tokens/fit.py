@@ -61,7 +61,7 @@ class FitSettings:
 
     kind: str = "auto"
     vocab_size: int = 0
-    fit_bytes: int = 64 * 2**20
+    fit_bytes: int = 32 * 2**20
     reserved: int = 0
     file: str = ""
 

@@ -30,8 +30,9 @@ from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.schemas import TOKENS
 from storage.tables import ZSTD_LEVEL
 from tasks.stage import Work, stage
-from tasks.tokens.engines import Choice, Encoded, EngineError, Engines, engine_errors, sample_of, texts_of
-from tasks.tokens.texts import Texts, batches, number_array, text_array
+from tasks.tokens.engine_choice import Choice, Engines, sample_of
+from tasks.tokens.engines import Encoded, EngineError, engine_errors
+from tasks.tokens.texts import Texts, batches, number_array, text_array, texts_of
 from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
 DOCUMENTS_FILE = "documents.parquet"

@@ -100,3 +100,8 @@ def batches(sizes: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         size += more
     if len(sizes):
         yield first, len(sizes)
+
+
+def texts_of(items: Sequence[bytes]) -> Texts:
+    """Texts from bytes."""
+    return Texts.of(text_array(items, pa.large_string()))

@@ -81,11 +81,11 @@ def answers(served_home: Home, model_folder: Path, tmp_path_factory: pytest.Temp
     """What the model and a second one with other code say, in one process far from the project."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     edited = shutil.copytree(model_folder, elsewhere / "edited")
-    code = edited / "artifacts" / "bundle" / "code" / "tasks" / "tokens" / "tokenizer.py"
+    code = edited / "artifacts" / "bundle" / "code" / "tasks" / "tokens" / "tables.py"
     text = code.read_text()
-    assert '        return "".join(self.alphabet' in text
+    assert '        return "".join(self._characters' in text
     code.write_text(
-        text.replace('        return "".join(self.alphabet', '        return "EDITED" + "".join(self.alphabet')
+        text.replace('        return "".join(self._characters', '        return "EDITED" + "".join(self._characters')
     )
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},

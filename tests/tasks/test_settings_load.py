@@ -128,7 +128,7 @@ def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
         "refine.redact=email,names",
         "policy.preset=strict",
         "policy.min_words=-1",
-        "tokenizer.kind=word",
+        "tokenizer.kind=words",
         "tokenizer.vocab_size=100",
         "train.minutes=-1",
         "train.minutes=0",

@@ -15,21 +15,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import decoders, models, pre_tokenizers
 
+from tasks.tokens import engine_choice
 from tasks.tokens import engines as module
+from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines, sample_of
 from tasks.tokens.engines import (
-    WORTH_AN_ENGINE,
     BytesEngine,
     Engine,
     EngineError,
-    Engines,
     GigatokenEngine,
     ReferenceEngine,
     TableEngine,
     TiktokenEngine,
-    sample_of,
-    texts_of,
 )
-from tasks.tokens.texts import Texts, batches
+from tasks.tokens.texts import Texts, batches, texts_of
 from tasks.tokens.tokenizer import (
     SPECIAL_TOKENS,
     UNK,
@@ -210,7 +208,7 @@ def test_another_engine_is_taken_where_one_differs_or_fails(
     first: Any, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidates = [("gigatoken", first), ("tiktoken", TiktokenEngine)]
-    monkeypatch.setattr(module, "_candidates", lambda tokenizer: candidates)
+    monkeypatch.setattr(engine_choice, "_candidates", lambda tokenizer: candidates)
     name, reason = big(texts([prose()]), BPE)
     assert name == "tiktoken"
     assert reason.startswith(told)
@@ -281,7 +279,7 @@ def test_the_sample_holds_first_last_and_longest() -> None:
     sample = [item.decode() for item in sample_of(texts(items))]
     assert (sample[0], sample[-2] == items[-1] or sample[-1] == items[-1]) == (items[0], True)
     assert any(item.strip().startswith(("long", "ong", "ng", "g")) for item in sample)
-    assert sum(map(len, sample)) < 20 * module.SAMPLE_BYTES
+    assert sum(map(len, sample)) < 20 * engine_choice.SAMPLE_BYTES
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(1, 40))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.store import LocalStore
 from tasks.resources import Resources
 from tasks.stage import Work, stage
-from tasks.tokens import engines, shards
+from tasks.tokens import engine_choice, engines, shards
 from tasks.tokens.shards import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
+from tasks.tokens.texts import Texts, texts_of
 from tasks.tokens.tokenizer import (
     BOS,
     EOS,
@@ -39,7 +39,7 @@ from tasks.tokens.tokenizer import (
 )
 
 TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's\n\n"
-CORPUS = Path(os.environ.get("SHEEPFOLD_CORPUS", Path(__file__).resolve().parents[4] / "shared" / "corpus"))
+CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
 
 
 def prose(seed: int = 0, n_words: int = 200) -> str:
@@ -117,7 +117,7 @@ def test_engine_and_row_groups_leave_no_trace_in_the_ids(kind: str, options: dic
 
 
 def test_a_fast_engine_writes_what_the_reference_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(shards, "COMPARE_BYTES", 1)
     made = encode(tmp_path / "a", BPE, DOCUMENTS)
     assert made["engine"].startswith("gigatoken ")
@@ -136,7 +136,7 @@ def test_blocks_of_any_size_give_the_same_files(block: int, tmp_path: Path, monk
 class Broken(engines.GigatokenEngine):
     """Right in the first row group, where it is chosen, and wrong later."""
 
-    def encode(self, texts: engines.Texts) -> engines.Encoded:
+    def encode(self, texts: Texts) -> engines.Encoded:
         found = super().encode(texts)
         if any(b"late" in texts[row] for row in range(len(texts))):
             return engines.Encoded(self.wrong(found.ids), found.offsets, found.lost)
@@ -173,9 +173,9 @@ def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
 ) -> None:
     texts = [prose(1), prose(2), "late " * 50]
     encode(tmp_path / "a", BPE, texts, rows_per_group=1, engine="reference")
-    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(shards, "COMPARE_BYTES", compare_bytes)
-    monkeypatch.setattr(engines, "_candidates", lambda tokenizer: [("gigatoken", engine)])
+    monkeypatch.setattr(engine_choice, "_candidates", lambda tokenizer: [("gigatoken", engine)])
     shards._engines.cache_clear()
     made = encode(tmp_path / "b", BPE, texts, rows_per_group=1)
     assert made["engine"].startswith("tokenizers ")
@@ -299,11 +299,11 @@ def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
     for path in sorted(file for file in CORPUS.rglob("*") if file.is_file()):
         data = path.read_bytes()
         texts.append(data.decode("utf-8", errors="replace") if b"\x00" not in data else data[:50_000].decode("latin-1"))
-    column = engines.texts_of([text.encode() for text in texts])
+    column = texts_of([text.encode() for text in texts])
     learned = BpeTokenizer.fit((text[:20_000] for text in texts), 4096)
     for tokenizer in (learned, CharTokenizer.fit(texts, 200), AsciiTokenizer(), ByteTokenizer()):
-        chooser = engines.Engines(tokenizer)
-        for _, make in engines._candidates(tokenizer):
+        chooser = engine_choice.Engines(tokenizer)
+        for _, make in engine_choice._candidates(tokenizer):
             chooser.compare(make(tokenizer), column)
 
 
@@ -320,6 +320,7 @@ print(made["engine"].split()[0], int(peak[1]) * 1024)
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak")
 @pytest.mark.parametrize("kind", ["char", "bpe", "bytes"])
 def test_a_long_document_needs_a_few_times_its_size(kind: str, tmp_path: Path) -> None:
     text = prose(3, 2_000_000) * 6
