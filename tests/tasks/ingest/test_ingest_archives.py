@@ -76,7 +76,7 @@ CONTENTS = {"a.py": b"x = 1\n", "docs/b.txt": b"Hello from b.\n", "docs/c.md": b
         zip_of(CONTENTS, zipfile.ZIP_LZMA),
         tar_of(CONTENTS),
         tar_of(CONTENTS, tarfile.USTAR_FORMAT),
-        gzip.compress(tar_of(CONTENTS)),
+        gzip.compress(tar_of(CONTENTS), mtime=0),
         bz2.compress(tar_of(CONTENTS)),
         lzma.compress(tar_of(CONTENTS)),
     ],
