@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from flows.corpus import Ingested, Maybe, MaybeSet
@@ -29,7 +30,7 @@ from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings, TrainSettings
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
-from tasks.tokens.fit import tokenizer
+from tasks.tokens.fit import FitSettings, tokenizer
 from tasks.tokens.groups import check_expression, groups_call
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.shards import TokeniseSettings, tokenise
@@ -75,9 +76,12 @@ def _tokenizer(session: Session, corpus: str, settings: Settings, curated: Maybe
     """The corpus's tokeniser: the pinned one while its settings are asked for, else a new one."""
     name = f"tokenizer/{corpus}"
     pinned = _pinned(session, name, tokenizer.name)
-    if pinned is not None and manifest_of(session.store, pinned).settings == asdict(settings.tokenizer):
+    asked = FitSettings.of(settings.tokenizer)
+    if pinned is not None and manifest_of(session.store, pinned).settings == asdict(asked):
         return session.reuse(tokenizer, pinned)
-    fitted = session.run(tokenizer, settings.tokenizer, curated=curated, documents=documents)
+    if session.resources is not None and settings.tokenizer.file:
+        session.resources.tokenizer_file = Path(settings.tokenizer.file).expanduser()
+    fitted = session.run(tokenizer, asked, curated=curated, documents=documents)
     _pin(session, name, fitted)
     return fitted
 

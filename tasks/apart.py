@@ -173,6 +173,7 @@ class _Process:
 
 def main() -> None:
     """Serves calls until standard input ends."""
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # Arrow would import it, half a second for nothing
     results = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the messages
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

@@ -344,7 +344,7 @@ def storable_assignments(assignments: Sequence[str]) -> list[str]:
     for item in assignments:
         ((name, value),) = parse_assignments([item]).items()
         _place(_sections(), name, value)
-        if name == "passwords.file" and value:
+        if name in ("passwords.file", "tokenizer.file") and value:
             item = f"{name}={Path(str(value)).expanduser().absolute()}"
         kept.append(item)
     return kept
