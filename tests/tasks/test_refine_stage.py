@@ -11,7 +11,7 @@ import pytest
 from ingest_run import Ingestion, edited, home_at, ingest, prose, write
 from tiny_run import run_prepare, tiny_settings
 
-from storage.catalog import read_state
+from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.checks import check_split, check_tokens
@@ -74,11 +74,8 @@ def test_what_is_tokenised_holds_stand_ins_and_not_what_they_stand_for(home: Hom
     source = write(tmp_path / "in", letters())
     ran = run_prepare(home, source, tiny_settings("tokenizer.kind=bpe", "tokenizer.vocab_size=300", ALL))
     tokenizer = load_tokenizer(ran.folder(ran.prepared.tokenizer) / "tokenizer.json")
-    texts = [
-        tokenizer.decode(row["ids"])
-        for ref in ran.prepared.shards
-        for row in read_rows(ran.folder(ref) / "tokens.parquet")
-    ]
+    rows = Catalog(ran.session.store, "default").query("select ids from tokens")
+    texts = [tokenizer.decode(row["ids"]) for row in rows]
     frozen = [row["text"] for row in read_rows(ran.folder(ran.prepared.evalset) / "documents.parquet")]
     assert len(texts) == 6
     assert frozen
