@@ -7,6 +7,7 @@ on it; and the runs of thirteen words of each, so that training text that quotes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +62,9 @@ def _grams(work: Work, wanted: dict[str, Kept], measures: RefSet) -> dict[str, H
     for ref, live in zip(measures.refs, measures.live or [wanted] * len(measures.refs), strict=True):
         folder = work.folder(ref)
         shelf = SignedShelf(folder, folder, {doc_id: None for doc_id in wanted if doc_id in live})
-        for number, doc_id in enumerate(shelf.doc_ids):
-            grams[doc_id] = shelf.grams([number])
+        found = shelf.grams(range(len(shelf.doc_ids)))
+        for doc_id, (first, last) in zip(shelf.doc_ids, pairwise(found.offsets.tolist()), strict=True):
+            grams[doc_id] = Hashes(found.values[first:last], np.array([0, last - first]))
     return grams
 
 
