@@ -18,11 +18,15 @@ demo: setup ocr
 	@echo "  $(BIN)/mlflow ui --backend-store-uri sqlite:///$$PWD/.sheepfold/mlflow.db    curves, versions, aliases"
 	@echo "  .sheepfold/reports/default/report.md                        the report of the run"
 
-test: setup ocr check
-	$(BIN)/python -m pytest -m "not full and not faults"
+# two test processes side by side, a file of tests in one of them, each with one thread for arithmetic
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
-test-full: setup ocr check
-	$(BIN)/python -m pytest -m "not faults"
+test: setup ocr check
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not full and not faults"
+
+test-full: test
+	$(PYTEST) -m "full and not faults"
 
 test-faults: setup ocr
 	$(BIN)/python -m pytest -m faults
