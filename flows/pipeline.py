@@ -198,7 +198,7 @@ def _resolve_steps(
     if settings.max_tokens:
         folder = session.store.folder(cut)
         labels = load_index(folder, "train").labels
-        return min(most, steps_of_tokens(settings.max_tokens, probe, labels, groups_of(folder)))
+        return steps_of_tokens(settings.max_tokens, probe, labels, groups_of(folder), most)
     device = describe_device(detect_device())
     ref = session.run(budget, BudgetSettings(settings.minutes, network, probe, device))
     if isinstance(ref, Pending):

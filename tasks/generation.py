@@ -132,7 +132,8 @@ def encodable(place: str, text: str) -> str:
 
 def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
     """First words of a few evaluation documents, to look at what a model has learned."""
-    rows = read_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    read = read_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
     long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
     chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:count]
     return [Prompt(row["doc_id"][:12], " ".join(row["text"].split()[:words])) for row in chosen]

@@ -8,6 +8,7 @@ both sides. Every folder appears whole or not at all.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from tasks.tokens.tokenizer import (
 )
 
 _BUNDLE_FILES = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)
+_FRAMING = "sheepfold_framing"  # of tokenizer_config.json; `transformers` keeps the entry and does nothing with it
 
 
 class ExchangeError(UserError):
@@ -68,8 +70,9 @@ def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | N
     """Write a bundle as a folder for `AutoModelForCausalLM` and `AutoTokenizer` of `transformers`.
 
     `tokenizer.json` adds no special tokens to a text, as `Tokenizer.encode` does not; what the network was trained on
-    begins with `bos_token`, so a prompt has to begin with it. Text that spells a special token is encoded as text
-    there, too. generation_config.json forbids the ids that `Bundle.complete` never draws.
+    begins with the `bos_token_id` of config.json, so a prompt has to begin with it; where training had no such id, or
+    none that ends a text, config.json names none. Text that spells a special token is encoded as text there, too.
+    generation_config.json forbids the ids that `Bundle.complete` never draws.
 
     Args:
         bundle_folder: the model.
@@ -88,13 +91,15 @@ def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | N
         raise ExchangeError(f"{bundle_folder} is no model folder: it lacks {', '.join(missing)}")
     bundle = Bundle(bundle_folder)
     tokenizer = bundle.tokenizer
-    ids = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id, "pad_id": tokenizer.pad_id}
+    bos_id = tokenizer.bos_id if bundle.bos else None
+    ids = {"bos_id": bos_id, "eos_id": bundle.end_id, "pad_id": tokenizer.pad_id}
+    framing = {"bos": bundle.bos, "eos": bundle.eos}
     generation = {"suppress_tokens": list(bundle.ids_without_text()) or None, "min_new_tokens": 1}
     try:
         config_to_hf(bundle.model_config)  # refuse before anything is written
         with fresh_folder(target) as work:
             write_hf(bundle.model, work, ids=ids, generation=generation, max_shard_bytes=max_shard_bytes)
-            write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len)
+            write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len, framing)
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
     shape = bundle.model_config
@@ -133,7 +138,8 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
         with fresh_folder(target) as work:
             save_weights(work / WEIGHTS_FILE, model)
             tokenizer.save(work / TOKENIZER_FILE)
-            config = {"model": model.config.to_dict(), "tokenizer": sha256_file(work / TOKENIZER_FILE)}
+            digest = sha256_file(work / TOKENIZER_FILE)
+            config = {"model": model.config.to_dict(), "tokenizer": digest, **_read_framing(hf_folder)}
             (work / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
             rows = ({"token": token, "count": 0} for token in range(model.config.vocab_size))
             write_table(work / COUNTS_FILE, TOKEN_COUNTS, rows)
@@ -146,7 +152,18 @@ def _n_parameters(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def write_hf_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+def _read_framing(hf_folder: Path) -> dict[str, bool]:
+    """What an export says of the ids around documents; a folder from elsewhere does not say it."""
+    path = hf_folder / TOKENIZER_CONFIG_FILE
+    written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    framing = written.get(_FRAMING) if isinstance(written, dict) else None
+    framing = framing if isinstance(framing, dict) else {}
+    return {name: bool(framing[name]) for name in ("bos", "eos") if name in framing}
+
+
+def write_hf_tokenizer(
+    tokenizer: Tokenizer, folder: Path, context: int, framing: Mapping[str, bool] | None = None
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
     Special tokens are words of the vocabulary that no text can spell; tokenizer_config.json names them. They are not
@@ -156,6 +173,7 @@ def write_hf_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None
         tokenizer: of any kind.
         folder: where to.
         context: longest sequence of the network, in tokens.
+        framing: whether the network was trained with `bos` and `eos` around documents, for `import_folder`.
     """
     spec = hf_spec(tokenizer)
     _write_json(folder / TOKENIZER_FILE, spec)
@@ -171,6 +189,7 @@ def write_hf_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,  # text that spells a special token is text
             **special,
+            **({_FRAMING: dict(framing)} if framing else {}),
         },
     )
 

@@ -22,6 +22,7 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import HISTORY, SHARD_FILE
+from storage.store import Store
 from storage.tables import read_rows, write_table
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.resources import describe_device
@@ -34,6 +35,7 @@ HISTORY_FILE = "history.parquet"
 SHARE_OF_BUDGET = 0.92  # of `minutes` goes to steps; the rest to evaluation and checkpoints
 MIN_STEPS = 20  # that minutes become, however few they are
 CHECKPOINT_SECONDS = 2.0  # a kill costs about so much training, more where a network is large and slow to save
+COUNTED_AT_ONCE = 2**16  # positions of the order, of which an epoch may have more than memory holds
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
 
 
@@ -89,7 +91,11 @@ def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: in
 
 
 def steps_of_tokens(
-    max_tokens: int, train: dict[str, Any], labels: np.ndarray, groups: Sequence[ReadGroup] = ()
+    max_tokens: int,
+    train: dict[str, Any],
+    labels: np.ndarray,
+    groups: Sequence[ReadGroup] = (),
+    most: int | None = None,
 ) -> int:
     """Fewest steps that train on so many tokens, read in the order in which the trainer reads them.
 
@@ -97,9 +103,10 @@ def steps_of_tokens(
         train: a complete training configuration.
         labels: (n,) tokens to predict of each training sequence.
         groups: how often they are read; each once an epoch where there are none.
+        most: steps that are not exceeded, however many tokens are asked for; nothing is counted beyond them.
 
     Raises:
-        UserError: if there are none.
+        UserError: if there are no tokens to predict.
     """
     from model.order import Group, Order
 
@@ -114,12 +121,14 @@ def steps_of_tokens(
     if not any(group.reads % group.count for group in read):  # then every epoch reads the same sequences
         epochs, left = divmod(max_tokens, in_all)
     sequences = epochs * order.epoch_size
-    while left > 0:
-        so_far = np.cumsum(labels[order.at(np.arange(sequences, sequences + order.epoch_size))])
+    per_step = train["batch_size"] * train["grad_accum"]
+    while left > 0 and (most is None or sequences < most * per_step):
+        so_far = np.cumsum(labels[order.at(np.arange(sequences, sequences + COUNTED_AT_ONCE))])
         place = int(np.searchsorted(so_far, left))
-        sequences += min(place + 1, order.epoch_size)
-        left -= int(so_far[min(place, order.epoch_size - 1)])
-    return math.ceil(sequences / (train["batch_size"] * train["grad_accum"]))
+        sequences += min(place + 1, COUNTED_AT_ONCE)
+        left -= int(so_far[min(place, COUNTED_AT_ONCE - 1)])
+    steps = -(-sequences // per_step)
+    return steps if most is None else min(steps, most)
 
 
 def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
@@ -203,7 +212,14 @@ def sync_run(
     return run_id
 
 
-@stage("train", version=2)
+def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
+    """Whether ids that begin and end a text stand around the documents of a dataset: `bos` and `eos`."""
+    shards = manifest_of(store, dataset).input_refs("tokens")
+    written = manifest_of(store, shards[0]).settings  # all shards of a dataset are made with the same settings
+    return {name: bool(written.get(name, True)) for name in ("bos", "eos")}
+
+
+@stage("train", version=3)
 def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tokenizer: ArtifactRef) -> str:
     """Train the network; the artefact is a bundle."""
     import torch
@@ -244,7 +260,8 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
         raise
     points.flush()
     save_weights(work.out / WEIGHTS_FILE, result.model)
-    config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest}
+    framing = framing_of(work.store, dataset)
+    config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest, **framing}
     (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
     shutil.copyfile(work.folder(tokenizer) / TOKENIZER_FILE, work.out / TOKENIZER_FILE)
     shutil.copyfile(work.folder(dataset) / COUNTS_FILE, work.out / COUNTS_FILE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,30 @@ def check_sequences(store: Store, state: State) -> Check:
         check.checked += len(pieces)
         for problem in _problems(documents, pieces, record, split, len(load_index(folder, split))):
             check.problems.append(f"dataset {ref.key[:12]}, {split}: {problem}")
+    for problem in _group_problems(record, load_index(folder, "train").labels, manifest_of(store, ref).counts):
+        check.problems.append(f"dataset {ref.key[:12]}: {problem}")
     return check
+
+
+def _group_problems(record: dict[str, Any], labels: np.ndarray, counts: Mapping[str, int]) -> Iterator[str]:
+    """The groups follow one another over all training sequences, with the tokens and the reads that are noted."""
+    first = 0
+    for group in record["groups"]:
+        expected = {"first": first, "count": group["sequences"]}
+        if group["reads"]:  # of one that is left out nothing lies in the index
+            expected["tokens"] = int(labels[first : first + group["sequences"]].sum())
+        if record["mix"] is None:
+            expected["reads"] = group["sequences"]
+        for problem in _differences(expected, group):
+            yield f"group {group['name']!r}: {problem}"
+        if bool(group["reads"]) != bool(group["sequences"]) or group["reads"] < 0:
+            yield f"group {group['name']!r}: {group['reads']} reads of {group['sequences']} sequences"
+        first += group["sequences"]
+    if first != len(labels):
+        yield f"the groups are {first} training sequences, but the index has {len(labels)}"
+    reads = sum(group["reads"] for group in record["groups"])
+    if reads != counts["train_reads"]:
+        yield f"the groups have {reads} reads, but the manifest counts {counts['train_reads']}"
 
 
 def _pieces(table: Path, documents: TokenDocuments, split: str, keys: list[str]) -> _Read:

@@ -20,7 +20,7 @@ from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, sm
 
 DECODED = 500  # documents of a shard whose ids are turned into text again, those of lowest hash
 IDS_AT_ONCE = 2**22
-CHANGE_TEXT = ("hf", "word")  # kinds of tokenisers
+CHANGE_TEXT = ("hf",)  # kinds of tokenisers
 
 
 def check_tokens(store: Store, state: State) -> Check:
@@ -112,7 +112,7 @@ def _decoding_problems(
     for place in chosen:
         ids = shard[offsets[place] + len(before) : ends[place] - len(behind)]
         text = texts[rows[doc_ids[place]]]
-        # some change a text on purpose (case, accents, spaces between words): then its ids are what can be compared
+        # some change a text on purpose (case, accents, white space): then its ids are what can be compared
         if tokenizer.decode(ids.tolist()) != text and not (
             tokenizer.kind in CHANGE_TEXT and np.array_equal(tokenizer.encode([text])[0], ids)
         ):

@@ -7,7 +7,9 @@ connection opens the files that it is given, and nothing else: what people write
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -164,12 +166,15 @@ class DocumentView:
         self.connection = _connect(
             [path for item in segments for path in vars(item).values() if isinstance(path, Path)]
         )
+        # also when the work fails: an open connection with a table of ours makes DuckDB complain of leaks at the end
+        weakref.finalize(self, self.connection.close)
         self.connection.register("files", _PLACES.empty_table() if paths is None else paths)
 
     @staticmethod
     def empty() -> pa.Table:
         """The view without a row."""
-        return empty_view().table("documents").to_arrow_table()
+        with closing(empty_view()) as connection:
+            return connection.table("documents").to_arrow_table()
 
     def __iter__(self) -> Iterator[int]:
         """Points the view to each segment that has kept documents; yields how many."""
@@ -184,7 +189,7 @@ class DocumentView:
 
 
 def empty_view() -> duckdb.DuckDBPyConnection:
-    """A connection whose view `documents` has its columns and no rows."""
+    """A connection whose view `documents` has its columns and no rows; who asks for it closes it."""
     connection = _connect([])
     connection.register("files", _PLACES.empty_table())
     connection.register("kept", _KEPT.empty_table())
@@ -217,6 +222,7 @@ def _connect(paths: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": False, "threads": 1})
     connection.execute(f"set allowed_paths = [{', '.join(_text(str(path)) for path in paths)}]")
     connection.execute("set enable_external_access = false")
+    connection.execute("set TimeZone = 'UTC'")  # else a time as text is that of the machine's place
     connection.execute("set lock_configuration = true")
     return connection
 

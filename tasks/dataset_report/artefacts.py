@@ -53,20 +53,25 @@ def tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer) -> TokenizerFacts:
     ends = encoded[0].settings
     fitted = manifest_of(catalog.store, catalog.state["tokenizer"][0]).tools
     trainer = Engine(fitted["trainer"], fitted.get("trainer_reason", ""), 1) if "trainer" in fitted else None
-    names = {"pad": tokenizer.pad_id, "unk": tokenizer.unk_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
-    special = dict.fromkeys(tokenizer.special_ids, "reserved")
-    special |= {index: name for name, index in names.items() if index is not None}
     return TokenizerFacts(
         kind=tokenizer.kind,
         vocab_size=tokenizer.vocab_size,
         why=str(choice.get("why", "")),
         fingerprint=tokenizer.fingerprint,
-        special=dict(sorted(special.items())),
+        special=special_names(tokenizer),
         bos=tokenizer.start_id is not None and bool(ends.get("bos", True)),
         eos=tokenizer.eos_id is not None and bool(ends.get("eos", True)),
         engines=[Engine(name, reason, n) for (name, reason), n in sorted(engines.items()) if name],
         trainer=trainer,
     )
+
+
+def special_names(tokenizer: Tokenizer) -> dict[int, str]:
+    """What each special id is for: one of four meanings, kept free for later, or something else."""
+    names = {"pad": tokenizer.pad_id, "unk": tokenizer.unk_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    special = {index: "special" if index < tokenizer.used_ids else "reserved" for index in tokenizer.special_ids}
+    special |= {index: name for name, index in names.items() if index is not None}
+    return dict(sorted(special.items()))
 
 
 def read_packed(catalog: Catalog, indexed: dict[str, tuple[int, int]]) -> Packed:

@@ -256,15 +256,13 @@ def tokeniser_section(figures: DatasetFigures) -> str:
 
 def tokeniser_words(facts: TokenizerFacts) -> list[str]:
     """Why it was chosen, how documents begin and end, what encoded."""
-    named = [f"{name} {index:,}" for index, name in facts.special.items() if name != "reserved"]
-    reserved = sum(name == "reserved" for name in facts.special.values())
+    named = [f"{name} {index:,}" for index, name in facts.special.items() if name not in ("reserved", "special")]
+    kinds = {name: sum(found == name for found in facts.special.values()) for name in ("reserved", "special")}
+    others = [f"{n:,} {'others' if name == 'special' else name}" for name, n in kinds.items() if n]
     ends = {(True, True): "begins and ends with a special id", (True, False): "begins with a special id",
             (False, True): "ends with a special id", (False, False): "has no special id at its ends"}  # fmt: skip
     words = [f"Why this one: {legible(facts.why)}."] if facts.why else []
-    words.append(
-        f"Special ids: {', '.join(named) or 'none'}{f', and {reserved:,} reserved' if reserved else ''}. "
-        f"Every document {ends[facts.bos, facts.eos]}."
-    )
+    words.append(f"Special ids: {', '.join([*named, *others]) or 'none'}. Every document {ends[facts.bos, facts.eos]}.")
     if facts.trainer:
         reason = f": {legible(facts.trainer.reason)}" if facts.trainer.reason else ""
         words.append(f"Fitted by {legible(facts.trainer.name)}{reason}.")

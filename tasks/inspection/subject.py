@@ -35,7 +35,8 @@ class Subject:
     def of_bundle(cls, bundle: Bundle, name: str) -> Subject:
         """A model that was trained here or elsewhere."""
         train = bundle.config.get("train")
-        return cls(name, bundle.model, bundle.tokenizer, train, seed=int((train or {}).get("seed", 0)))
+        seed = int((train or {}).get("seed", 0))
+        return cls(name, bundle.model, bundle.tokenizer, train, bos=bundle.bos, seed=seed)
 
     @property
     def config(self) -> ModelConfig:

@@ -57,7 +57,7 @@ class Encoded:
     Attributes:
         ids: (m,) unsigned, one text after the other.
         offsets: (n + 1,) int64, where each text begins in them, and where the last one ends.
-        lost: (n,) int64, bytes of each text that became unk.
+        lost: (n,) int64, bytes of each text that became unk or were left out.
     """
 
     ids: np.ndarray
@@ -125,11 +125,14 @@ def _encoded(tokenizer: Tokenizer, texts: Texts, ids: _Ids, ends: Sequence[int])
 
 
 def _lost(tokenizer: Tokenizer, texts: Texts, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Lost bytes of each text; only those with an unk are looked at."""
+    """Lost bytes of each text; only those with an unk are looked at where nothing is lost without one."""
     lost = np.zeros(len(texts), dtype=np.int64)
     if tokenizer.may_lose:
-        places = np.flatnonzero(ids == tokenizer.unk_id)
-        for row in np.unique(np.searchsorted(offsets, places, side="right") - 1).tolist():
+        rows = np.arange(len(texts))
+        if not tokenizer.drops_text:
+            places = np.flatnonzero(ids == tokenizer.unk_id)
+            rows = np.unique(np.searchsorted(offsets, places, side="right") - 1)
+        for row in rows.tolist():
             lost[row] = tokenizer.lost_bytes(texts[row].decode(), ids[offsets[row] : offsets[row + 1]])
     return lost
 
@@ -279,8 +282,8 @@ class TiktokenEngine(Engine):
 
 def _ranks(tokenizer: EngineTokenizer) -> dict[bytes, int]:
     """The id of every token by its bytes."""
-    model = json.loads(tokenizer.spec)["model"]
-    if not tokenizer.cuts_before_spaces or model.get("type") != "BPE" or model.get("ignore_merges"):
+    model = json.loads(tokenizer.encoding_spec)["model"]
+    if not tokenizer.has_gpt2_words or model.get("type") != "BPE" or model.get("ignore_merges"):
         raise EngineError("it is not byte-level byte-pair encoding with GPT-2's words")
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     made = [model["vocab"][one + two] for one, two in merges]
@@ -292,7 +295,7 @@ def _ranks(tokenizer: EngineTokenizer) -> dict[bytes, int]:
 
 def plain_spec(tokenizer: EngineTokenizer) -> str:
     """What `tokenizers` reads, with nothing in it that makes a special token of text or adds one to it."""
-    spec = json.loads(tokenizer.spec)
+    spec = json.loads(tokenizer.encoding_spec)
     added = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
     plain = {**spec, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
     return json.dumps(plain, ensure_ascii=False)

@@ -72,7 +72,7 @@ class FitSettings:
         Raises:
             UserError: if the file with a tokeniser is not there.
         """
-        file = digest_of_tokenizer_file(Path(settings.file)) if settings.file else ""
+        file = digest_of_tokenizer_file(Path(settings.file).expanduser()) if settings.file else ""
         fit_bytes = settings.fit_bytes if settings.kind in FITTED else 0
         return cls(settings.kind, settings.vocab_size, fit_bytes, settings.reserved, file)
 
@@ -140,7 +140,7 @@ def fit_tokenizer(
     return Fitted(fitted, f"{what}: {why}", tools)
 
 
-@stage("tokenizer", version=2)
+@stage("tokenizer", version=3)
 def tokenizer(work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet) -> str:
     """Fit the tokeniser on training documents, or take an existing one."""
     if settings.kind == "file":
@@ -274,15 +274,14 @@ def fit_documents(
 
 def _read(path: Path, wanted: dict[str, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
     """Place and text of some documents of a table, as far as is asked for; row groups without one are not read."""
-    names = pa.array(wanted, pa.string())
     with pq.ParquetFile(path) as file:
         for number in range(file.num_row_groups):
-            ids = file.read_row_group(number, columns=["doc_id"])["doc_id"]
-            found = np.flatnonzero(pc.is_in(ids, value_set=names).to_numpy())
-            if not len(found):
+            ids = file.read_row_group(number, columns=["doc_id"])["doc_id"].to_pylist()
+            found = [row for row, name in enumerate(ids) if name in wanted]
+            if not found:
                 continue
             texts = Texts.of(file.read_row_group(number, columns=["text"])["text"])
-            for row in found.tolist():
-                place, most = wanted[ids[row].as_py()]
+            for row in found:
+                place, most = wanted[ids[row]]
                 begin, end = (int(offset) for offset in texts.offsets[row : row + 2])
                 yield place, whole_characters(texts.data, begin, min(end, begin + most))

@@ -10,6 +10,7 @@ from typing import Any
 
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
+from tasks.tokens.subword import unk_of_model
 from tasks.tokens.tokenizer import HfTokenizer, Tokenizer, load_tokenizer
 
 CONFIG_FILE = "config.json"
@@ -26,9 +27,10 @@ class ForeignTokenizerError(UserError):
 def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
     """A tokeniser of this project or of Hugging Face's `tokenizers`.
 
-    Of the latter, which id begins and ends a text, fills and stands for the unknown is looked up in config.json (where
-    ids that no token has are passed over), then in tokenizer_config.json, then in special_tokens_map.json beside it; it
-    may be nowhere. Where several ids end a text, the first counts.
+    Of the latter, which id stands for the unknown is what its model says. If it says nothing, and for those that begin
+    and end a text and fill, it is looked up in config.json (where ids that no token has are passed over), then in
+    tokenizer_config.json, then in special_tokens_map.json beside it; it may be nowhere. Where several ids end a text,
+    the first counts.
 
     Args:
         reserved: ids to be kept free at the end of the vocabulary; a tokeniser of this project has its own.
@@ -45,7 +47,7 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
             raise ValueError(f"a {type(record).__name__}, expected the JSON of a tokeniser")
         if "kind" in record and "model" not in record:
             return _own(path, reserved)
-        named = _special_ids(HfTokenizer(spec).vocabulary(), path.parent)
+        named = _special_ids(HfTokenizer(spec).vocabulary(), record["model"], path.parent)
         return HfTokenizer(spec, **named, reserved=reserved)
 
 
@@ -56,13 +58,12 @@ def _own(path: Path, reserved: int) -> Tokenizer:
     return found
 
 
-def _special_ids(vocabulary: dict[str, int], folder: Path) -> dict[str, int | None]:
+def _special_ids(vocabulary: dict[str, int], model: dict[str, Any], folder: Path) -> dict[str, int | None]:
     config, *others = (_optional_json(folder / name) for name in BESIDE)
     known = set(vocabulary.values())
     named: dict[str, int | None] = {}
     for meaning in MEANINGS:
-        index = config.get(f"{meaning}_token_id")
-        index = index[0] if isinstance(index, list) and index else index
+        index = _first_id(config, f"{meaning}_token_id", folder / CONFIG_FILE)
         if index not in known:
             index = None  # published files name -1, or GPT-2's 50256 beside a smaller vocabulary
         for source in others:
@@ -71,7 +72,16 @@ def _special_ids(vocabulary: dict[str, int], folder: Path) -> dict[str, int | No
             if index is None and isinstance(token, str):
                 index = vocabulary.get(token)
         named[f"{meaning}_id"] = index
-    return named
+    unknown = unk_of_model(model)
+    return named if unknown is None else {**named, "unk_id": unknown}
+
+
+def _first_id(config: dict[str, Any], name: str, path: Path) -> int | None:
+    found = config.get(name)
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if any(type(index) is not int for index in ids):  # JSON's `true` would pass for 1
+        raise ForeignTokenizerError(f"{path}: {name} is {found!r}, expected an id or a list of ids")
+    return ids[0] if ids else None
 
 
 def digest_of_tokenizer_file(path: Path) -> str:
@@ -92,6 +102,10 @@ def _told(path: Path) -> Iterator[None]:
     """Tells which file a fault of a tokeniser is in."""
     try:
         yield
+    except ForeignTokenizerError:
+        raise
+    except RecursionError as error:
+        raise ForeignTokenizerError(f"{path}: its JSON is nested too deep; the file is broken") from error
     except (ValueError, OSError) as error:
         raise ForeignTokenizerError(f"{path}: {error}") from error
 

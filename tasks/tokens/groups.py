@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,17 @@ GROUPS_FILE = "groups.parquet"
 NO_GROUP = "none"  # of documents for which the expression is null or empty
 MOST_GROUPS = 10_000
 _PATHS = {"path", "source"}
+VIEW = "documents"
+# a position is a column without a name
+_REFUSED = {"subquery", "window", "star", "positional_reference"}
 # clocks that DuckDB takes for columns, or does not know as such
 _CLOCKS = {"current_time", "current_timestamp", "localtime", "localtimestamp"} | {
     "current_localtime",
     "current_localtimestamp",
 }
+# steady as DuckDB tells it, but one counts up to today and one changes with DuckDB; the others, which it does not list
+# as functions of a value, make several rows of one
+_NOT_AS_TOLD = {"age", "version", "unnest", "unlist"}
 
 
 @dataclass(frozen=True)
@@ -150,32 +157,34 @@ def check_expression(by: str) -> set[str]:
     """
     import duckdb
 
-    connection = empty_view()
-    columns = [str(name) for name, *_ in connection.execute("select * from documents").description or ()]
-    try:
-        duckdb.SQLExpression(by)  # refuses what is more than one expression
-        tree = json.loads(connection.execute("select json_serialize_sql($1)", [f"select (\n{by}\n)"]).fetchall()[0][0])
-        if tree["error"]:
-            raise duckdb.ParserException(tree["error_message"])
-        nodes = list(_nodes(tree["statements"][0]["node"]["select_list"]))
-        names = {str(name).lower() for node in nodes for name in node.get("column_names", ())}
-        wrong = sorted({str(node["class"]).lower() for node in nodes} & {"subquery", "window", "star"})
-        # current_date is written like a column
-        called = {str(node["function_name"]).lower() for node in nodes if "function_name" in node} | names
-        wrong += sorted((called & (_unsteady(connection) | _CLOCKS)) - set(columns))
-        if not wrong:
-            _group(connection, by)
-    except duckdb.Error as error:
-        raise UserError(
-            f"mix.by is {by!r}: {_first_line(error)}; expected an SQL expression over these columns: "
-            f"{', '.join(columns)}"
-        ) from error
+    with closing(empty_view()) as connection:
+        columns = [str(name) for name, *_ in connection.execute("select * from documents").description or ()]
+        try:
+            duckdb.SQLExpression(by)  # refuses what is more than one expression
+            nodes = _parsed(connection, by)
+            wrong = _refused(nodes, _unsteady(connection) - set(columns))
+            if not wrong:
+                _group(connection, by)
+        except duckdb.Error as error:
+            raise UserError(
+                f"mix.by is {by!r}: {_first_line(error)}; expected an SQL expression over these columns: "
+                f"{', '.join(columns)}"
+            ) from error
     if wrong:
         raise UserError(
             f"mix.by is {by!r}: {', '.join(wrong)} cannot be used; the group of a document follows from that document "
-            "alone, and is the same each time"
+            "alone, from columns that are named, and is the same each time"
         )
-    return names & set(columns)
+    return {name for node in nodes for name in _names(node)} & set(columns)
+
+
+def _refused(nodes: Sequence[Mapping[str, Any]], unsteady: set[str]) -> list[str]:
+    """What in an expression cannot be used."""
+    wrong = sorted({str(node["class"]).lower() for node in nodes} & _REFUSED)
+    # the name of the view is a row of it, of which any column can be taken
+    if any(_names(node)[-1:] == [VIEW] for node in nodes):
+        wrong.append(f"{VIEW} as a whole")
+    return wrong + sorted(_called(nodes) & unsteady)
 
 
 def _group_segment(connection: duckdb.DuckDBPyConnection, by: str) -> pa.Table:
@@ -202,7 +211,7 @@ def _group(connection: duckdb.DuckDBPyConnection, by: str) -> pa.Table:
 
 
 def _unsteady(connection: duckdb.DuckDBPyConnection) -> set[str]:
-    """Functions whose result is not that of their arguments alone."""
+    """Functions whose result is not one value that follows from their arguments alone."""
     rows = connection.execute(
         "select distinct function_name from duckdb_functions() "
         "where stability in ('VOLATILE', 'CONSISTENT_WITHIN_QUERY') or function_type = 'aggregate'"
@@ -211,7 +220,40 @@ def _unsteady(connection: duckdb.DuckDBPyConnection) -> set[str]:
         "select distinct function_name from duckdb_functions() where stability = 'CONSISTENT' "
         "and function_type <> 'aggregate'"
     ).fetchall()
-    return {str(name) for (name,) in rows} - {str(name) for (name,) in steady}
+    found = ({str(name) for (name,) in rows} - {str(name) for (name,) in steady}) | _CLOCKS | _NOT_AS_TOLD
+    # of macros nothing is told: they are what their definitions are, which call one another
+    macros = connection.execute(
+        "select function_name, macro_definition from duckdb_functions() where function_type = 'macro'"
+    ).fetchall()
+    parsed = [(str(name), _parsed(connection, str(definition))) for name, definition in macros]
+    while more := {name for name, nodes in parsed if _refused(nodes, found)} - found:
+        found |= more
+    return found
+
+
+def _parsed(connection: duckdb.DuckDBPyConnection, by: str) -> list[Mapping[str, Any]]:
+    """All that an expression consists of.
+
+    Raises:
+        duckdb.ParserException: DuckDB cannot read it.
+    """
+    import duckdb
+
+    tree = json.loads(connection.execute("select json_serialize_sql($1)", [f"select (\n{by}\n)"]).fetchall()[0][0])
+    if tree["error"]:
+        raise duckdb.ParserException(tree["error_message"])
+    return list(_nodes(tree["statements"][0]["node"]["select_list"]))
+
+
+def _names(node: Mapping[str, Any]) -> list[str]:
+    """The parts of a column's name, such as documents and kind; none where there is no column."""
+    return [str(name).lower() for name in node.get("column_names", ())]
+
+
+def _called(nodes: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The functions in an expression, and what is written like a column: current_date is."""
+    functions = {str(node["function_name"]).lower() for node in nodes if "function_name" in node}
+    return functions.union(*map(_names, nodes))
 
 
 def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:

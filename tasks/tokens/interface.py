@@ -20,6 +20,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 N_SPECIAL = 4
 SPECIAL_TOKENS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
 TOKENIZER_FILE = "tokenizer.json"
+LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
 
 
 class TokenizerError(ValueError):
@@ -36,8 +37,8 @@ class Tokenizer(ABC):
     kind: str
 
     def __init__(self, reserved: int = 0) -> None:
-        if reserved < 0:
-            raise ValueError(f"{reserved} ids are to be reserved, expected 0 or more")
+        if not is_id(reserved):
+            raise ValueError(f"{reserved!r} ids are to be reserved, expected 0 or more, {LARGEST_VOCAB:,} at most")
         self.reserved = reserved
 
     @property
@@ -101,12 +102,17 @@ class Tokenizer(ABC):
         return range(self.used_ids, self.vocab_size)
 
     @property
+    def drops_text(self) -> bool:
+        """Whether there are texts of which something is left out and nothing stands in its place."""
+        return False
+
+    @property
     def may_lose(self) -> bool:
-        """Whether there are texts of which something becomes unk."""
-        return self.unk_id is not None and type(self).lost_bytes is not Tokenizer.lost_bytes
+        """Whether there are texts of which something becomes unk, or is left out."""
+        return self.drops_text or (self.unk_id is not None and type(self).lost_bytes is not Tokenizer.lost_bytes)
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        """UTF-8 bytes of `text` that `ids` cannot give back, because they became unk."""
+        """UTF-8 bytes of `text` that `ids` cannot give back, because they became unk or were left out."""
         return 0
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
@@ -127,6 +133,11 @@ class Tokenizer(ABC):
     def save(self, path: Path) -> None:
         """Write the tokeniser as JSON."""
         path.write_text(self.saved, encoding="utf-8", newline="")
+
+
+def is_id(value: Any) -> bool:
+    """Whether this is a whole number that an id can be; JSON's `true` and `1.0` are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_VOCAB
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:

@@ -22,6 +22,7 @@ NAMES_SHOWN = 20
 _ITEM = re.compile(r'\s*+(?:"([^"]*+)"\s*+|([^",=]++))=([^,="]++)(?:,|$)')
 HIGHEST_TEMPERATURE = 10.0
 LARGEST_WEIGHT = 1e12
+MOST_PASSES = 10_000  # over one group in one epoch: far more than does any good, and few enough to count positions
 
 
 class MixError(UserError):
@@ -43,8 +44,8 @@ class MixSettings:
             about them are written in double quotes.
         temperature: Above 0, groups weigh as much as their tokens to the power of it: 1 changes nothing, 0.5 favours
             small groups, near 0 all groups weigh the same.
-        epochs: How often each group is read in an epoch, as `code=2, notes=0.5`; groups that are not named are read
-            once, or as often as `*` says.
+        epochs: How often each group is read in an epoch, as `code=2, notes=0.5`, up to `MOST_PASSES`; groups that are
+            not named are read once, or as often as `*` says.
         max_epochs: With weights or a temperature, no group is read more often than this in one epoch.
     """
 
@@ -65,12 +66,18 @@ class MixSettings:
             raise ValueError(f"mix.{asked[0]} and mix.{asked[1]} both say how often groups are read; give one of them")
         if not 0 <= self.temperature <= HIGHEST_TEMPERATURE:
             raise ValueError(f"mix.temperature is {self.temperature}, expected 0 (off) to {HIGHEST_TEMPERATURE:g}")
-        if not (math.isfinite(self.max_epochs) and self.max_epochs >= 1):
-            raise ValueError(f"mix.max_epochs is {self.max_epochs}, expected 1 or more")
+        if not 1 <= self.max_epochs <= MOST_PASSES:
+            raise ValueError(f"mix.max_epochs is {self.max_epochs}, expected 1 to {MOST_PASSES}")
         for name in ("weights", "epochs"):
             values = parse_shares(f"mix.{name}", getattr(self, name))
             if values and not any(values.values()):
                 raise ValueError(f"mix.{name} is {getattr(self, name)!r}: nothing would be read; give one above 0")
+            if name == "epochs" and max(values.values(), default=0) > MOST_PASSES:
+                most = max(values, key=lambda group: values[group])
+                raise ValueError(
+                    f"mix.epochs: {most}={float(values[most]):.12g}, expected at most {MOST_PASSES}: so often "
+                    "is a group read in one epoch (train.max_epochs says how many epochs there are)"
+                )
 
 
 def parse_shares(setting: str, text: str) -> dict[str, Fraction]:

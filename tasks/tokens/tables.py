@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .interface import N_SPECIAL, UNK, Tokenizer, smallest_dtype
+from .interface import LARGEST_VOCAB, N_SPECIAL, UNK, Tokenizer, is_id, smallest_dtype
 
 CODE_POINTS = 0x110000
 _WORD_OR_SPACES = re.compile(r"\S+|\s+")
@@ -155,6 +155,11 @@ class WordTokenizer(Tokenizer):
     def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
         super().__init__(reserved)
         self.vocabulary = dict(vocabulary)
+        for word, index in self.vocabulary.items():
+            if not word:
+                raise ValueError(f"id {index!r} stands for a word without a character; take it out")
+            if not is_id(index):
+                raise ValueError(f"the id of {word!r} is {index!r}, expected a whole number below {LARGEST_VOCAB:,}")
         self._words = {index: word for word, index in self.vocabulary.items()}
         if len(self._words) < len(self.vocabulary) or min(self._words, default=N_SPECIAL) < N_SPECIAL:
             raise ValueError(f"every word needs an id of its own, {N_SPECIAL} or more: the ids before are special")

@@ -71,9 +71,14 @@ def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
             "after it was written; put the right one back, or fit a new one"
         )
     try:
-        return _tokenizer_of(json.loads(data))
+        record = json.loads(data)
+        if not isinstance(record, dict):
+            raise ValueError(f"a {type(record).__name__}, expected the JSON of a tokeniser")
+        return _tokenizer_of(record)
     except KeyError as error:
         raise TokenizerError(f"{path}: the tokeniser lacks {error}; the file is broken") from error
+    except RecursionError as error:
+        raise TokenizerError(f"{path}: its JSON is nested too deep for a tokeniser; the file is broken") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise TokenizerError(f"{path}: {error}") from error
 

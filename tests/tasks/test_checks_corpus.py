@@ -17,10 +17,13 @@ from tiny_run import Ran, home_at
 
 from storage.catalog import read_state
 from storage.manifest import ArtifactRef
-from storage.schemas import EVALSET, SELECTION, TOKENS
+from storage.schemas import EVALSET, SELECTION, SEQUENCES, TOKENS
 from storage.store import LocalStore
 from storage.tables import read_rows, write_table
-from tasks.checks import check_split, check_tokens
+from tasks.checks.sequences import check_sequences
+from tasks.checks.split import check_split
+from tasks.checks.tokens import check_tokens
+from tasks.tokens.shards import SHARD_COUNTS_FILE
 
 State = dict[str, list[ArtifactRef]]
 
@@ -175,27 +178,123 @@ def _stands_in_another(name: str, texts: dict[str, str]) -> bool:
     return plain_shares({name: texts[name]}, others)[name] > 0.5
 
 
-def test_a_shard_that_differs_from_its_table_is_found(corpus: tuple[LocalStore, State]) -> None:
-    store, state = corpus
-    path = store.folder(state["tokenise"][0]) / "tokens.npy"
-    shard = np.load(path, allow_pickle=False)
-    shard[5] += 1
-    np.save(path, shard, allow_pickle=False)
-    assert ["the shard differs from the table" in problem for problem in check_tokens(store, state).problems] == [True]
+def change_shard(store: LocalStore, state: State, place: int, token: int, *, counted: bool = True) -> None:
+    """Another id at a place of the first document that lost nothing, and counts that agree."""
+    folder = store.folder(state["tokenise"][0])
+    row = next(row for row in read_rows(folder / "tokens.parquet") if not row["lost_bytes"])
+    shard = np.load(folder / "tokens.npy", allow_pickle=False)
+    at = row["offset"] + place % row["length"]
+    before, shard[at] = int(shard[at]), token
+    np.save(folder / "tokens.npy", shard, allow_pickle=False)
+    counts = np.load(folder / SHARD_COUNTS_FILE, allow_pickle=False)
+    if counted and token < len(counts):
+        counts[before] -= 1
+        counts[token] += 1
+        np.save(folder / SHARD_COUNTS_FILE, counts, allow_pickle=False)
 
 
 @pytest.mark.parametrize(
     ("place", "token", "problem"),
-    [(0, 5, "not bos"), (-1, 5, "not bos"), (3, 4_000, "ids of the vocabulary"), (3, 1, "do not give its text back")],
-    ids=["no-bos", "no-eos", "outside", "unk"],
+    [
+        (0, 10, "where 2 is expected"),
+        (-1, 10, "where 3 is expected"),
+        (-1, 10, "special id 3 occurs"),
+        (3, 250, "id 250 is outside the vocabulary"),
+        (3, 2, "special id 2 occurs"),
+        (3, 1, "do not give its text back"),
+        (3, 10, "do not give its text back"),
+    ],
+    ids=["no-bos", "no-eos", "eos-count", "outside", "bos-inside", "unk", "altered"],
 )
 def test_ids_that_are_not_the_documents_are_found(
     corpus: tuple[LocalStore, State], place: int, token: int, problem: str
 ) -> None:
     store, state = corpus
-    path = store.folder(state["tokenise"][0]) / "tokens.parquet"
-    row = next(index for index, row in enumerate(read_rows(path)) if not row["lost_bytes"])
-    ids = read_rows(path)[row]["ids"]
-    ids[place] = token
-    spoil(path, TOKENS, row, ids=ids)
+    change_shard(store, state, place, token)
     assert [found for found in check_tokens(store, state).problems if problem in found]
+
+
+def test_ids_that_are_not_counted_are_found(corpus: tuple[LocalStore, State]) -> None:
+    store, state = corpus
+    change_shard(store, state, 3, 10, counted=False)
+    assert any("is not how often its ids occur" in problem for problem in check_tokens(store, state).problems)
+
+
+def test_altered_counts_are_found(corpus: tuple[LocalStore, State]) -> None:
+    store, state = corpus
+    path = store.folder(state["tokenise"][0]) / SHARD_COUNTS_FILE
+    counts = np.load(path, allow_pickle=False)
+    counts[7] += 1
+    np.save(path, counts, allow_pickle=False)
+    problems = check_tokens(store, state).problems
+    assert ["is not how often its ids occur" in problem for problem in problems] == [True]
+
+
+def test_a_table_that_does_not_fit_its_shard_is_found(corpus: tuple[LocalStore, State]) -> None:
+    store, state = corpus
+    path = store.folder(state["tokenise"][0]) / "tokens.parquet"
+    spoil(path, TOKENS, 1, offset=read_rows(path)[1]["offset"] + 1)
+    assert any("do not follow one another" in problem for problem in check_tokens(store, state).problems)
+
+
+def test_sequences_of_a_sound_corpus_have_no_problems(corpus: tuple[LocalStore, State]) -> None:
+    store, state = corpus
+    check = check_sequences(store, state)
+    assert check.problems == []
+    assert check.checked == len(read_rows(store.folder(state["dataset"][0]) / "sequences.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda row, _: {"start": row["start"] + 10_000}, "does not lie in its document"),
+        (lambda row, _: {"length": row["length"] + 10_000}, "does not lie in its document"),
+        (lambda _, other: {"doc_id": other["doc_id"]}, "is on the other side of the split"),
+        (lambda row, _: {"doc_id": "0" * len(row["doc_id"])}, "is of a document that is not kept"),
+        (lambda row, _: {"length": row["length"] - 1}, "but dataset.json says"),
+    ],
+    ids=["start", "length", "side", "unknown", "shorter"],
+)
+def test_a_piece_that_is_not_of_its_document_is_found(
+    corpus: tuple[LocalStore, State], change: Any, problem: str
+) -> None:
+    store, state = corpus
+    path = store.folder(state["dataset"][0]) / "sequences.parquet"
+    rows = read_rows(path)
+    place = next(number for number, row in enumerate(rows) if row["split"] == "train")
+    other = next(row for row in rows if row["split"] == "validation")
+    spoil(path, SEQUENCES, place, **change(rows[place], other))
+    assert any(problem in found for found in check_sequences(store, state).problems)
+
+
+@pytest.mark.parametrize("name", ["documents", "ids", "kept", "repeated", "padded", "cut", "labels"])
+def test_an_account_that_does_not_add_up_is_found(corpus: tuple[LocalStore, State], name: str) -> None:
+    store, state = corpus
+    change_record(store, state, lambda record: record["splits"]["train"].update({name: -1}))
+    assert any(f"{name} is " in problem and "says -1" in problem for problem in check_sequences(store, state).problems)
+
+
+@pytest.mark.parametrize("name", ["first", "count", "reads", "tokens", "sequences"])
+def test_groups_that_are_not_in_the_index_are_found(corpus: tuple[LocalStore, State], name: str) -> None:
+    store, state = corpus
+    change_record(store, state, lambda record: record["groups"][0].update({name: record["groups"][0][name] + 1}))
+    assert any("group 'all': " in problem for problem in check_sequences(store, state).problems)
+
+
+def test_reads_that_the_manifest_does_not_count_are_found(corpus: tuple[LocalStore, State]) -> None:
+    store, state = corpus
+    path = store.folder(state["dataset"][0]) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["counts"]["train_reads"] += 1
+    path.write_text(json.dumps(manifest))
+    (problem,) = check_sequences(store, state).problems
+    assert "but the manifest counts" in problem
+
+
+def change_record(store: LocalStore, state: State, change: Any) -> None:
+    """Change what dataset.json says."""
+    path = store.folder(state["dataset"][0]) / "dataset.json"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    agree(path)

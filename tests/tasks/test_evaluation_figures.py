@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,20 @@ import zstandard
 from tiny_run import Ran, direct_session, home_at
 
 from storage.digest import sha256_json
+from storage.errors import UserError
 from storage.manifest import Manifest
 from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
 from tasks.bundle import Bundle
-from tasks.evaluation import EvaluateSettings, encode_documents, evaluate, predicted_ids, read_metrics, spans_of
+from tasks.evaluation import (
+    EncodedDocuments,
+    EvaluateSettings,
+    encode_documents,
+    evaluate,
+    predicted_ids,
+    read_metrics,
+    spans_of,
+)
 from tasks.session import artifact
 from tasks.tokens.tokenizer import BOS, EOS, UNK
 
@@ -145,6 +155,24 @@ def test_every_id_but_a_documents_first_is_predicted(bundle: Bundle, texts: list
     documents = encode_documents(bundle, texts)
     expected = [token for text in texts for token in sequence(bundle, text)[1:]]
     assert predicted_ids(documents).tolist() == expected
+
+
+def test_documents_without_an_id_predict_nothing(bundle: Bundle, texts: list[str]) -> None:
+    some = encode_documents(bundle, texts[:2])
+    size = len(some.ids)
+    holes = replace(
+        some, starts=[0, *some.starts, size], lengths=[0, *some.lengths, 0]
+    )  # a document without ids in front, and one at the end
+    assert predicted_ids(holes).tolist() == predicted_ids(some).tolist()
+
+
+def test_documents_that_hold_nothing_to_predict_are_told(
+    tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = EncodedDocuments(np.zeros(0, dtype=np.int64), [0, 0], [0, 0], n_bytes=2, lost_bytes=2, given=0)
+    monkeypatch.setattr("tasks.evaluation.encode_documents", lambda *_: empty)
+    with pytest.raises(UserError, match=r"2 evaluation document\(s\) hold 0 ids and none to predict"):
+        measured(tiny, tmp_path, ["a", "b"])
 
 
 def test_no_evaluation_sequence_reaches_into_the_next_document(bundle: Bundle, texts: list[str]) -> None:

@@ -201,7 +201,7 @@ def test_an_empty_prompt_is_refused_where_no_token_begins_a_text(home: Home, tin
     save_weights(folder / "model.safetensors", Transformer(config))
     with direct_session(home) as session:
         checkpoint = checkpoint_of(session, str(folder))
-        with pytest.raises(UserError, match=r"a prompt is empty, .* give a text"):
+        with pytest.raises(UserError, match=r"prompt 2 of 2 is empty, .*tokeniser has no token .* give a text"):
             pipeline.generate_text(session, tiny_settings(), checkpoint, [Prompt("a", "the"), Prompt("b", "")])
 
 

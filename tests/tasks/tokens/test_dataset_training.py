@@ -100,6 +100,30 @@ def test_steps_for_very_many_tokens_are_counted_by_whole_epochs() -> None:
     assert steps_of_tokens(24 * 10**12, plan, np.array([3, 4, 5]), [group]) == 6 * 10**12
 
 
+def test_steps_for_very_many_tokens_are_counted_up_to_the_most_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.training.COUNTED_AT_ONCE", 8)
+    plan = {"batch_size": 2, "grad_accum": 2, "seed": 7}
+    group = ReadGroup("all", first=0, count=2, reads=3, tokens=7)  # one and a half passes an epoch: no epoch is a unit
+    labels, looked_at = np.array([3, 4]), []
+    at = Order.at
+
+    def counted(self: Order, positions: Any) -> Any:
+        looked_at.append(len(positions))
+        return at(self, positions)
+
+    monkeypatch.setattr(Order, "at", counted)
+    assert steps_of_tokens(10**15, plan, labels, [group], most=25) == 25
+    assert sum(looked_at) <= 25 * 4 + 8
+    assert steps_of_tokens(10, plan, labels, [group], most=25) == steps_of_tokens(10, plan, labels, [group])
+    assert steps_of_tokens(10**15, plan, labels, most=25) == 25
+
+
+def test_steps_are_counted_over_an_epoch_that_memory_does_not_hold() -> None:
+    plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
+    group = ReadGroup("all", first=0, count=2, reads=10**14 + 1, tokens=7)
+    assert steps_of_tokens(7 * 10**5, plan, np.array([3, 4]), [group], most=10**9) == pytest.approx(10**5, rel=0.01)
+
+
 # settings
 
 

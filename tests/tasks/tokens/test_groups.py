@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, write
 
@@ -14,7 +19,7 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import RefSet
 from storage.tables import read_rows
-from tasks.corpora.view import empty_view
+from tasks.corpora.view import DocumentView, empty_view
 from tasks.session import Pending, Planner, Session
 from tasks.tokens.groups import GROUPS_FILE, check_expression, groups_call
 from tasks.tokens.mix import MixError, MixSettings
@@ -209,11 +214,65 @@ def test_a_document_in_several_segments_has_one_row(home: Home, corpus: Ingestio
         ("(select n_chars from documents)", "subquery cannot be used"),
         ("exists(from read_text('/etc/passwd'))", "subquery cannot be used"),
         ("columns(*)", "star cannot be used"),
+        ("documents", "documents as a whole cannot be used"),
+        ("documents['source']", "documents as a whole cannot be used"),
+        ("struct_extract(main.\"Documents\", 'source')", "documents as a whole cannot be used"),
+        ("#2", "positional_reference cannot be used"),
+        ("if(kind = 'code', #2, '')", "positional_reference cannot be used"),
+        ("unnest([1, 2])", "unnest cannot be used"),
+        ("unlist([1, 2])", "unlist cannot be used"),
+        ("regexp_split_to_table(kind, 'e')", "regexp_split_to_table cannot be used"),
+        ("generate_subscripts([1, 2], 1)", "generate_subscripts cannot be used"),
+        ("age(timestamp '2020-01-01')::varchar", "age cannot be used"),
+        ("ago(interval 1 day)", "ago cannot be used"),
+        ("pg_postmaster_start_time()", "pg_postmaster_start_time cannot be used"),
+        ("geomean(n_chars)", "geomean cannot be used"),
+        ("format_type(1, 1)", "format_type cannot be used"),
+        ("version()", "version cannot be used"),
     ],
 )
 def test_what_says_more_than_one_thing_of_one_document_is_refused(by: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         check_expression(by)
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("documents.source", {"source"}),
+        ("main.documents.path", {"path"}),
+        ("if(kind = 'code', \"SOURCE\", title)", {"kind", "source", "title"}),
+        ("nullif(split_part(path, '/', 1), 'a')", {"path"}),
+        ("list_max([n_chars, n_words])", {"n_chars", "n_words"}),
+        ("'documents'", set()),
+    ],
+)
+def test_the_columns_that_an_expression_reads_are_known(by: str, expected: set[str]) -> None:
+    assert check_expression(by) == expected
+
+
+def test_a_time_is_written_the_same_everywhere() -> None:
+    script = (
+        "from tasks.corpora.view import empty_view; "
+        "print(empty_view().execute('select to_timestamp(0)::varchar').fetchall()[0][0])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TZ": "Asia/Tokyo"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == "1970-01-01 00:00:00+00"
+
+
+def test_a_view_that_is_let_go_has_closed_its_connection() -> None:
+    view = DocumentView([], [], None, {"kind"})
+    connection = view.connection
+    del view
+    gc.collect()
+    with pytest.raises(duckdb.ConnectionException, match="closed"):
+        connection.execute("select 1")
 
 
 def test_the_columns_are_those_of_the_catalogue_with_the_place(corpus: Ingestion) -> None:

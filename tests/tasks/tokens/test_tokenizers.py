@@ -213,7 +213,7 @@ def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
     ("content", "told"),
     [
         ('{"kind": "char", "alph', "Unterminated string"),
-        ("[]", "has no attribute"),
+        ("[]", "a list, expected the JSON of a tokeniser"),
         ('{"kind": "char"}', "the tokeniser lacks 'alphabet'"),
         ('{"kind": "char", "alphabet": "aa"}', "names a character twice"),
         ('{"kind": "bpe", "spec": {"version": "1.0"}}', "not a tokeniser that `tokenizers` can read"),

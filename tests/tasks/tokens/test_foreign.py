@@ -1,0 +1,336 @@
+"""Tokenisers from elsewhere: what they lose is counted, no text forges a control token, and odd files are told."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HfEngine
+
+from tasks.checks.tokens import _decoding_problems
+from tasks.dataset_report.artefacts import special_names
+from tasks.settings import TokenizerSettings
+from tasks.tokens.engines import GigatokenEngine, ReferenceEngine, TiktokenEngine
+from tasks.tokens.fit import FitSettings
+from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.subword import WORD_PATTERNS, cut_text
+from tasks.tokens.texts import texts_of
+from tasks.tokens.tokenizer import (
+    BpeTokenizer,
+    HfTokenizer,
+    TokenizerError,
+    WordTokenizer,
+    load_tokenizer,
+)
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+TEXT = "the </s> a <s> the"
+
+
+def spec_of(model: Any, **parts: Any) -> dict[str, Any]:
+    """An engine's JSON, with three special tokens."""
+    engine = HfEngine(model)
+    engine.pre_tokenizer = parts.pop("pre_tokenizer", pre_tokenizers.WhitespaceSplit())
+    engine.add_special_tokens(list(SPECIAL))
+    return {**json.loads(engine.to_str()), **parts}
+
+
+def word_level() -> dict[str, Any]:
+    return spec_of(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "the": 3, "a": 4}, unk_token="<unk>"))
+
+
+def unigram() -> dict[str, Any]:
+    scores = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁the", -1.0), ("▁", -2.0), ("a", -2.0), ("th", -14.0)]
+    scores += [("éa", -14.0), ("ab", -1.0), ("b", -13.5)]  # an unk and "ab" cost less than "éa" and "b"
+    return spec_of(models.Unigram(scores, unk_id=0), pre_tokenizer=pre_tokenizers.Metaspace())
+
+
+def byte_level(**options: Any) -> dict[str, Any]:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*SPECIAL, *letters, "</", "</s", "<s", "th", "the"]
+    merges = [("<", "/"), ("</", "s"), ("</s", ">"), ("<", "s"), ("<s", ">"), ("t", "h"), ("th", "e")]
+    model = models.BPE({word: index for index, word in enumerate(words)}, merges, **options)
+    return spec_of(model, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+
+
+def letters_only(**options: Any) -> dict[str, Any]:
+    """Without an unknown token: what is no a and no b is left out."""
+    engine = HfEngine(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], **options))
+    engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return json.loads(engine.to_str())
+
+
+def read(folder: Path, spec: dict[str, Any], **beside: Any) -> HfTokenizer:
+    (folder / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    for name, content in beside.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    found = read_tokenizer_file(folder / "tokenizer.json")
+    assert isinstance(found, HfTokenizer)
+    return found
+
+
+# -- what is lost ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [word_level(), unigram()])
+def test_the_unknown_token_is_the_model_s_own(spec: dict[str, Any], tmp_path: Path) -> None:
+    tokenizer = read(tmp_path, spec)
+    assert tokenizer.unk_id == 0
+    ids = tokenizer.encode(["the 東京 a"])[0]
+    assert tokenizer.lost_bytes("the 東京 a", ids) == len("東京".encode())
+
+
+def test_files_beside_do_not_overrule_what_the_model_gives_to_the_unknown(tmp_path: Path) -> None:
+    assert read(tmp_path, word_level(), config={"unk_token_id": 2}).unk_id == 0
+
+
+def test_what_a_model_leaves_out_is_lost(tmp_path: Path) -> None:
+    tokenizer = read(tmp_path, letters_only())
+    items = ["ab ba", "a東b éab c", "", "東京"]
+    assert tokenizer.may_lose and tokenizer.unk_id is None
+    expected = [0, 3 + 2 + 1, 0, 6]
+    assert [
+        tokenizer.lost_bytes(text, ids) for text, ids in zip(items, tokenizer.encode(items), strict=True)
+    ] == expected
+    assert ReferenceEngine(tokenizer).encode(texts_of([item.encode() for item in items])).lost.tolist() == expected
+
+
+def test_a_character_is_lost_once_however_many_of_its_bytes_are_unknown() -> None:
+    engine = HfEngine(models.BPE({"a": 0}, []))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = HfTokenizer(engine.to_str())
+    assert tokenizer.lost_bytes("a東a", tokenizer.encode(["a東a"])[0]) == 3
+
+
+@pytest.mark.parametrize("spec", [byte_level(), letters_only(byte_fallback=True)])
+def test_a_model_that_spells_every_byte_loses_nothing(spec: dict[str, Any]) -> None:
+    if "</s" not in spec["model"]["vocab"]:
+        spec["model"]["vocab"] |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    assert not HfTokenizer(json.dumps(spec)).may_lose
+
+
+def test_words_are_compared_with_their_text_to_the_character(tmp_path: Path) -> None:
+    class Careless(WordTokenizer):
+        def decode(self, ids: Any) -> str:
+            return super().decode(ids).replace("  ", " ")
+
+    pq.write_table(pa.table({"doc_id": ["d"], "text": ["a  a"]}), tmp_path / "documents.parquet")
+    offsets = np.zeros(1, np.int64)
+    for kind, told in ((WordTokenizer, 0), (Careless, 1)):
+        tokenizer = kind({"a": 4, "  ": 5})
+        shard = tokenizer.encode(["a  a"])[0]
+        source = tmp_path / "documents.parquet"
+        assert len(list(_decoding_problems(tokenizer, ([], []), source, ["d"], [0], shard, offsets))) == told
+
+
+# -- control tokens --------------------------------------------------------------------------------------------------
+
+FORGEABLE = {
+    "words": word_level(),
+    "unigram": unigram(),
+    "merges": byte_level(),
+    "whole words": byte_level(ignore_merges=True),
+}
+
+
+@pytest.mark.parametrize("name", FORGEABLE)
+def test_no_text_becomes_a_control_token_that_the_model_knows(name: str, tmp_path: Path) -> None:
+    tokenizer = read(tmp_path, FORGEABLE[name], special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"})
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
+    for text in (TEXT, "</s>", "<s>", "</s></s>"):
+        assert not {1, 2} & set(tokenizer.encode([text])[0].tolist())
+    if "merges" in FORGEABLE[name]["model"]:
+        data = texts_of([TEXT.encode()])
+        assert not {1, 2} & set(GigatokenEngine(tokenizer).encode(data).ids.tolist())
+        assert (
+            tokenizer.decode(tokenizer.encode([TEXT])[0].tolist()).replace("Ġ", " ").replace(" ", "")
+            == "the</s>a<s>the"
+        )
+
+
+def test_an_id_named_beside_the_file_is_not_forged_either(tmp_path: Path) -> None:
+    spec = {**word_level(), "added_tokens": []}
+    assert 2 not in read(tmp_path, spec, config={"eos_token_id": 2}).encode([TEXT])[0]
+
+
+@pytest.mark.parametrize("name", FORGEABLE)
+def test_other_text_keeps_the_ids_that_the_file_itself_gives(name: str) -> None:
+    engine = HfEngine.from_str(json.dumps(FORGEABLE[name]))
+    engine.add_tokens(["東京"])  # its id is behind those of the model
+    tokenizer = HfTokenizer(engine.to_str(), bos_id=1, eos_id=2)
+    for seed in range(200):
+        text = "".join(random.Random(seed).choices(["the", " ", "a", "é", "éab", "b", "th", "東京", "x"], k=12))
+        assert tokenizer.encode([text])[0].tolist() == engine.encode(text, add_special_tokens=False).ids
+
+
+def test_hidden_tokens_change_no_decoding() -> None:
+    spec = word_level()
+    for ids in ([3, 2, 4, 1], [0, 3], [2]):
+        expected = HfEngine.from_str(json.dumps(spec)).decode(ids, skip_special_tokens=True)
+        assert HfTokenizer(json.dumps(spec), unk_id=0, bos_id=1, eos_id=2).decode(ids) == expected
+
+
+def test_a_dropout_of_merges_is_off() -> None:
+    spec = byte_level()
+    spec["model"]["dropout"] = 0.5
+    tokenizer = HfTokenizer(json.dumps(spec))
+    text = "the " * 200
+    assert len({tuple(tokenizer.encode([text])[0].tolist()) for _ in range(5)}) == 1
+    assert tokenizer.encode(["the"])[0].tolist() == [spec["model"]["vocab"]["the"]]
+    assert json.loads(tokenizer.saved)["spec"]["model"]["dropout"] == 0.5
+
+
+# -- long texts ------------------------------------------------------------------------------------------------------
+
+PARTS = [
+    "word",
+    "Word's",
+    "12345",
+    "é",
+    "e\u0301",
+    "東京",
+    "\u0301",
+    "(",
+    ")!",
+    "/",
+    "</s>",
+    "<t>",
+    "\u200b",
+    "\u180e",
+    "I'LL",
+]
+SPACES = [" ", " ", " ", "  ", "\n", " \n", "\n ", "\r\n", "\t", "\u00a0", "\u3000", "", "\x1c", "\x85", " \u0301"]
+
+
+def known_words(pattern: str, **parts: Any) -> HfTokenizer:
+    engine = HfEngine(models.BPE())
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    engine.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    engine.train_from_iterator(
+        [f"{one}{space}{two}" for one in PARTS for two in PARTS for space in SPACES],
+        trainers.BpeTrainer(vocab_size=600, initial_alphabet=sorted(alphabet), show_progress=False),
+    )
+    engine.add_tokens(["<t>"])
+    return HfTokenizer(json.dumps({**json.loads(engine.to_str()), **parts}))
+
+
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+@pytest.mark.parametrize("pattern", WORD_PATTERNS)
+def test_where_text_is_cut_words_of_known_patterns_end(pattern: str, normalizer: dict[str, str] | None) -> None:
+    tokenizer = known_words(pattern, normalizer=normalizer)
+    assert tokenizer.cuts_before_spaces
+    compared = 0
+    for seed in range(400):
+        draw = random.Random(seed)
+        text = "".join(chain.from_iterable((draw.choice(PARTS), draw.choice(SPACES)) for _ in range(40)))
+        pieces = [piece.decode() for piece in cut_text(text.encode(), 24)]
+        if all(later.startswith(" ") and not earlier[-1].isspace() for earlier, later in pairwise(pieces)):
+            compared += len(pieces) > 1
+            assert np.concatenate(tokenizer.encode(pieces)).tolist() == tokenizer.encode([text])[0].tolist()
+    assert compared > 100
+
+
+def test_the_patterns_are_those_of_published_files() -> None:
+    assert WORD_PATTERNS[0] == (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+"
+    )
+    assert WORD_PATTERNS[1] == WORD_PATTERNS[0].replace("{1,3}", "")
+    assert WORD_PATTERNS[2] == (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+def test_other_patterns_and_added_tokens_around_spaces_keep_a_text_whole() -> None:
+    tokenizer = known_words(WORD_PATTERNS[0])
+    spec = json.loads(tokenizer.spec)
+    assert not known_words(r"\p{L}+ \p{L}+|\s+").cuts_before_spaces
+    assert not known_words(WORD_PATTERNS[0], normalizer={"type": "Prepend", "prepend": " "}).cuts_before_spaces
+    for change in ({"content": "a b"}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}):
+        added = [{**spec["added_tokens"][0], **change}]
+        assert not HfTokenizer(json.dumps({**spec, "added_tokens": added})).cuts_before_spaces
+
+
+def test_words_of_other_patterns_are_none_for_an_engine_with_gpt2_s() -> None:
+    with pytest.raises(ValueError, match="GPT-2's words"):
+        TiktokenEngine(known_words(WORD_PATTERNS[0]))
+
+
+# -- odd files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [[[1]], {"a": 1}, 1.0, True, "2", [True]])
+def test_an_id_that_is_none_is_told(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ForeignTokenizerError, match=r"config\.json: eos_token_id is .*expected an id"):
+        read(tmp_path, word_level(), config={"eos_token_id": value})
+
+
+@pytest.mark.parametrize("value", [None, [], -1, 50256])
+def test_an_id_that_no_token_has_is_passed_over(value: Any, tmp_path: Path) -> None:
+    assert read(tmp_path, word_level(), config={"eos_token_id": value}).eos_id is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "config"])
+def test_json_without_end_of_nesting_is_told(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(word_level()))
+    (tmp_path / f"{name}.json").write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(ForeignTokenizerError, match=rf"{name}\.json: its JSON is nested too deep"):
+        read_tokenizer_file(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"kind": "word", "vocabulary": {"": 4}}', "id 4 stands for a word without a character"),
+        ('{"kind": "word", "vocabulary": {"a": 5000000000}}', "the id of 'a' is 5000000000, expected a whole number"),
+        ('{"kind": "word", "vocabulary": {"a": true}}', "the id of 'a' is True"),
+        ('{"kind": "word", "vocabulary": {"a": 4.0}}', "the id of 'a' is 4.0"),
+        ('{"kind": "bytes", "reserved": 1.5}', "1.5 ids are to be reserved"),
+        ('{"kind": "bytes", "reserved": 5000000000}', "5000000000 ids are to be reserved"),
+        ('{"kind":' + "[" * 100_000, "its JSON is nested too deep"),
+        ("[]", "a list, expected the JSON of a tokeniser"),
+    ],
+)
+def test_a_broken_tokeniser_is_told(content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match=rf"tokenizer\.json: {told}"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("value", [1.0, True])
+def test_a_special_id_that_is_no_whole_number_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"eos_id is .*; expected an id of the vocabulary"):
+        HfTokenizer(json.dumps(word_level()), eos_id=value)
+
+
+def test_a_largest_id_that_is_a_mistake_is_told(tmp_path: Path) -> None:
+    spec = word_level()
+    spec["model"]["vocab"]["far"] = 4_000_000_000
+    with pytest.raises(ForeignTokenizerError, match=r"its largest id is 4,000,000,000, expected less than 16,777,216"):
+        read(tmp_path, spec)
+
+
+def test_a_file_in_one_s_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    BpeTokenizer.fit(["a"], 260).save(tmp_path / "x.json")
+    found = FitSettings.of(TokenizerSettings(kind="file", file="~/x.json"))
+    assert found.file == digest_of_tokenizer_file(tmp_path / "x.json")
+
+
+def test_a_special_id_without_a_name_is_reserved_only_at_the_end() -> None:
+    tokenizer = HfTokenizer(json.dumps(word_level()), unk_id=0, eos_id=2, reserved=2)
+    assert special_names(tokenizer) == {0: "unk", 1: "special", 2: "eos", 5: "reserved", 6: "reserved"}
