@@ -25,6 +25,7 @@ from storage.errors import UserError
 from tasks.ingest.pool.messages import MessageReader, queue_messages, write_ascii_message
 
 WORTH_A_PROCESS = 2**19  # bytes of tables to read; less is done sooner than a process has started
+GROWN_BYTES = 2**28  # then the next call has a fresh process: what one leaves behind is added to what another needs
 TABLE_BYTES_PER_FILE = 200  # of the tables over a whole corpus, about
 
 Progress = Callable[[int, int], None]
@@ -39,7 +40,7 @@ class _DiedError(ApartError):
 
 
 class Apart:
-    """Runs calls, so many at once; the processes are kept for further ones.
+    """Runs calls, so many at once; the processes are kept for further ones unless they have grown large.
 
     A call whose process dies is made once more, in a fresh one: the functions are pure and write whole files, so the
     second time leads where the first would have. `progress` then starts anew.
@@ -105,7 +106,10 @@ class Apart:
         except BaseException:
             process.close()
             raise
-        self._idle.put(process)
+        if process.resident_bytes() > GROWN_BYTES:
+            process.close()
+        else:
+            self._idle.put(process)
         return result
 
     def close(self) -> None:
@@ -134,6 +138,14 @@ class _Process:
         assert self._process.stdin and self._process.stdout
         self._requests, self._results = self._process.stdin, self._process.stdout
         self._reader = MessageReader(self._results.fileno())
+
+    def resident_bytes(self) -> int:
+        """Memory that it takes up; 0 where the system does not say."""
+        try:
+            pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
+        except OSError:
+            return 0
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def is_alive(self) -> bool:
         """Whether it can serve a call."""

@@ -89,10 +89,15 @@ class Signatures:
 
     def outline(self) -> Self:
         """The same documents without their grams and paragraphs: all that finding pairs needs, and a tenth of it."""
+        return self.of_minima(self.minima, self.n_shingles)
+
+    @classmethod
+    def of_minima(cls, minima: U32, n_shingles: I64) -> Self:
+        """Documents of which only the MinHash values are known."""
         none = np.zeros(0, np.int64)
-        offsets = np.zeros(len(self) + 1, np.int64)
+        offsets = np.zeros(len(n_shingles) + 1, np.int64)
         nothing = np.zeros(0, np.uint64)
-        return type(self)(self.minima, self.n_shingles, nothing, offsets, nothing, none, none, offsets)
+        return cls(minima, n_shingles, nothing, offsets, nothing, none, none, offsets)
 
     @classmethod
     def join(cls, parts: Sequence[Signatures]) -> Self:
