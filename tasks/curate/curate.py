@@ -17,7 +17,7 @@ from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CUTS, DROPPED, SELECTION
 from storage.store import StoreError
-from storage.tables import read_columns, stream_rows, write_columns, write_table
+from storage.tables import read_columns, stream_rows, unpacked_size, write_columns, write_table
 from tasks.curate.classifier.stages import SCORES_FILE
 from tasks.curate.contamination import GRAMS_FILE
 from tasks.curate.duplicates import CLUSTERS_FILE, PAIRS_FILE
@@ -65,7 +65,7 @@ def curate(
     measured = folders_beside(work.store, documents, measures)
     made = work.apart(
         select_documents,
-        sum((Path(folder) / MEASURES_FILE).stat().st_size for folder in measured),
+        sum(unpacked_size(Path(folder) / MEASURES_FILE) for folder in measured),
         snapshot=str(work.folder(snapshot)),
         shelves=[asdict(shelf) for shelf in shelves],
         measured=measured,

@@ -16,7 +16,7 @@ import numpy as np
 from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CLUSTERS, NEAR_PAIRS, VERIFIED_PAIRS
-from storage.tables import read_columns, read_places, stream_rows, write_columns, write_table
+from storage.tables import read_columns, read_places, stream_rows, unpacked_size, write_columns, write_table
 from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
 from tasks.curate.dedup.minhash import N_PERMUTATIONS
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
@@ -46,7 +46,7 @@ def dedup(work: Work, settings: DedupSettings, *, snapshot: ArtifactRef, documen
     known = [str(path) for path in work.resources.verified_pairs if path.is_file()]
     made = work.apart(
         find_duplicates,
-        sum((Path(shelf.folder) / DOCUMENTS_FILE).stat().st_size for shelf in shelves),
+        sum(unpacked_size(Path(shelf.folder) / DOCUMENTS_FILE) for shelf in shelves),
         snapshot=str(work.folder(snapshot)),
         shelves=[asdict(shelf) for shelf in shelves],
         signed=folders_beside(work.store, documents, measures),

@@ -16,7 +16,7 @@ import numpy as np
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
-from storage.tables import read_columns
+from storage.tables import read_columns, unpacked_size
 from tasks.curate.curate import DROPPED_FILE, SELECTION_FILE
 from tasks.curate.dedup import containment
 from tasks.curate.evalset import load_grams
@@ -51,7 +51,7 @@ def evalset_leaks(
     listed.write_text(json.dumps(shelves), encoding="utf-8")
     leaks = work.apart(
         find_leaks,
-        sum((folder / MEASURES_FILE).stat().st_size for folder in folders),
+        sum(unpacked_size(folder / MEASURES_FILE) for folder in folders),
         curated=str(work.folder(curated)),
         shelves=str(listed),
         evalset=str(work.folder(evalset)),

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from storage.digest import canonical_json, rows_digest, sha256_json
 from storage.manifest import RefSet
 from storage.schemas import FILES
-from storage.tables import stream_rows, write_table
+from storage.tables import stream_rows, unpacked_size, write_table
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
 from tasks.ingest.sources.documents import is_corpus
@@ -283,7 +283,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str
     folders = {ref.key: work.folder(ref) for ref in segments.refs}
     made = work.apart(
         write_snapshot,
-        sum((folder / "extracts.parquet").stat().st_size for folder in folders.values()),
+        sum(unpacked_size(folder / "extracts.parquet") for folder in folders.values()),
         files=str(files),
         contents=str(contents),
         segments={key: str(folder) for key, folder in folders.items()},

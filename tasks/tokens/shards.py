@@ -28,7 +28,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.schemas import TOKENS
-from storage.tables import ZSTD_LEVEL
+from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
 from tasks.tokens.engines import Encoded, EngineError, engine_errors
@@ -76,7 +76,7 @@ def tokenise(work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, 
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.apart(
         tokenise_segment,
-        source.stat().st_size,
+        unpacked_size(source),
         source=str(source),
         tokenizer=str(work.folder(tokenizer) / TOKENIZER_FILE),
         fingerprint=tokenizer.digest,
