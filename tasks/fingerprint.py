@@ -7,12 +7,16 @@ by `plan` and by the tests, but never recomputes an archive behind the user's ba
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+PARSE_ATTEMPTS = 5
+_PARSING = threading.Lock()
 FIRST_PARTY = ("flows", "tasks", "model", "storage")
 # Plumbing that carries every stage and shapes no result: a change here says nothing about a stage's output.
 PLUMBING = {
@@ -57,10 +61,23 @@ def _parsed(module: str, packages: tuple[str, ...]) -> tuple[str, tuple[str, ...
     origin = _spec_origin(module)
     if origin is None:
         raise ModuleNotFoundError(f"no module {module}: its source is needed for the fingerprint")
-    tree = ast.parse(origin.read_text(encoding="utf-8"))
+    tree = _parse(origin.read_text(encoding="utf-8"))
     imported = tuple(sorted(set(_imports(tree, module, origin.name == "__init__.py", packages))))
     code = _dump(_without_docstrings(tree))
     return hashlib.sha256(code.encode()).hexdigest(), imported
+
+
+def _parse(source: str) -> ast.Module:
+    """Parse a module, in one thread at a time.
+
+    Python 3.11 counts the depth of a parse for all threads together, and raises SystemError where two of them meet;
+    other libraries parse as well, so once is not enough.
+    """
+    for _ in range(PARSE_ATTEMPTS - 1):
+        with _PARSING, contextlib.suppress(SystemError):
+            return ast.parse(source)
+    with _PARSING:
+        return ast.parse(source)
 
 
 def _dump(node: object) -> str:
