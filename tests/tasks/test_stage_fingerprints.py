@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import fingerprints
 import pytest
 from fingerprints import Entries, complaints
 
-from tasks.fingerprint import PLUMBING, fingerprint, modules_of
+from tasks.fingerprint import PLUMBING, _parsed, fingerprint, modules_of
 
 SHOP = {
     "__init__.py": '"""A shop."""\n',
@@ -172,3 +173,19 @@ def test_every_difference_to_the_record_is_named_with_what_to_do(now: Any, expec
 def test_no_stage_has_code_that_was_neither_given_a_new_version_nor_acknowledged() -> None:
     found = complaints(fingerprints.recorded(), fingerprints.current())
     assert not found, "\n".join(["", *found])
+
+
+def test_a_parse_that_python_itself_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 raises SystemError where another thread parses at the same moment."""
+    parse, failures = ast.parse, [SystemError("recursion depth mismatch"), SystemError("recursion depth mismatch")]
+
+    def meets_another(source: str) -> ast.Module:
+        if failures:
+            raise failures.pop()
+        return parse(source)
+
+    expected = fingerprint("tasks.tokens.packing")
+    monkeypatch.setattr("tasks.fingerprint.ast.parse", meets_another)
+    _parsed.cache_clear()
+    assert fingerprint("tasks.tokens.packing") == expected
+    assert failures == []
