@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from flows.corpus_import import corpora_of, import_files
@@ -104,6 +105,8 @@ def get_ready(progress: Progress) -> None:
     """Load what the stages after extraction need, in a process that serves them."""
     automaton()
     class_table()
+    for module in ("duckdb", "tasks.corpus_report", "tasks.corpus_report.thumbnails"):  # of the page at the end
+        import_module(module)
     progress(1, 1)
 
 
