@@ -24,9 +24,9 @@ from typing import Any
 from storage.errors import UserError
 from tasks.ingest.pool.messages import MessageReader, queue_messages, write_ascii_message
 
-WORTH_A_PROCESS = 2**23  # bytes of tables, unpacked; less is done sooner than a process has started
+WORTH_A_PROCESS = 2**20  # bytes of tables, unpacked; less is done sooner than a process has started
 GROWN_BYTES = 2**28  # then the next call has a fresh process: what one leaves behind is added to what another needs
-TABLE_BYTES_PER_FILE = 2_000  # of the tables over a whole corpus, unpacked, about
+TABLE_BYTES_PER_FILE = 500  # of the tables over a whole corpus, unpacked, about
 
 Progress = Callable[[int, int], None]
 
