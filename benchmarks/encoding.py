@@ -85,13 +85,13 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The same merges in tiktoken's batch call, two threads."""
     import tiktoken as library
 
-    from tasks.tokens.engines import GPT2_PATTERN, _ranks
+    from tasks.tokens.engines import GPT2_PATTERN, merge_ranks
     from tasks.tokens.subword import BpeTokenizer
     from tasks.tokens.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     assert isinstance(loaded, BpeTokenizer)
-    encoding = library.Encoding("peer", pat_str=GPT2_PATTERN, mergeable_ranks=_ranks(loaded), special_tokens={})
+    encoding = library.Encoding("peer", pat_str=GPT2_PATTERN, mergeable_ranks=merge_ranks(loaded), special_tokens={})
 
     def encode(texts: list[str]) -> np.ndarray:
         found = encoding.encode_ordinary_batch(texts, num_threads=WORKERS)

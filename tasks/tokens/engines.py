@@ -268,7 +268,7 @@ class TiktokenEngine(Engine):
 
         super().__init__(tokenizer)
         self._encoding = tiktoken.Encoding(
-            "sheepfold", pat_str=GPT2_PATTERN, mergeable_ranks=_ranks(tokenizer), special_tokens={}
+            "sheepfold", pat_str=GPT2_PATTERN, mergeable_ranks=merge_ranks(tokenizer), special_tokens={}
         )
         self.name = _named("tiktoken")
 
@@ -280,7 +280,7 @@ class TiktokenEngine(Engine):
         return ids
 
 
-def _ranks(tokenizer: EngineTokenizer) -> dict[bytes, int]:
+def merge_ranks(tokenizer: EngineTokenizer) -> dict[bytes, int]:
     """The id of every token by its bytes."""
     model = json.loads(tokenizer.encoding_spec)["model"]
     if not tokenizer.has_gpt2_words or model.get("type") != "BPE" or model.get("ignore_merges"):
