@@ -1,7 +1,8 @@
 """Pure work on tables in processes of their own, so that several run on several cores and give their memory back.
 
 The functions take folders and settings and return counts and a digest, all of which JSON knows; tables travel through
-the file system. Little work is done in place, because a process takes a second to start and to build its tables.
+the file system. Work is done in place until it adds up to what a process is worth, which takes up to a second to
+start and to build its tables: so a small corpus starts none, and a large one fills this process with little.
 
     python -m tasks.apart      serves calls: messages in, progress messages and results out
 """
@@ -24,7 +25,7 @@ from typing import Any
 from storage.errors import UserError
 from tasks.ingest.pool.messages import MessageReader, queue_messages, write_ascii_message
 
-WORTH_A_PROCESS = 2**20  # bytes of tables, unpacked; less is done sooner than a process has started
+WORTH_A_PROCESS = 2**23  # bytes of tables, unpacked, over all calls; less is done sooner than a process has started
 GROWN_BYTES = 2**28  # then the next call has a fresh process: what one leaves behind is added to what another needs
 TABLE_BYTES_PER_FILE = 500  # of the tables over a whole corpus, unpacked, about
 
@@ -53,6 +54,8 @@ class Apart:
         self._slots = threading.BoundedSemaphore(processes)
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._warming: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._in_place = 0  # bytes that were read in this process
 
     def warm(self, function: Callable[..., Any]) -> None:
         """Start a process and let it get ready by calling a module-level function, while the caller does other work.
@@ -68,7 +71,7 @@ class Apart:
             self._call(_Process(), function, lambda done, total: None, {})
 
     def call(self, function: Callable[..., Any], progress: Progress, size: int, **arguments: Any) -> Any:
-        """Call a module-level function with `progress` and the arguments, in a process if it is worth one or one waits.
+        """Call a module-level function with `progress` and the arguments, in a process if they are worth one by now.
 
         Args:
             size: bytes that it will read.
@@ -79,13 +82,21 @@ class Apart:
         if self._warming is not None:
             self._warming.join()  # what it has done by now would have to be done again
             self._warming = None
-        if size < WORTH_A_PROCESS and self._idle.empty():
+        if self._may_stay(size):
             return function(progress=progress, **arguments)
         with self._slots:
             try:
                 return self._call(self._living() or _Process(), function, progress, arguments)
             except _DiedError:
                 return self._call(_Process(), function, progress, arguments)
+
+    def _may_stay(self, size: int) -> bool:
+        """Whether a call is made in place; counts it."""
+        with self._lock:
+            if self._in_place + size >= WORTH_A_PROCESS or not self._idle.empty():
+                return False
+            self._in_place += size
+            return True
 
     def _living(self) -> _Process | None:
         """A process without work, if there is one; those that died meanwhile are put away."""

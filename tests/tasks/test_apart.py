@@ -83,6 +83,12 @@ def test_little_work_is_done_in_this_process_and_much_in_another() -> None:
     assert call(apart_work.process_id, WORTH_A_PROCESS) not in (os.getpid(), None)
 
 
+def test_little_work_that_adds_up_to_much_is_done_in_another_process(kept: Apart) -> None:
+    half = WORTH_A_PROCESS // 2
+    first, second = (kept.call(apart_work.process_id, Told(), half) for _ in range(2))
+    assert first == os.getpid() != second
+
+
 def test_a_long_result_and_long_arguments_arrive_whole() -> None:
     text = "0123456789" * 300_000
     assert call(apart_work.echo, value=text, times=1)["value"] == text

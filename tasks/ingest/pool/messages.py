@@ -34,6 +34,9 @@ def write_message(descriptor: int, message: dict[str, Any]) -> None:
         BrokenPipeError: Nobody reads the other end any more.
     """
     body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    if len(body) < _READ_BYTES:
+        write_all(descriptor, _LENGTH.pack(len(body)) + body)  # at once: each write wakes the reader
+        return
     write_all(descriptor, _LENGTH.pack(len(body)))
     write_all(descriptor, body)
 
