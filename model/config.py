@@ -8,8 +8,9 @@ import math
 from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-OPTIMIZERS = ("adamw", "adam", "adam_l2")
-SCHEDULES = ("warmup_cosine", "cosine", "constant", "noam")
+OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
+SCHEDULES = ("warmup_cosine", "cosine", "constant", "noam", "wsd")
+SPIKE_ACTIONS = ("report", "skip", "rollback")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +24,18 @@ class TrainConfig(Settings):
         batch_size: sequences per micro-batch.
         grad_accum: micro-batches per optimiser step.
         optimizer: "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step, Loshchilov and
-            Hutter 2019), "adam" (no decay, Kingma and Ba 2015) or "adam_l2" (coupled decay: weight_decay * weights
-            joins the gradient before the moments).
+            Hutter 2019), "adam" (no decay, Kingma and Ba 2015), "adam_l2" (coupled decay: weight_decay * weights
+            joins the gradient before the moments) or "muon" (orthogonalised momentum for the matrices of the blocks,
+            Jordan et al. 2024; "adamw" for everything else).
         lr: highest learning rate.
+        muon_lr: highest learning rate of the matrices that "muon" trains; it follows the schedule as lr does. None
+            means 0.02.
         schedule: "warmup_cosine" (linear warm-up, then a cosine down to the floor), "cosine" (from the first step),
-            "constant" or "noam" (linear warm-up, then the inverse square root of the step, Vaswani et al. 2017).
-        min_lr_ratio: the floor of a cosine as a share of lr; None means 0.1.
+            "constant", "noam" (linear warm-up, then the inverse square root of the step, Vaswani et al. 2017) or "wsd"
+            (linear warm-up, a plateau, a linear fall to the floor).
+        min_lr_ratio: the floor of a cosine or of "wsd" as a share of lr; None means 0.1.
         warmup_ratio: share of max_steps with a linearly rising learning rate; None means 0.05. With "noam" above 0.
+        decay_ratio: share of max_steps, at the end, in which "wsd" falls; None means 0.2.
         weight_decay: how strongly weights are pulled towards zero; None means 0.1, and 0 with "adam".
         decay_groups: decay matrices and tables only; False decays biases and norms too.
         betas: Adam's two decay rates.
@@ -38,6 +44,11 @@ class TrainConfig(Settings):
         precision: "fp32", "bf16" (autocast) or "fp16" (autocast with loss scaling).
         seed: initial weights, data order and dropout each draw from their own stream of it.
         eval_every: optimiser steps between two evaluations; the last step is always evaluated.
+        patience: the run ends after so many evaluations in a row without a lower validation loss than before, with the
+            weights of the best one; 0 never ends it early.
+        spike_action: what a step whose loss or gradient leaps out of the last ones' range leads to: "report" says so,
+            "skip" leaves its update out, "rollback" also goes back to the last checkpoint and leaves its sequences out.
+        spike_zscore: standard deviations of the last steps' values above their mean from which on it is a leap.
     """
 
     max_steps: int
@@ -45,9 +56,11 @@ class TrainConfig(Settings):
     grad_accum: int = 1
     optimizer: str = "adamw"
     lr: float = 1e-3
+    muon_lr: float = derived()
     schedule: str = "warmup_cosine"
     min_lr_ratio: float = derived()
     warmup_ratio: float = derived()
+    decay_ratio: float = derived()
     weight_decay: float = derived()
     decay_groups: bool = True
     betas: tuple[float, float] = (0.9, 0.95)
@@ -56,11 +69,17 @@ class TrainConfig(Settings):
     precision: str = "fp32"
     seed: int = 1337
     eval_every: int = 100
+    patience: int = 0
+    spike_action: str = "report"
+    spike_zscore: float = 8.0
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "grad_accum", "eval_every"):
             check_int(name, getattr(self, name), 1)
         check_int("seed", self.seed, 0)
+        check_int("patience", self.patience, 0)
+        check_choice("spike_action", self.spike_action, SPIKE_ACTIONS)
+        check_number("spike_zscore", self.spike_zscore, 0.0, math.inf, open_low=True)
         check_number("lr", self.lr, 0.0, math.inf, open_low=True)
         self._check_schedule()
         self._check_decay()
@@ -75,20 +94,30 @@ class TrainConfig(Settings):
 
     def _check_schedule(self) -> None:
         check_choice("schedule", self.schedule, SCHEDULES)
-        if self.schedule in ("warmup_cosine", "cosine"):
+        if self.schedule in ("warmup_cosine", "cosine", "wsd"):
             self.resolve("min_lr_ratio", 0.1)
             check_number("min_lr_ratio", self.min_lr_ratio, 0.0, 1.0)
         else:
             self.refuse(["min_lr_ratio"], f"schedule={self.schedule!r} has no floor")
-        if self.schedule in ("warmup_cosine", "noam"):
+        if self.schedule in ("warmup_cosine", "noam", "wsd"):
             self.resolve("warmup_ratio", 0.05)
             # The inverse square root grows without bound towards step 0; only a warm-up keeps it below lr.
             check_number("warmup_ratio", self.warmup_ratio, 0.0, 1.0, open_low=self.schedule == "noam")
         else:
             self.refuse(["warmup_ratio"], f"schedule={self.schedule!r} has no warm-up")
+        if self.schedule == "wsd":
+            self.resolve("decay_ratio", 0.2)
+            check_number("decay_ratio", self.decay_ratio, 0.0, 1.0 - self.warmup_ratio)
+        else:
+            self.refuse(["decay_ratio"], f"schedule={self.schedule!r} does not end with a linear fall")
 
     def _check_decay(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        if self.optimizer == "muon":
+            self.resolve("muon_lr", 0.02)
+            check_number("muon_lr", self.muon_lr, 0.0, math.inf, open_low=True)
+        else:
+            self.refuse(["muon_lr"], f"optimizer={self.optimizer!r} trains every weight with lr")
         check_bool("decay_groups", self.decay_groups)
         self.resolve("weight_decay", 0.0 if self.optimizer == "adam" else 0.1)
         check_number("weight_decay", self.weight_decay, 0.0, math.inf)

@@ -1,0 +1,41 @@
+"""How a training is computed, as opposed to what it computes: kernels, memory, devices.
+
+These settings are chosen for a machine. They change no result but in the last bits, so they are no part of a run's
+identity: a run may go on with others, and is told so where its bits may differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .validation import Settings, check_bool, check_choice, check_int
+
+SHARDINGS = ("ddp", "fsdp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution(Settings):
+    """How a training is computed.
+
+    Args:
+        compile: let torch.compile fuse the network; where it cannot, the run goes on without it and says why.
+        recompute: forget the activations of each block and compute them again in the backward pass, which takes less
+            memory and a third more time.
+        sharding: on several devices, "ddp" (each holds all weights) or "fsdp" (each holds a part of weights,
+            gradients and optimiser state).
+        halve_batch: when a device runs out of memory, compute each micro-batch in two halves, and so on, instead of
+            stopping; the effective batch stays.
+        keep: number of newest checkpoints that are kept; the one with the lowest validation loss is kept beside them.
+    """
+
+    compile: bool = False
+    recompute: bool = False
+    sharding: str = "ddp"
+    halve_batch: bool = True
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("compile", "recompute", "halve_batch"):
+            check_bool(name, getattr(self, name))
+        check_choice("sharding", self.sharding, SHARDINGS)
+        check_int("keep", self.keep, 1)
