@@ -207,6 +207,8 @@ def _extract(session: Session, files: Sequence[ListedFile], settings: Settings) 
     for ref in sorted(set(located.values())):
         session.compare(extract, manifest_of(session.store, ref), extract_tools)
     made = session.run_each(extract, calls)
+    if session.resources is not None:
+        session.resources.sizes = {}
     session.count_reused(extract, len(located))
     worse = _worse_retries(session, settings, cuts)
     for content, known in worse.items():
