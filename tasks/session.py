@@ -17,6 +17,7 @@ from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
 from storage.store import Store, open_store
 from storage.tables import union_digest
+from tasks.fingerprint import remember_in
 from tasks.stage import Invocation, Outcome, Stage
 
 logger = logging.getLogger("sheepfold")
@@ -87,6 +88,7 @@ class Session:
         self, home: Home, resources: Any = None, refresh: Collection[str] = (), retry_failed: bool = False
     ) -> None:
         self.home = home
+        remember_in(home.cache / "code.json")
         self.retry_failed = retry_failed
         self.produced: dict[str, list[ArtifactRef]] = {}
         self.store: Store = open_store(home.store)

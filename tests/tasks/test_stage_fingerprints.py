@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -53,11 +54,15 @@ def total(items: "list[Kind]") -> float:
     "unused.py": "RATE = 0.19\n",
 }
 TELL = (
-    "from tasks.fingerprint import *; print(fingerprint('shop.stage', ('shop',)), *modules_of('shop.stage', ('shop',)))"
+    "import sys; from pathlib import Path; from tasks.fingerprint import *; "
+    "[remember_in(Path(memo)) for memo in sys.argv[1:]]; "
+    "print(fingerprint('shop.stage', ('shop',)), *modules_of('shop.stage', ('shop',)))"
 )
 
 
-def fingerprint_of(folder: Path, changes: dict[str, tuple[str, str]] | None = None) -> tuple[str, list[str]]:
+def fingerprint_of(
+    folder: Path, changes: dict[str, tuple[str, str]] | None = None, memo: Path | None = None
+) -> tuple[str, list[str]]:
     """Fingerprint and modules of the shop's stage after replacing text in some of its files."""
     for name, text in SHOP.items():
         path = folder / "shop" / name
@@ -66,7 +71,7 @@ def fingerprint_of(folder: Path, changes: dict[str, tuple[str, str]] | None = No
         assert old in text
         path.write_text(text.replace(old, new, 1) if old else text)
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-c", TELL]
+    command = [sys.executable, "-c", TELL, *([str(memo)] if memo else [])]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
     return told[0], told[1:]
 
@@ -124,6 +129,29 @@ def test_a_change_of_code_counts_in_whichever_imported_module_it_lies(
     tmp_path: Path, original: str, file: str, old: str, new: str
 ) -> None:
     assert fingerprint_of(tmp_path, {file: (old, new)})[0] != original
+
+
+def test_what_was_found_in_a_source_is_noted_for_later_processes(tmp_path: Path, original: str) -> None:
+    memo = tmp_path / "cache" / "code.json"
+    found, modules = fingerprint_of(tmp_path, memo=memo)
+    noted = json.loads(memo.read_text())
+    assert len(noted) == len(modules)
+    assert found == original == fingerprint_of(tmp_path, memo=memo)[0]
+    memo.write_text(json.dumps({key: ["0" * 64, names] for key, (_, names) in noted.items()}))
+    assert fingerprint_of(tmp_path, memo=memo)[0] != original
+
+
+def test_a_note_holds_for_that_source_alone(tmp_path: Path, original: str) -> None:
+    memo = tmp_path / "code.json"
+    fingerprint_of(tmp_path, memo=memo)
+    assert fingerprint_of(tmp_path, {"rates.py": ("0.19", "0.2")}, memo)[0] != original
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "{", '{"a": 1}'])
+def test_damaged_notes_count_as_none(tmp_path: Path, original: str, content: str) -> None:
+    memo = tmp_path / "code.json"
+    memo.write_text(content)
+    assert fingerprint_of(tmp_path, memo=memo)[0] == original
 
 
 def test_a_module_without_source_is_refused_by_name() -> None:
