@@ -27,6 +27,7 @@ from tasks.ingest.pool.messages import MessageReader, queue_messages, write_asci
 
 WORTH_A_PROCESS = 2**23  # bytes of tables, unpacked, over all calls; less is done sooner than a process has started
 GROWN_BYTES = 2**28  # then the next call has a fresh process: what one leaves behind is added to what another needs
+LARGE_BYTES = 2**26  # such a call has a fresh process, too: it needs memory of its own beside what others left
 TABLE_BYTES_PER_FILE = 500  # of the tables over a whole corpus, unpacked, about
 
 Progress = Callable[[int, int], None]
@@ -86,7 +87,8 @@ class Apart:
             return function(progress=progress, **arguments)
         with self._slots:
             try:
-                return self._call(self._living() or _Process(), function, progress, arguments)
+                kept = None if size >= LARGE_BYTES else self._living()
+                return self._call(kept or _Process(), function, progress, arguments)
             except _DiedError:
                 return self._call(_Process(), function, progress, arguments)
 

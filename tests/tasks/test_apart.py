@@ -16,7 +16,7 @@ import pytest
 
 from storage.errors import UserError
 from tasks import apart
-from tasks.apart import WORTH_A_PROCESS, Apart, ApartError
+from tasks.apart import LARGE_BYTES, WORTH_A_PROCESS, Apart, ApartError
 
 IN_PLACE, IN_A_PROCESS = 0, WORTH_A_PROCESS
 
@@ -87,6 +87,11 @@ def test_little_work_that_adds_up_to_much_is_done_in_another_process(kept: Apart
     half = WORTH_A_PROCESS // 2
     first, second = (kept.call(apart_work.process_id, Told(), half) for _ in range(2))
     assert first == os.getpid() != second
+
+
+def test_a_large_call_has_a_fresh_process(kept: Apart) -> None:
+    first, large = (kept.call(apart_work.process_id, Told(), size) for size in (IN_A_PROCESS, LARGE_BYTES))
+    assert first != large
 
 
 def test_a_long_result_and_long_arguments_arrive_whole() -> None:
