@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.base import find_base, with_base
 from flows.corpus import Ingested, Maybe, MaybeSet
 from flows.corpus import ingest as ingest
 from storage.catalog import corpus_ref, read_state
@@ -131,6 +132,7 @@ def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingeste
         EmptyCorpus: if there is nothing to train on, or nothing to measure on.
     """
     curated, documents = ingested.curated, ingested.texts
+    settings = with_base(settings, find_base(session, settings))
     _check_split(session, curated)
     frozen = _evalset(session, corpus, settings, ingested)
     fitted = _tokenizer(session, corpus, settings, curated, documents)
@@ -208,7 +210,9 @@ def _resolve_steps(
 
 
 def train_model(session: Session, settings: Settings, prepared: Prepared) -> Maybe:
-    """Resolve the budget and train."""
+    """Resolve the budget and train, from a base if there is one."""
+    base = find_base(session, settings)
+    settings = with_base(settings, base)
     for value in (prepared.dataset, prepared.tokenizer):
         if isinstance(value, Pending):
             waiting = TrainStageSettings({}, {})
@@ -217,13 +221,16 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
     assert isinstance(prepared.dataset, ArtifactRef)
     assert isinstance(prepared.tokenizer, ArtifactRef)
     vocab = load_tokenizer(session.store.folder(prepared.tokenizer) / TOKENIZER_FILE).vocab_size
-    network = model_config(settings.model, vocab)
+    network = model_config(settings.model, base.shape["vocab_size"] if base else vocab)
     steps = _resolve_steps(session, settings.train, network, prepared.dataset)
     session.expect_seconds(train, _expected_seconds(settings.train))
     if isinstance(steps, Pending):
         return session.run(train, TrainStageSettings({}, {}), dataset=steps, tokenizer=prepared.tokenizer)
     plan = train_config(settings.train, network, steps)
-    return session.run(train, TrainStageSettings(network, plan), dataset=prepared.dataset, tokenizer=prepared.tokenizer)
+    inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}
+    if base is not None:
+        inputs["base"] = base.checkpoint
+    return session.run(train, TrainStageSettings(network, plan), **inputs)
 
 
 def _expected_seconds(settings: TrainSettings) -> float | None:

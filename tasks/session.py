@@ -96,6 +96,7 @@ class Session:
         self.refresh = frozenset(refresh)
         self.reports: dict[str, StageReport] = {}
         self.notes: list[str] = []
+        self.bases: dict[str, Any] = {}  # models that this run continues from, by the names that they were found under
         self._refreshed: set[tuple[str, str]] = set()
 
     # how requests are carried out; the Prefect session replaces these two

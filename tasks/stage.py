@@ -108,19 +108,21 @@ class Stage:
         self.unit = unit
         self.modules = (function.__module__, *modules)
         self.__doc__ = function.__doc__
-        self.input_names = tuple(
-            parameter.name
+        inputs = [
+            parameter
             for parameter in inspect.signature(function).parameters.values()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        )
+        ]
+        self.input_names = tuple(parameter.name for parameter in inputs)
+        self.needed_inputs = {parameter.name for parameter in inputs if parameter.default is inspect.Parameter.empty}
 
     def key(self, settings: Any, inputs: Mapping[str, Input]) -> str:
-        """Key of the artefact that these inputs and settings give.
+        """Key of the artefact that these inputs and settings give; inputs with a default may be left out.
 
         Raises:
             TypeError: if the inputs are not those that the stage takes.
         """
-        if set(inputs) != set(self.input_names):
+        if not self.needed_inputs <= set(inputs) <= set(self.input_names):
             raise TypeError(f"stage {self.name} takes inputs {self.input_names}, got {sorted(inputs)}")
         digests = {name: value.digest for name, value in inputs.items()}
         return sha256_json(

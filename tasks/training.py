@@ -220,12 +220,19 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
 
 
 @stage("train", version=3)
-def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tokenizer: ArtifactRef) -> str:
-    """Train the network; the artefact is a bundle."""
+def train(
+    work: Work,
+    settings: TrainStageSettings,
+    *,
+    dataset: ArtifactRef,
+    tokenizer: ArtifactRef,
+    base: ArtifactRef | None = None,
+) -> str:
+    """Train the network, from the weights of a base if there is one; the artefact is a bundle."""
     import torch
 
     from model import ModelConfig, TrainConfig, Trainer
-    from model.checkpoint import save_weights
+    from model.checkpoint import load_weights, save_weights
     from model.order import Group
 
     network, plan = ModelConfig.from_dict(settings.model), TrainConfig.from_dict(settings.train)
@@ -249,6 +256,7 @@ def train(work: Work, settings: TrainStageSettings, *, dataset: ArtifactRef, tok
         checkpoint_dir=work.scratch / "checkpoints",
         checkpoint_seconds=CHECKPOINT_SECONDS,
         identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
+        initial_weights=None if base is None else load_weights(work.folder(base) / WEIGHTS_FILE, network).state_dict(),
         on_metrics=lambda step, metrics: points.add(step, curve_names(metrics)),
         on_checkpoint=lambda step: points.flush(),
         on_progress=progress,

@@ -1,0 +1,139 @@
+"""Continuing from a model: its network, its weights and its tokeniser take the place of what settings would choose.
+
+A base is named as models are everywhere (an alias, a number, a `models:/` address, a run id, a folder of ours), or is a
+folder in a layout of Hugging Face. It is found once for a run: an alias that moves meanwhile changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from flows.actions import checkpoint_of, resolve_version
+from storage.errors import UserError
+from storage.manifest import ArtifactRef
+from storage.registry import Registry
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.interchange import import_folder
+from tasks.resources import Resources
+from tasks.session import Session
+from tasks.settings import ModelSettings, Settings, TokenizerSettings
+from tasks.tokens.tokenizer import TOKENIZER_FILE
+
+FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid")  # of the network; they shape no weight
+
+
+class BaseError(UserError):
+    """A model that a training cannot continue from, or settings that contradict it."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model to continue from.
+
+    Attributes:
+        checkpoint: its artefact.
+        folder: where that lies.
+        shape: fields of its `model.ModelConfig`.
+        framing: whether ids that begin and end a text stood around its documents, `bos` and `eos`.
+    """
+
+    checkpoint: ArtifactRef
+    folder: Path
+    shape: dict[str, Any]
+    framing: dict[str, bool]
+
+
+def find_base(session: Session, settings: Settings) -> Base | None:
+    """The model to continue from, if one is asked for.
+
+    Raises:
+        BaseError: if a plan would have to take it in first.
+        UserError: if the name leads to no model.
+    """
+    name = settings.train.base
+    if not name:
+        return None
+    if name not in session.bases:
+        session.bases[name] = _base_of(session, _checkpoint(session, name))
+    found: Base = session.bases[name]
+    return found
+
+
+def _checkpoint(session: Session, name: str) -> ArtifactRef:
+    folder = Path(name).expanduser()
+    if session.resources is None:
+        return _planned(session, name, folder)
+    if not folder.is_dir():
+        return checkpoint_of(session, name)
+    if _is_bundle(folder):
+        return checkpoint_of(session, str(folder))
+    session.home.create().cache.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=session.home.cache, prefix="base-") as place:
+        taken = Path(place) / "bundle"
+        import_folder(folder, taken)
+        return checkpoint_of(session, str(taken))
+
+
+def _planned(session: Session, name: str, folder: Path) -> ArtifactRef:
+    """A registered model that the store has; a plan takes nothing in."""
+    if not folder.is_dir():
+        with Resources(session.home) as resources:
+            ref = resolve_version(Registry(resources.tracking), name).checkpoint
+        if session.store.find(ref.stage, ref.key) is not None:
+            return ref
+    raise BaseError(
+        f"train.base={name} is not in the store, and a plan takes nothing in: run, or plan without train.base what "
+        "comes before the training"
+    )
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Whether a folder is laid out as ours: its config.json holds the network's fields under `model`."""
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "model" in config and (folder / WEIGHTS_FILE).is_file()
+
+
+def _base_of(session: Session, checkpoint: ArtifactRef) -> Base:
+    folder = session.store.folder(checkpoint)
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    framing = {name: bool(config.get(name, True)) for name in ("bos", "eos")}
+    return Base(checkpoint, folder, config["model"], framing)
+
+
+def with_base(settings: Settings, base: Base | None) -> Settings:
+    """The settings of a run that continues from a base: its tokeniser and shape.
+
+    Raises:
+        BaseError: if the settings ask for another tokeniser or another shape.
+    """
+    if base is None:
+        return settings
+    asked = settings.tokenizer
+    own = TokenizerSettings(engine=asked.engine)
+    given = [item.name for item in fields(asked) if getattr(asked, item.name) != getattr(own, item.name)]
+    if given:
+        raise BaseError(
+            f"train.base brings its own tokeniser, but tokenizer.{given[0]} is given as well; leave one of them out"
+        )
+    for name, value in settings.model.overrides.items():
+        if name not in FREE_FIELDS and base.shape.get(name) != value:
+            raise BaseError(
+                f"model.{name} is {value}, but the base has {base.shape.get(name)}; weights have the shape that they "
+                f"were trained in: leave it out (only {', '.join(FREE_FIELDS)} may differ)"
+            )
+    if settings.model.preset != ModelSettings().preset:
+        raise BaseError(
+            f"train.base brings its own network, but the preset {settings.model.preset} is given as well; leave one of "
+            "them out"
+        )
+    taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
+    shape = {**base.shape, **settings.model.overrides}
+    del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned
+    return replace(settings, tokenizer=taken, model=ModelSettings(settings.model.preset, shape))

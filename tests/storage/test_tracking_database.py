@@ -1,0 +1,47 @@
+"""MLflow's database in a home: made whole or not at all, whoever is killed and whoever comes at the same time."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from storage.home import Home
+from storage.tracking import EXPERIMENT, Tracking
+
+MAKE = """
+import sys
+from pathlib import Path
+from storage.home import Home
+from storage.tracking import Tracking
+folder = Path(sys.argv[1])
+Tracking(Home(folder, str(folder / "store"), f"sqlite:///{folder / 'mlflow.db'}"))
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", MAKE, str(folder)])
+
+
+def test_a_kill_while_the_tables_are_made_leaves_a_home_that_works(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    unfinished = tmp_path / ".mlflow.db.unfinished"
+    deadline = time.monotonic() + 120
+    while not (unfinished.exists() and unfinished.stat().st_size > 100_000):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "mlflow.db").exists()
+    tracking = Tracking(Home(tmp_path, str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}"))
+    assert tracking.client.get_experiment_by_name(EXPERIMENT) is not None
+    assert [path.name for path in tmp_path.glob("*mlflow.db*")] == ["mlflow.db"]
+
+
+def test_two_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
+    assert [process.wait() for process in [start(tmp_path), start(tmp_path)]] == [0, 0]
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        names = [name for (name,) in database.execute("select name from experiments")]
+    assert names.count(EXPERIMENT) == 1
