@@ -17,6 +17,7 @@ from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.generation import COMPLETIONS_FILE, BundleSettings, adopt_bundle
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.session import Session, artifact
+from tasks.suggest import read_suggestion, suggest
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.training import TrainStageSettings, sync_run
@@ -175,8 +176,10 @@ def completions_path(store: Store, ref: ArtifactRef) -> str:
 
 
 def result_of(session: Session, **parts: Any) -> RunResult:
-    """A result with the session's report."""
-    return RunResult(stages=session.report_list(), notes=list(session.notes), **parts)
+    """A result with the session's report, and the suggestion that it followed, if there is one."""
+    made = session.produced.get(suggest.name)
+    suggestion = read_suggestion(session.store.folder(made[0])) if made else None
+    return RunResult(stages=session.report_list(), notes=list(session.notes), suggestion=suggestion, **parts)
 
 
 def champion_entry(registry: Registry) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from tasks.session import Session
 from tasks.settings import ModelSettings, Settings, TokenizerSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 
+CARRIER = "small"  # a preset all of whose fields are replaced
 FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid")  # of the network; they shape no weight
 
 
@@ -136,4 +137,4 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
     shape = {**base.shape, **settings.model.overrides}
     del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned
-    return replace(settings, tokenizer=taken, model=ModelSettings(settings.model.preset, shape))
+    return replace(settings, tokenizer=taken, model=ModelSettings(CARRIER, shape))

@@ -19,6 +19,7 @@ from flows.cli_count import count
 from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_inspect import inspect
 from flows.cli_lookup import sample, sql, status, verify, why
+from flows.cli_suggest import show_suggestion
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -241,6 +242,42 @@ def prepare(
             overrides=_overrides(assign),
         )
         _show(result, as_json)
+
+
+@app.command()
+def suggest(
+    sources: Sources,
+    corpus: Corpus = "default",
+    preset: Preset = "",
+    config: Config = "",
+    assign: Assign = None,
+    minutes: Minutes = 0,
+    max_steps: MaxSteps = 0,
+    max_tokens: MaxTokens = 0,
+    workers: Workers = 0,
+    refresh: Refresh = None,
+    retry_failed: RetryFailed = False,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Propose size, context, batch, learning rate and steps for a corpus, this device and a time, and say why."""
+    with plain_errors():
+        result = _flow(
+            "suggest",
+            home,
+            source=_sources(sources),
+            corpus=corpus,
+            preset=preset,
+            minutes=minutes,
+            max_steps=max_steps,
+            max_tokens=max_tokens,
+            workers=workers,
+            refresh=",".join(refresh or []),
+            retry_failed=retry_failed,
+            config=_absolute(config),
+            overrides=_overrides(assign),
+        )
+        show_suggestion(result, as_json)
 
 
 @app.command()

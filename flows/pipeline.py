@@ -7,7 +7,6 @@ starts in a blink, and the flows beside this module put the same functions under
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +28,15 @@ from tasks.ingest.snapshot import snapshot
 from tasks.ingest.sources.resolve import Source
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
-from tasks.settings import Settings, TrainSettings
+from tasks.settings import AUTO, Settings, TrainSettings
+from tasks.suggest import (
+    SuggestSettings,
+    candidates_of,
+    context_for,
+    read_suggestion,
+    rounded,
+    suggest,
+)
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.fit import FitSettings, tokenizer
 from tasks.tokens.groups import check_expression, groups_call
@@ -37,9 +44,8 @@ from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.shards import TokeniseSettings, tokenise
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 from tasks.training import (
-    BudgetSettings,
+    PRESET_BATCH,
     TrainStageSettings,
-    budget,
     model_config,
     steps_of_epochs,
     steps_of_tokens,
@@ -57,6 +63,7 @@ class Prepared:
     shards: list[Maybe]
     groups: MaybeSet
     dataset: Maybe
+    seq_len: int
 
 
 def _pinned(session: Session, ref_name: str, stage_name: str) -> ArtifactRef | None:
@@ -156,15 +163,16 @@ def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingeste
         texts=documents,
         scored=ingested.scored,
     )
+    seq_len = _seq_len(session, settings, shards)
     cut = session.run(
         dataset,
-        DatasetIndexSettings.of(_seq_len(settings), settings.dataset, settings.mix),
+        DatasetIndexSettings.of(seq_len, settings.dataset, settings.mix),
         curated=curated,
         tokens=tokens,
         tokenizer=fitted,
         groups=groups,
     )
-    return Prepared(frozen, fitted, shards, groups, cut)
+    return Prepared(frozen, fitted, shards, groups, cut, seq_len)
 
 
 class EmptyCorpus(UserError):
@@ -183,50 +191,86 @@ def _check_split(session: Session, curated: Maybe) -> None:
         )
 
 
-def _seq_len(settings: Settings) -> int:
-    """Sequences are as long as the network's context, whatever its vocabulary turns out to be."""
-    return int(model_config(settings.model, vocab_size=1)["max_seq_len"])
+def _seq_len(session: Session, settings: Settings, shards: Sequence[Maybe]) -> int:
+    """Sequences are as long as the network's context: the preset's, or one for documents of such a length."""
+    if settings.model.preset != AUTO:
+        return int(model_config(settings.model, vocab_size=1)["max_seq_len"])
+    given = settings.model.overrides.get("max_seq_len")
+    return int(given) if given is not None else context_for(_document_tokens(session, shards)[1], detect_device())
+
+
+def _document_tokens(session: Session, shards: Sequence[Maybe]) -> tuple[int, int]:
+    """About how many tokens there are, and how many a document has; powers of two."""
+    found = [manifest_of(session.store, ref).counts for ref in shards if isinstance(ref, ArtifactRef)]
+    tokens, documents = (sum(counts[name] for counts in found) for name in ("tokens", "rows"))
+    return rounded(tokens), rounded(tokens / max(1, documents))
+
+
+def _vocab_size(session: Session, fitted: ArtifactRef) -> int:
+    return int(load_tokenizer(session.store.folder(fitted) / TOKENIZER_FILE).vocab_size)
+
+
+def suggest_training(session: Session, settings: Settings, prepared: Prepared) -> Maybe:
+    """The suggestion of a shape and of the steps that the budget has room for, measured once and kept."""
+    if not isinstance(prepared.tokenizer, ArtifactRef) or not isinstance(prepared.dataset, ArtifactRef):
+        return prepared.dataset
+    vocab_size = _vocab_size(session, prepared.tokenizer)
+    device = describe_device(detect_device())
+    shapes, plans = candidates_of(settings.model, settings.train, vocab_size, prepared.seq_len, device)
+    tokens, document_tokens = _document_tokens(session, prepared.shards) if len(shapes) > 1 else (0, 0)
+    by_steps = settings.train.max_steps * plans[next(iter(plans))]["batch_size"] * prepared.seq_len
+    read_tokens = by_steps or settings.train.max_tokens
+    minutes = 0.0 if read_tokens else settings.train.minutes
+    asked = SuggestSettings(minutes, tokens, document_tokens, read_tokens, shapes, plans, device)
+    return session.run(suggest, asked)
 
 
 def _resolve_steps(
-    session: Session, settings: TrainSettings, network: dict[str, Any], cut: ArtifactRef
-) -> int | Pending:
-    """Number of steps of a training: as given, or from tokens, or from minutes by a probe kept in the store."""
+    session: Session, settings: TrainSettings, network: dict[str, Any], batch_size: int, cut: ArtifactRef, fitting: int
+) -> int:
+    """Number of steps of a training: as given, or from tokens, or those that fit the minutes.
+
+    Args:
+        fitting: steps that fit the minutes.
+    """
     if settings.max_steps:
         return settings.max_steps
-    probe = train_config(settings, network, max_steps=1_000)
+    probe = train_config(settings, network, 1_000, batch_size)
     counts = manifest_of(session.store, cut).counts
     most = steps_of_epochs(settings.max_epochs, probe, counts["train_reads"])
     if settings.max_tokens:
         folder = session.store.folder(cut)
         labels = load_index(folder, "train").labels
         return steps_of_tokens(settings.max_tokens, probe, labels, groups_of(folder), most)
-    device = describe_device(detect_device())
-    ref = session.run(budget, BudgetSettings(settings.minutes, network, probe, device))
-    if isinstance(ref, Pending):
-        return ref
-    resolved = json.loads((session.store.folder(ref) / "budget.json").read_text())
-    return min(most, int(resolved["max_steps"]))
+    return min(most, fitting)
 
 
 def train_model(session: Session, settings: Settings, prepared: Prepared) -> Maybe:
-    """Resolve the budget and train, from a base if there is one."""
+    """Choose what the settings leave open, and train, from a base if there is one."""
     base = find_base(session, settings)
     settings = with_base(settings, base)
+    session.expect_seconds(train, _expected_seconds(settings.train))
     for value in (prepared.dataset, prepared.tokenizer):
         if isinstance(value, Pending):
             waiting = TrainStageSettings({}, {})
-            session.expect_seconds(train, _expected_seconds(settings.train))
             return session.run(train, waiting, dataset=prepared.dataset, tokenizer=prepared.tokenizer)
     assert isinstance(prepared.dataset, ArtifactRef)
     assert isinstance(prepared.tokenizer, ArtifactRef)
-    vocab = load_tokenizer(session.store.folder(prepared.tokenizer) / TOKENIZER_FILE).vocab_size
-    network = model_config(settings.model, base.shape["vocab_size"] if base else vocab)
-    steps = _resolve_steps(session, settings.train, network, prepared.dataset)
-    session.expect_seconds(train, _expected_seconds(settings.train))
-    if isinstance(steps, Pending):
-        return session.run(train, TrainStageSettings({}, {}), dataset=steps, tokenizer=prepared.tokenizer)
-    plan = train_config(settings.train, network, steps)
+    batch_size, fitting = PRESET_BATCH, 0
+    by_time = not (settings.train.max_steps or settings.train.max_tokens)
+    if by_time or settings.model.preset == AUTO:
+        suggestion = suggest_training(session, settings, prepared)
+        if isinstance(suggestion, Pending):
+            return session.run(train, TrainStageSettings({}, {}), dataset=suggestion, tokenizer=prepared.tokenizer)
+        found = read_suggestion(session.store.folder(suggestion))
+        network, batch_size, fitting = found["model"], found["train"]["batch_size"], found["max_steps"]
+        remember(session, suggest=suggestion)
+    else:
+        network = model_config(settings.model, _vocab_size(session, prepared.tokenizer))
+    if base is not None:
+        network["vocab_size"] = base.shape["vocab_size"]  # its rows may be more than the tokeniser has ids
+    steps = _resolve_steps(session, settings.train, network, batch_size, prepared.dataset, fitting)
+    plan = train_config(settings.train, network, steps, batch_size)
     inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}
     if base is not None:
         inputs["base"] = base.checkpoint

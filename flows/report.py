@@ -19,6 +19,8 @@ class RunResult:
         metrics: figures of the evaluation.
         model: name, version and alias of the registered model; None where the command registers none.
         completions: path of the Parquet table with the generated text; None where the command generates none.
+        suggestion: size, context, batch, learning rate and steps that were proposed, and why; None where nothing was
+            left open.
         notes: what the person should know.
     """
 
@@ -27,6 +29,7 @@ class RunResult:
     model: dict[str, Any] | None = None
     mlflow_run_id: str | None = None
     completions: str | None = None
+    suggestion: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,9 +85,32 @@ def corpus_table(home: Home, corpus: str) -> str:
     return "\n".join(lines)
 
 
+def suggestion_text(suggestion: dict[str, Any]) -> str:
+    """Markdown of what was proposed and why."""
+    shape, plan = suggestion["model"], suggestion["train"]
+    steps = f"{suggestion['max_steps']:,} steps" if suggestion["max_steps"] else "the steps asked for"
+    head = (
+        f"**{suggestion['preset']}**: {shape['n_layer']} layers of width {shape['d_model']}, context "
+        f"{shape['max_seq_len']}, batches of {plan['batch_size'] * plan['grad_accum']}, highest learning rate "
+        f"{plan['lr']:g}, {steps}."
+    )
+    lines = ["| network | parameters | s/step | steps | passes | promised loss |", "|---|---|---|---|---|---|"]
+    for item in suggestion["candidates"]:
+        if item["step_seconds"] is None:
+            lines.append(f"| {item['name']} | {item['parameters']:,} | | | | {item['note']} |")
+            continue
+        lines.append(
+            f"| {item['name']} | {item['parameters']:,} | {item['step_seconds']:.3f} | {item['steps']:,} | "
+            f"{item['passes']:.1f} | {item['loss']:.2f} |"
+        )
+    return "\n\n".join([head, "\n".join(f"- {reason}" for reason in suggestion["why"]), "\n".join(lines)])
+
+
 def run_report(home: Home, corpus: str, result: RunResult) -> str:
     """The whole report, Markdown."""
     parts = [f"# Corpus `{corpus}`", corpus_table(home, corpus), "## Stages", stage_table(result.stages)]
+    if result.suggestion:
+        parts += ["## Suggestion", suggestion_text(result.suggestion)]
     if result.metrics:
         parts += ["## Model", metrics_table(result.metrics)]
     if result.model:

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from .architecture import ModelConfig
 from .cache import CacheStep, KVCache
+from .kernels import Linear, is_plain
 from .norms import RMSNorm
-from .positions import rotate
+from .positions import Rotation, rotate
+from .short_attention import causal_attention, suits
 
 
 def attention_mask(
@@ -99,8 +101,8 @@ class Attention(nn.Module):
         self.rope_layout = config.rope_layout
         self.dropout = config.drop_attn
         # One matrix for queries, keys and values, in this order: one large product is faster than three.
-        self.qkv = nn.Linear(config.d_model, sum(self.heads) * config.head_dim, bias=config.attn_bias)
-        self.proj = nn.Linear(config.n_head * config.head_dim, config.d_model, bias=config.attn_bias)
+        self.qkv = Linear(config.d_model, sum(self.heads) * config.head_dim, bias=config.attn_bias)
+        self.proj = Linear(config.n_head * config.head_dim, config.d_model, bias=config.attn_bias)
         self.norm_q = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.norm_k = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
@@ -110,28 +112,38 @@ class Attention(nn.Module):
         if self.norm_q is None and rotation is not None:
             # queries and keys side by side take one rotation instead of two
             qk, v = heads.split((sum(self.heads[:2]), self.heads[2]), dim=2)
-            q, k = rotate(qk, rotation, self.rope_layout).split(self.heads[:2], dim=2)
+            q, k = self._rotate(qk, rotation).split(self.heads[:2], dim=2)
         else:
             q, k, v = heads.split(self.heads, dim=2)
             if self.norm_q is not None and self.norm_k is not None:
                 q, k = self.norm_q(q), self.norm_k(k)
             if rotation is not None:
-                q, k = (rotate(part, rotation, self.rope_layout) for part in (q, k))
+                q, k = (self._rotate(part, rotation) for part in (q, k))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _rotate(self, x: Tensor, rotation: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and is_plain(x):
+            turned: Tensor = Rotation.apply(x, rotation, self.rope_layout)
+            return turned
+        return rotate(x, rotation, self.rope_layout)
 
     def forward(self, x: Tensor, layer: int, reading: Reading) -> Tensor:
         q, k, v = self.project(x, reading.rotation)
         if reading.cache is not None:
             cache, step = reading.cache
             k, v = cache.write(layer, step, k, v)
-        mixed = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=reading.mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=reading.mask is None,
-            enable_gqa=self.heads[0] != self.heads[1],
-        )
+        dropout = self.dropout if self.training else 0.0
+        if self.training and reading.mask is None and not dropout and suits(q, k):
+            mixed = causal_attention(q, k, v)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=reading.mask,
+                dropout_p=dropout,
+                is_causal=reading.mask is None,
+                enable_gqa=self.heads[0] != self.heads[1],
+            )
         output: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return output

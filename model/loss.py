@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .data import IGNORE
+from .kernels import has_fast_products, product
 
 _BLOCK_ELEMENTS = 2**21  # 8 MB of float32 logits; 2**19 to 2**22 are within a tenth of each other
 _MIN_ROWS = 64  # below this the matrix products lose more than the cache gains
@@ -49,16 +50,20 @@ class _LinearNll(torch.autograd.Function):
     ) -> Tensor:
         n, vocab_size = len(features), len(weight)
         n_block = max(_MIN_ROWS, _BLOCK_ELEMENTS // vocab_size)
-        buffer = features.new_empty(min(n, n_block), vocab_size)
+        fast = features.dtype == torch.float32 and has_fast_products()
+        buffer = features.new_empty(0 if fast else min(n, n_block), vocab_size)
         total = torch.zeros((), dtype=torch.float64, device=features.device)
         feature_gradient = torch.empty_like(features) if with_gradient else None
         weight_gradient = torch.zeros_like(weight) if with_gradient else None
         bias_gradient = torch.zeros_like(bias) if with_gradient and bias is not None else None
         for first in range(0, n, n_block):
             x, y = features[first : first + n_block], labels[first : first + n_block, None]
-            logits = torch.mm(x, weight.T, out=buffer[: len(x)])
-            if bias is not None:
-                logits += bias
+            if fast:
+                logits = product(x, weight, bias)
+            else:
+                logits = torch.mm(x, weight.T, out=buffer[: len(x)])
+                if bias is not None:
+                    logits += bias
             highest = logits.max(dim=1, keepdim=True).values
             wanted = logits.gather(1, y) - highest
             exponentials = logits.sub_(highest).exp_()  # softmax times its own denominator
@@ -68,9 +73,14 @@ class _LinearNll(torch.autograd.Function):
                 # d nll / d logits = softmax - one_hot; dividing the narrow side instead saves a pass over logits
                 exponentials.scatter_add_(1, y, -denominator)
                 scaled = x / denominator
-                torch.mm(exponentials, weight, out=feature_gradient[first : first + len(x)])
-                feature_gradient[first : first + len(x)] /= denominator
-                weight_gradient.addmm_(exponentials.T, scaled)
+                rows = feature_gradient[first : first + len(x)]
+                if fast:
+                    torch.div(product(exponentials, weight.T), denominator, out=rows)
+                    weight_gradient += product(exponentials.T, scaled.T)
+                else:
+                    torch.mm(exponentials, weight, out=rows)
+                    rows /= denominator
+                    weight_gradient.addmm_(exponentials.T, scaled)
                 if bias_gradient is not None:
                     bias_gradient.addmv_(exponentials.T, 1 / denominator[:, 0])
         ctx.save_for_backward(feature_gradient, weight_gradient, bias_gradient)

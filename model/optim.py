@@ -1,4 +1,4 @@
-"""Adam and its two ways of decaying, as language models use it: matrices and tables decay, biases and norms do not.
+"""Adam and its two ways of decaying, and Muon, as language models use them: biases and norms do not decay.
 
 Decay pulls weights towards zero to keep the network's function small; a LayerNorm gain pulled towards zero
 would only fight the data (Loshchilov and Hutter 2019; Radford et al. 2019).
@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .attention import Attention
 from .config import TrainConfig
+from .muon import Muon
+from .transformer import Block
 
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -21,16 +24,26 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
     With m and v the bias-corrected moments of the gradient g, "adam" makes of a weight w
     w - lr * m / (sqrt(v) + eps); "adamw" subtracts lr * weight_decay * w (the w before the step) as well, and "adam_l2"
-    replaces g by g + weight_decay * w.
+    replaces g by g + weight_decay * w. "muon" is `Muon` for the matrices inside the blocks and "adamw" for the rest.
 
     Args:
         model: the network, already on its device.
-        config: gives optimizer, lr, betas, eps, weight_decay and decay_groups.
+        config: gives optimizer, lr, muon_lr, betas, eps, weight_decay and decay_groups.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = all(parameter.device.type in _FUSED_DEVICES for parameter in parameters)
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(_groups(parameters, config), lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    settings: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": fused}
+    if config.optimizer != "muon":
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        return kind(_groups(parameters, config), **settings)
+    matrices = _block_matrices(model)
+    taken = {id(matrix) for matrix, _ in matrices}
+    others = _groups([parameter for parameter in parameters if id(parameter) not in taken], config)
+    optimizer = Muon(matrices, others, weight_decay=config.weight_decay, **settings)
+    for group in optimizer.param_groups:
+        group["lr_ratio"] = 1.0 if group["rows"] is None else config.muon_lr / config.lr
+    set_learning_rate(optimizer, config.lr)
+    return optimizer
 
 
 def _groups(parameters: list[nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
@@ -41,10 +54,27 @@ def _groups(parameters: list[nn.Parameter], config: TrainConfig) -> list[dict[st
     return [group for group in groups if group["params"]]
 
 
+def _block_matrices(model: nn.Module) -> list[tuple[Tensor, list[int]]]:
+    """The trainable matrices inside the blocks, each with the numbers of rows of the parts that it holds."""
+    modules = list(model.modules())
+    several = {
+        id(module.qkv.weight): [heads * module.head_dim for heads in module.heads]
+        for module in modules
+        if isinstance(module, Attention)
+    }
+    return [
+        (parameter, several.get(id(parameter), [len(parameter)]))
+        for module in modules
+        if isinstance(module, Block)
+        for parameter in module.parameters()
+        if parameter.dim() == 2 and parameter.requires_grad
+    ]
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Gives every parameter group this learning rate."""
+    """Gives every parameter group this learning rate times the group's own ratio, if it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_ratio", 1.0)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

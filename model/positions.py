@@ -6,6 +6,7 @@ Tables are computed in float64, because a float32 angle of a late position has a
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,3 +109,42 @@ def rotate(x: Tensor, table: Tensor, layout: str) -> Tensor:
     result = torch.cat(pair, dim=-1) if layout == "half" else torch.stack(pair, dim=-1).flatten(-2)
     result = result.to(x.dtype)
     return result if rest is None else torch.cat((result, rest), dim=-1)
+
+
+class Rotation(torch.autograd.Function):
+    """`rotate` for training: no more passes over memory than there are products, backward as well as forward.
+
+    The gradient of a rotation is the rotation back, for which nothing but the table need be kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, layout: str) -> Tensor:
+        ctx.save_for_backward(table)
+        ctx.layout = layout
+        return _turned(x, table, layout, 1.0)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (table,) = ctx.saved_tensors
+        return _turned(gradient, table, ctx.layout, -1.0), None, None
+
+
+def _turned(x: Tensor, table: Tensor, layout: str, sign: float) -> Tensor:
+    """Each pair turned by its angle, or with sign -1 back."""
+    dim = 2 * table.shape[-2]
+    result = x.new_empty(x.shape)
+    result[..., dim:] = x[..., dim:]
+    cos, sin = table.to(x.dtype)[..., None, :, :].unbind(-1)  # over heads
+    (first, second), (left, right) = (_pairs(part[..., :dim], layout) for part in (x, result))
+    torch.mul(first, cos, out=left).addcmul_(second, sin, value=-sign)
+    torch.mul(second, cos, out=right).addcmul_(first, sin, value=sign)
+    return result
+
+
+def _pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Views of the first and of the second column of each pair."""
+    if layout == "half":
+        half = x.shape[-1] // 2
+        return x[..., :half], x[..., half:]
+    return x[..., 0::2], x[..., 1::2]

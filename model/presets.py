@@ -75,6 +75,7 @@ PRESETS: dict[str, Fields] = {
     "gpt2-medium": _gpt2(24, 16, 1024),
     "gpt2-large": _gpt2(36, 20, 1280),
     "gpt2-xl": _gpt2(48, 25, 1600),
+    "modern-200k": _modern(3, 2, 64, 192, 256, 512),
     "modern-1m": _modern(4, 2, 128, 384, 256, 2048),
     "modern-5m": _modern(5, 4, 256, 704, 256, 4096),
     "modern-15m": _modern(6, 6, 384, 1024, 512, 8192),
@@ -83,6 +84,18 @@ PRESETS: dict[str, Fields] = {
     "modern-350m": _modern(24, 16, 1024, 2816, 2048, 50257),
     "modern-1b": {**_modern(20, 16, 2048, 5632, 2048, 50257), "n_kv_head": 8},
 }
+
+# from small to large: what a suggestion chooses from
+LADDER = (
+    "modern-200k",
+    "modern-1m",
+    "modern-5m",
+    "modern-15m",
+    "modern-30m",
+    "modern-125m",
+    "modern-350m",
+    "modern-1b",
+)
 
 
 def preset(name: str, vocab_size: int | None = None, **overrides: Any) -> ModelConfig:

@@ -12,11 +12,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .compiling import compile_network
 from .config import TrainConfig
 from .data import IGNORE, Batch, trim
+from .execution import Execution
+from .kernels import keep_freed_memory
 from .optim import build_optimizer, set_learning_rate
 from .randomness import DROPOUT_STREAM, RandomState, derive_seed
 from .transformer import Transformer
@@ -63,9 +67,17 @@ class Stepper:
         model: the network, on `device`.
         config: training settings.
         device: where to compute.
+        execution: how to compute.
+
+    Attributes:
+        notes: what is done in another way than asked for, a sentence each.
     """
 
-    def __init__(self, model: Transformer, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self, model: Transformer, config: TrainConfig, device: torch.device, execution: Execution | None = None
+    ) -> None:
+        self.execution = execution or Execution()
+        self.notes: list[str] = []
         self.model = model
         self.config = config
         self.device = device
@@ -73,6 +85,11 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.random = RandomState(derive_seed(config.seed, DROPOUT_STREAM), device)
         self._parameters = list(model.parameters())
+        if device.type == "cpu":
+            keep_freed_memory()
+        model.recompute = self.execution.recompute
+        if self.execution.compile:
+            self._compile()
 
     def run(self, batches: Sequence[Batch], lr: float, step: int, indices: Sequence[int]) -> StepResult:
         """Takes one optimiser step.
@@ -106,7 +123,8 @@ class Stepper:
 
     def _nll(self, batch: Batch) -> Tensor:
         """Summed negative log-likelihood of a micro-batch, with its graph."""
-        inputs, labels, documents = trim(batch)
+        # compiled code is made for one width
+        inputs, labels, documents = batch if self.model.compiled else trim(batch)
         highest = max(int(inputs.max()), int(labels.max()))
         if highest >= self.model.config.vocab_size:
             raise ValueError(
@@ -122,7 +140,10 @@ class Stepper:
         """Clips and applies the gradients; returns their norm."""
         self.scaler.unscale_(self.optimizer)
         max_norm = self.config.clip_norm if self.config.clip_norm > 0 else math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, max_norm))
+        total = torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
+        norm = float(total)
+        if norm > max_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, total)
         if not math.isfinite(norm) and not self.scaler.is_enabled():
             raise NonFiniteLoss(f"the gradient's norm is {norm}", step, indices)
         self.scaler.step(self.optimizer)  # leaves the weights alone if an fp16 gradient overflowed
@@ -134,6 +155,13 @@ class Stepper:
         if self.scaler.get_scale() < 1:
             raise NonFiniteLoss(f"at every loss scale down to 1, the gradient's norm is {norm}", step, indices)
         return 0.0
+
+    def _compile(self) -> None:
+        shape = (self.config.batch_size, self.model.config.max_seq_len)
+        batch = Batch(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
+        note = compile_network(self.model, batch, self.device, _AUTOCAST.get(self.config.precision))
+        if note:
+            self.notes.append(note)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self.config.precision)

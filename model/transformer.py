@@ -9,16 +9,19 @@ Shapes in comments: B rows, T tokens, D d_model, V padded vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .architecture import ModelConfig
 from .attention import Attention, Reading, attention_mask
 from .cache import KVCache
 from .data import IGNORE
+from .kernels import Linear
 from .loss import linear_nll
 from .norms import build_norm
 from .positions import rotary_table, sinusoidal_table
@@ -43,9 +46,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.act = config.act
         gated = config.act == "swiglu"
-        self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.ffn_bias) if gated else None
-        self.up = nn.Linear(config.d_model, config.d_ff, bias=config.ffn_bias)
-        self.down = nn.Linear(config.d_ff, config.d_model, bias=config.ffn_bias)
+        self.gate = Linear(config.d_model, config.d_ff, bias=config.ffn_bias) if gated else None
+        self.up = Linear(config.d_model, config.d_ff, bias=config.ffn_bias)
+        self.down = Linear(config.d_ff, config.d_model, bias=config.ffn_bias)
         self.dropout = nn.Dropout(config.drop_ffn)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,6 +85,10 @@ class Transformer(nn.Module):
 
     Args:
         config: its shape. Initial weights are drawn from torch's global generator; seed that for a given start.
+
+    Attributes:
+        recompute: in training, keep what enters each block only, and compute the rest again in the backward pass.
+        compiled: what takes the place of `read` and `score`, by their names (see model/compiling.py).
     """
 
     position_table: Tensor | None
@@ -90,6 +97,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False
+        self.compiled: dict[str, Callable[..., Tensor]] = {}
         self.token_embedding = nn.Embedding(config.padded_vocab_size, config.d_model)
         self._build_positions()
         self.dropout = nn.Dropout(config.drop_embed)
@@ -173,11 +182,17 @@ class Transformer(nn.Module):
         if lengths is not None:
             _check_lengths(lengths, ids, cache)
         positions, reading = self.plan(ids, cache, documents)
-        x = self.embed(ids, positions)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, layer, reading)
+        features = self.read(ids, positions, reading)
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
+        return features
+
+    def read(self, ids: Tensor, positions: Tensor | slice, reading: Reading) -> Tensor:
+        """The normalised hidden states (B, T, D) of ids with their plan."""
+        x = self.embed(ids, positions)
+        again = self.recompute and self.training and torch.is_grad_enabled()
+        for layer, block in enumerate(self.blocks):
+            x = checkpoint(block, x, layer, reading, use_reentrant=False) if again else block(x, layer, reading)
         features: Tensor = self.norm(x)
         return features
 
@@ -240,14 +255,31 @@ class Transformer(nn.Module):
             labels: (B, T) int64, the ids one place further on; -100 where there is nothing to predict.
             documents: as for forward.
         """
-        features = self.features(ids, documents=documents)
-        if features.device.type == "cpu" and features.dtype != torch.bfloat16 and not torch.is_autocast_enabled("cpu"):
-            n = self.config.vocab_size  # the rows behind it are padding
-            bias = None if self.head_bias is None else self.head_bias[:n]
-            return linear_nll(features, self.head_weight[:n], labels, bias)
-        # A GPU has the memory for all logits at once and is faster so; autocast needs its own matrix products.
+        positions, reading = self.plan(ids, None, documents)
+        if ids.device.type != "cpu":
+            return self._now("score")(ids, labels, positions, reading)
+        features = self._now("read")(ids, positions, reading)
+        if features.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"):
+            return self._nll_of_logits(features, labels)  # autocast needs its own matrix products
+        n = self.config.vocab_size  # the rows behind it are padding
+        bias = None if self.head_bias is None else self.head_bias[:n]
+        return linear_nll(features, self.head_weight[:n], labels, bias)
+
+    def score(self, ids: Tensor, labels: Tensor, positions: Tensor | slice, reading: Reading) -> Tensor:
+        """Summed negative log-likelihood by all logits at once, for which a GPU has the memory."""
+        return self._nll_of_logits(self.read(ids, positions, reading), labels)
+
+    def _nll_of_logits(self, features: Tensor, labels: Tensor) -> Tensor:
         logits = self.head(features).flatten(0, 1).float()
         return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum")
+
+    def _now(self, name: str) -> Callable[..., Tensor]:
+        """A method, or in training what was compiled of it."""
+        method: Callable[..., Tensor] = getattr(self, name)
+        return self.compiled.get(name, method) if self.training else method
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "compiled": {}}  # compiled code is bound to this network, not to a copy of it
 
     def loss(self, ids: Tensor, labels: Tensor, *, documents: Sequence[Sequence[int]] | None = None) -> Tensor:
         """Mean of nll over the valid labels; NaN if there are none."""

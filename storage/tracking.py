@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.home import Home
+from storage.locks import owner_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,6 +29,10 @@ EXPERIMENT = "sheepfold"
 KEY_TAG = "sheepfold.train_key"
 BATCH_POINTS = 1_000
 FAULT_SHARE = 0.03  # of a training's time, at most, is spent on an MLflow that does not answer
+SYSTEM_PREFIX = "system/"  # of the metrics that MLflow shows on a page of their own
+SYSTEM_SECONDS = 10.0  # between two looks at the machine
+ENDING_SECONDS = 5.0  # that the last of them may take
+TABLES_TAG = "mlflow.loggedArtifacts"
 
 Point = tuple[str, int, float]  # metric, step, value
 
@@ -48,10 +55,30 @@ def client(home: Home) -> MlflowClient:
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     home.create()
+    _create_database(home.tracking_uri)
     # the fluent calls of log_model need the address too
     mlflow.set_tracking_uri(home.tracking_uri)
     mlflow.set_registry_uri(home.tracking_uri)
     return MlflowClient(tracking_uri=home.tracking_uri, registry_uri=home.tracking_uri)
+
+
+def _create_database(address: str) -> None:
+    """Put MLflow's SQLite file there whole: killed while it makes its tables, it never gets on with what is there."""
+    from mlflow import MlflowClient
+    from sqlalchemy.engine import make_url
+
+    name = make_url(address).database if address.startswith("sqlite:") else None
+    if not name or name == ":memory:" or Path(name).exists():
+        return
+    path = Path(name)
+    with owner_lock(path.with_name(f".{path.name}.lock")):
+        if path.exists():  # made by the owner we waited for
+            return
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        for leftover in path.parent.glob(f"{unfinished.name}*"):
+            leftover.unlink()
+        MlflowClient(f"sqlite:///{unfinished}").search_experiments()
+        unfinished.rename(path)
 
 
 class Tracking:
@@ -117,7 +144,7 @@ class Tracking:
         return {key: max(steps) for key, steps in self._held_steps(run_id).items()}
 
     def _held_steps(self, run_id: str) -> dict[str, set[int]]:
-        metrics = self.client.get_run(run_id).data.metrics
+        metrics = [key for key in self.client.get_run(run_id).data.metrics if not key.startswith(SYSTEM_PREFIX)]
         return {key: {point.step for point in self.client.get_metric_history(run_id, key)} for key in metrics}
 
     def latest_metrics(self, run_id: str) -> dict[str, float]:
@@ -146,6 +173,70 @@ class Tracking:
     def log_file(self, run_id: str, path: Path) -> None:
         """Put a file beside a run; one of the same name is replaced."""
         self.client.log_artifact(run_id, str(path))
+
+    def has_file(self, run_id: str, name: str) -> bool:
+        """Whether a file of that name lies beside a run."""
+        return any(entry.path == name for entry in self.client.list_artifacts(run_id))
+
+    def log_table(self, run_id: str, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Put a table beside a run, where MLflow's pages show it; one of the same name is replaced.
+
+        Args:
+            name: of its file, ending in `.json`.
+        """
+        self.client.log_text(run_id, json.dumps({"columns": list(columns), "data": rows}, ensure_ascii=False), name)
+        tables = json.loads(self.client.get_run(run_id).data.tags.get(TABLES_TAG, "[]"))
+        entry = {"path": name, "type": "table"}
+        if entry not in tables:
+            self.client.set_tag(run_id, TABLES_TAG, json.dumps([*tables, entry]))
+
+    @contextmanager
+    def system_metrics(self, run_id: str, seconds: float = SYSTEM_SECONDS) -> Iterator[None]:
+        """Inside, MLflow looks at processors, memory, disk and network every few seconds and notes it beside a run.
+
+        After an interruption the numbers go on where they ended. They are a look from outside: without psutil, or with
+        an MLflow that does not answer, there are none, and everything else goes on.
+        """
+        monitor = self._monitor(run_id, seconds)
+        if monitor is None:
+            yield
+            return
+        monitor.start()
+        try:
+            yield
+        finally:
+            # its last words go over a network that may be gone
+            ending = threading.Thread(target=monitor.finish, name="end of system metrics", daemon=True)
+            ending.start()
+            ending.join(ENDING_SECONDS)
+
+    def _monitor(self, run_id: str, seconds: float) -> Any:
+        """MLflow's monitor of the machine; None where there cannot be one."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+        except ImportError as error:
+            logger.info("no system metrics in MLflow: %s; `pip install psutil` adds them", error)
+            return None
+
+        class Monitor(SystemMetricsMonitor):
+            """Leaves out the first reading of the processors' load, which is always 0."""
+
+            read_before = False
+
+            def aggregate_metrics(self) -> dict[str, float]:
+                metrics: dict[str, float] = super().aggregate_metrics()
+                if not self.read_before:
+                    metrics.pop("cpu_utilization_percentage", None)
+                self.read_before = True
+                return metrics
+
+        try:
+            return Monitor(run_id, sampling_interval=seconds, resume_logging=True, tracking_uri=self.home.tracking_uri)
+        except MlflowException as error:
+            logger.warning("no system metrics in MLflow (%s); the training goes on", error)
+            return None
 
     def log_datasets(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
         """Tie a dataset to a run, once."""

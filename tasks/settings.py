@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import UserError
 from tasks.corpora.settings import DocumentsSettings
@@ -27,9 +27,14 @@ from tasks.ingest.records import ExtractOptions, Limits
 from tasks.ingest.sources.resolve import WalkSettings
 from tasks.tokens.mix import MixSettings
 
+if TYPE_CHECKING:
+    from model.architecture import ModelConfig
+
 # a training has one budget; asking for one in a source takes the place of what lower sources asked for
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")
 PASSWORDS_FILE = "SHEEPFOLD_PASSWORDS_FILE"
+_EXPECTED = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a machine
 MAX_SEED = 2**63 - 1  # what torch's generators and the tables' columns take
 
 
@@ -116,6 +121,13 @@ class TokenizerSettings:
             raise ValueError(f"tokenizer.fit_bytes is {self.fit_bytes}, expected 1 or more")
         if self.vocab_size:
             self._check_size()
+        if self.vocab_size or self.reserved:
+            from tasks.tokens.interface import check_vocab_size  # imports NumPy, which few settings are worth
+
+            try:
+                check_vocab_size(self.vocab_size, self.reserved)
+            except ValueError as error:
+                raise ValueError(f"tokenizer.{error}") from error
 
     def _check_size(self) -> None:
         given = f"tokenizer.vocab_size is {self.vocab_size}"
@@ -169,11 +181,11 @@ class ModelSettings:
     """The network: a preset, and what differs from it.
 
     Attributes:
-        preset: one of `model.PRESETS`.
+        preset: one of `model.PRESETS`, or `auto` for the size that suits the corpus, the device and the time.
         overrides: fields of `model.ModelConfig` that replace the preset's.
     """
 
-    preset: str = "small"
+    preset: str = AUTO
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
@@ -182,11 +194,13 @@ class TrainSettings:
     """How the network is trained. It has one budget: steps before tokens before minutes, whichever is given.
 
     Attributes:
-        minutes: training time; the number of steps is fixed once by a short probe on this machine.
+        minutes: training time; what it has room for is found out once by a short probe on this machine.
         max_steps: number of optimiser steps; 0 leaves it to `max_tokens` or `minutes`.
         max_tokens: number of training tokens; 0 leaves it to `minutes`.
         max_epochs: never more passes over the training text than this (with `minutes` and `max_tokens`), but for the
             one step that there always is.
+        base: a model to continue from: an alias, a version number, a `models:/` address, a run id, a folder with a
+            model, or one in a layout of Hugging Face. It brings its network and its tokeniser.
         overrides: fields of `model.TrainConfig`.
     """
 
@@ -195,6 +209,7 @@ class TrainSettings:
     max_tokens: int = 0
     max_epochs: float = 20.0
     seed: int = 1337
+    base: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -318,6 +333,9 @@ def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
     if section in sections and leaf in sections[section] and leaf != "overrides":
         declared = str(type(getattr(Settings(), section)).__annotations__[leaf])
+        if value is None and "None" not in declared:
+            expected = _EXPECTED.get(declared, "a value")
+            raise SettingsError(f"{name} is null, expected {expected}; leave it out for its default")
         if isinstance(value, bool) and "bool" not in declared:
             raise SettingsError(f"{name} is {str(value).lower()}, expected a {declared.partition(' ')[0]}")
         sections[section][leaf] = value
@@ -422,15 +440,37 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
 def _check_overrides(model: ModelSettings, train: TrainSettings, dataset: DatasetSettings) -> None:
     """Refuse an impossible network, training or overlap now, not after the documents have been read."""
     from model.config import TrainConfig
-    from model.presets import preset
 
     try:
-        network = preset(model.preset, vocab_size=512, **model.overrides)
+        contexts = [network.max_seq_len for network in _possible_networks(model)]
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    if dataset.stride > network.max_seq_len:
+    if dataset.stride and model.preset == AUTO and "max_seq_len" not in model.overrides:
         raise SettingsError(
-            f"dataset.stride is {dataset.stride}, expected at most the context of {network.max_seq_len} ids "
+            f"dataset.stride is {dataset.stride}, but the context is left open: give model.max_seq_len or a preset, too"
+        )
+    if dataset.stride > max(contexts):
+        raise SettingsError(
+            f"dataset.stride is {dataset.stride}, expected at most the context of {max(contexts)} ids "
             "(model.max_seq_len), or ids would be skipped"
         )
+
+
+def _possible_networks(model: ModelSettings) -> list[ModelConfig]:
+    """Networks that the settings allow, one or those of the ladder.
+
+    Raises:
+        ValueError: if they allow none.
+    """
+    from model.presets import LADDER, preset
+
+    found, problem = [], ValueError("no preset")
+    for name in LADDER if model.preset == AUTO else (model.preset,):
+        try:
+            found.append(preset(name, vocab_size=512, **model.overrides))
+        except ValueError as error:
+            problem = error
+    if not found:
+        raise problem
+    return found

@@ -32,8 +32,7 @@ from tasks.tokens.index import COUNTS_FILE, ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
 
 HISTORY_FILE = "history.parquet"
-SHARE_OF_BUDGET = 0.92  # of `minutes` goes to steps; the rest to evaluation and checkpoints
-MIN_STEPS = 20  # that minutes become, however few they are
+PRESET_BATCH = 8  # sequences; where the shape is chosen, the batch is, too
 CHECKPOINT_SECONDS = 2.0  # a kill costs about so much training, more where a network is large and slow to save
 COUNTED_AT_ONCE = 2**16  # positions of the order, of which an epoch may have more than memory holds
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
@@ -52,20 +51,6 @@ class TrainStageSettings:
     train: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class BudgetSettings:
-    """A request for so many minutes on such a device.
-
-    Attributes:
-        device: kind of device, threads and torch version; another machine resolves anew.
-    """
-
-    minutes: float
-    model: dict[str, Any]
-    train: dict[str, Any]
-    device: str
-
-
 def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
     """The complete network configuration of a preset with its overrides."""
     from model.presets import preset
@@ -73,7 +58,9 @@ def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
     return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
 
 
-def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int) -> dict[str, Any]:
+def train_config(
+    settings: TrainSettings, network: dict[str, Any], max_steps: int, batch_size: int = PRESET_BATCH
+) -> dict[str, Any]:
     """The complete training configuration of a network for a number of steps.
 
     Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), and a
@@ -83,7 +70,7 @@ def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: in
 
     defaults = {
         "eval_every": max(1, math.ceil(max_steps / 10)),
-        "batch_size": 8,
+        "batch_size": batch_size,
         "lr": round(min(4e-3, 0.5 / network["d_model"]), 6),
     }
     values = {**defaults, **settings.overrides}
@@ -138,19 +125,6 @@ def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) ->
         sequences: how many an epoch reads.
     """
     return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
-
-
-@stage("budget", version=1)
-def budget(work: Work, settings: BudgetSettings) -> str:
-    """Fix the number of steps that fill the minutes asked for, by a short probe."""
-    from model import ModelConfig, TrainConfig
-    from model.trainer import measure_step_seconds
-
-    network = ModelConfig.from_dict(settings.model)
-    seconds = measure_step_seconds(network, TrainConfig.from_dict(settings.train), work.resources.device)
-    steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
-    (work.out / "budget.json").write_text(json.dumps({"max_steps": steps, "step_seconds": round(seconds, 6)}))
-    return sha256_json({"max_steps": steps})
 
 
 def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit: int | None = None) -> Any:

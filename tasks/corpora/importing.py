@@ -7,11 +7,12 @@ each row, `documents` holds the texts, and there are no `pages`. So everything b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,19 +22,21 @@ from storage.manifest import ArtifactRef
 from storage.schemas import EXTRACTS, NORMALISED, PAGES
 from storage.store import Store
 from storage.tables import ROW_GROUP_BYTES, ROW_GROUP_ROWS, write_table
-from tasks.corpora.parts import PART_BYTES, Part, unchanged
+from tasks.corpora.parts import Part, unchanged
 from tasks.corpora.rows import Refusal, Row, Unusable, read_part
 from tasks.corpora.settings import DocumentsSettings
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.normalise import DOCUMENTS_FILE
-from tasks.ingest.segments import SEGMENT_FILES, document_id
+from tasks.ingest.segments import cut_segments, document_id
 from tasks.ingest.text import clean
 from tasks.stage import Work, stage
+from tasks.tokens.texts import text_array
 
 EXTRACTS_FILE = "extracts.parquet"
 PAGES_FILE = "pages.parquet"
 SUFFIX = "documents:"  # stands for a suffix in the identity of what was read this way
 MAX_NAME_CHARS = 200
+CHARACTERS_AT_ONCE = 2**20
 _OK = Refusal("ok", "", "")
 _UNKNOWN = ("", "application/octet-stream", None, None, 0)
 _REPEATED = {"kind", "programming_language", "file_sha256", "suffix", "status", "reason", "reason_code", "media_type"}
@@ -74,26 +77,10 @@ def import_segment(work: Work, settings: ImportSettings) -> str:
 def cut_imports(parts: Iterable[Part], sizes: dict[str, int]) -> list[tuple[Part, ...]]:
     """Cut parts into segments: a part of a larger file is one, whole files are gathered.
 
-    A segment ends with the file that fills it, so the cuts before and after a finished segment do not depend on it.
-
     Args:
         sizes: Bytes of each file, by sha256.
     """
-    segments: list[tuple[Part, ...]] = []
-    current: list[Part] = []
-    size = 0
-    for part in sorted(parts):
-        if not part.whole:
-            segments.append((part,))
-            continue
-        current.append(part)
-        size += sizes[part.sha256]
-        if size >= PART_BYTES or len(current) >= SEGMENT_FILES:
-            segments.append(tuple(current))
-            current, size = [], 0
-    if current:
-        segments.append(tuple(current))
-    return segments
+    return cut_segments(parts, sizes, alone=lambda part: not part.whole)
 
 
 def import_index(store: Store, settings: ImportSettings) -> dict[Part, ArtifactRef]:
@@ -143,49 +130,75 @@ def import_parts(
 
 def _import_part(part: Part, rows: Iterator[Row], repair: bool, documents: _Columns, told: _Columns) -> None:
     """Write the rows of one part, and a record of the file with its first."""
-    prefix = hashlib.sha256(f"{part.sha256}\x00".encode())  # what `document_id` begins with
     table = ("table", f"application/{part.format}", None, None, 0)
+    entries = map(partial(_entry, part, repair), rows)  # unlike a loop, it lets go of a row as soon as it was used
     try:
-        first = next(rows, None)
+        entry = next(entries, None)
     except Unusable as problem:
         if part.number == 0:
             told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, problem.refusal, _UNKNOWN))
         return
     if part.number == 0:
-        refusal = None if first is not None else Refusal("skipped", "empty", "the table holds no rows")
+        refusal = None if entry is not None else Refusal("skipped", "empty", "the table holds no rows")
         told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, refusal, table))
-    while first is not None:
-        _import_row(part, prefix, first, repair, documents, told)
-        first = next(rows, None)
+    while entry is not None:
+        if entry.document is not None:
+            documents.add(entry.document, entry.size)
+        told.add(entry.record)
+        entry = next(entries, None)
 
 
-def _import_row(part: Part, prefix: hashlib._Hash, row: Row, repair: bool, documents: _Columns, told: _Columns) -> None:
+class _Entry(NamedTuple):
+    """What is written of a row.
+
+    Attributes:
+        record: A row of `extracts`.
+        document: A row of `documents`, its text as UTF-8; None where it is none.
+        size: Bytes of the text.
+    """
+
+    record: tuple[Any, ...]
+    document: tuple[Any, ...] | None = None
+    size: int = 0
+
+
+def _entry(part: Part, repair: bool, row: Row) -> _Entry:
+    """A document, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
     name = _tidy(row.name)
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
-    identity = prefix.copy()
-    identity.update(locator.encode())
-    doc_id = identity.hexdigest()
+    doc_id = document_id(part.sha256, locator)
     if row.refusal is not None:
-        told.add(_record(part, doc_id, locator, hashlib.sha256(b"").hexdigest(), 0, row.refusal, _UNKNOWN))
-        return
+        return _Entry(_record(part, doc_id, locator, hashlib.sha256(b"").hexdigest(), 0, row.refusal, _UNKNOWN))
     text = normalise_text(row.text, row.kind, repair=repair)
-    encoded = text.encode()
-    text_sha256 = hashlib.sha256(encoded).hexdigest()
-    # lone surrogates stand in JSON as escapes; they count as what they would be replaced by
-    raw = encoded if text == row.text else row.text.encode("utf-8", "replace")
-    sha256 = text_sha256 if raw is encoded else hashlib.sha256(raw).hexdigest()
-    if not text:
+    as_it_was = text == row.text
+    data = text.encode()
+    del text
+    text_sha256 = hashlib.sha256(data).hexdigest()
+    sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(row.text)
+    if not data:
         refusal = Refusal("rejected", "no_text", "no text")
-        told.add(_record(part, doc_id, locator, sha256, len(raw), refusal, _UNKNOWN))
-        return
+        return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
     title, language = _tidy(row.title) or None, _tidy(row.language) or None
     share = 1.0 if row.kind == "image" else 0.0
-    content = (row.kind, title, language, text_sha256, len(encoded), 1, share, None)
-    documents.add(
-        (doc_id, *content[:3], text, *content[3:], _digest(*content)),  # in the order of the schema
-        len(encoded),
+    content = (row.kind, title, language, text_sha256, len(data), 1, share, None)
+    return _Entry(
+        _record(part, doc_id, locator, sha256, size, None, (row.kind, "text/plain", title, language, 1)),
+        (doc_id, *content[:3], data, *content[3:], _digest(*content)),  # in the order of the schema
+        len(data),
     )
-    told.add(_record(part, doc_id, locator, sha256, len(raw), None, (row.kind, "text/plain", title, language, 1)))
+
+
+def _raw_digest(text: str) -> tuple[str, int]:
+    """The sha256 and the size of a text in UTF-8; lone surrogates count as what they would be replaced by.
+
+    They stand in JSON as escapes.
+    """
+    digest, size = hashlib.sha256(), 0
+    for start in range(0, len(text), CHARACTERS_AT_ONCE):
+        data = text[start : start + CHARACTERS_AT_ONCE].encode("utf-8", "replace")
+        digest.update(data)
+        size += len(data)
+    return digest.hexdigest(), size
 
 
 def _record(
@@ -245,7 +258,7 @@ class _Columns:
         """Add a row.
 
         Args:
-            row: Values in the order of the schema, the id first and the digest last.
+            row: Values in the order of the schema, the id first and the digest last; a long text as UTF-8.
             size: Bytes of its text.
         """
         self._rows.append(row)
@@ -258,7 +271,7 @@ class _Columns:
     def _flush(self) -> None:
         if self._rows:
             columns = zip(self._schema, zip(*self._rows, strict=True), strict=True)
-            arrays = [pa.array(values, field.type) for field, values in columns]
+            arrays = [_array(values, field.type) for field, values in columns]
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
         self._rows, self._bytes = [], 0
 
@@ -271,3 +284,8 @@ class _Columns:
         if kind is None:
             self._flush()
         self._writer.close()
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column; of long texts, which come as UTF-8, one that is alone is not copied."""
+    return text_array(values, kind) if kind == pa.large_string() else pa.array(values, kind)

@@ -201,7 +201,6 @@ def _repaired(value: Any) -> Any:
 
 def _read_lines(location: str, part: Part, settings: DocumentsSettings) -> Iterator[Row]:
     number = part.first_row
-    limit = settings.max_row_bytes
     size = 0
     try:
         _check_head(location, part, settings)
@@ -209,16 +208,12 @@ def _read_lines(location: str, part: Part, settings: DocumentsSettings) -> Itera
             if part.start:
                 stream.seek(part.start)
             while part.whole or part.start + size < part.stop:
-                line = stream.readline(limit + 1)
-                if not line:
+                found, more = _next_row(stream, number, settings)
+                if not more:
                     break
-                size += len(line)
-                if len(line) > limit and not line.endswith(b"\n"):
-                    rest = _skip_line(stream)
-                    size += rest
-                    yield _refused(number, "rejected", "too_large", _too_large(len(line) + rest, settings))
-                elif not line.isspace():
-                    yield _line_row(number, line, settings)
+                size += more
+                if found:
+                    yield found.pop()  # not held here while it is worked on
                 number += 1
                 if part.format != LINES and size > settings.max_unpacked_bytes:
                     limits = f"{settings.max_unpacked_bytes} bytes (documents.max_unpacked_bytes)"
@@ -229,6 +224,24 @@ def _read_lines(location: str, part: Part, settings: DocumentsSettings) -> Itera
         if number == 1:
             raise Unusable("failed", "corrupt", damage) from error
         yield _refused(number, "failed", "corrupt", f"{damage}; the lines from line {number} on were not read")
+
+
+def _next_row(stream: BinaryIO, number: int, settings: DocumentsSettings) -> tuple[list[Row], int]:
+    """The row in the next line, if it holds anything, and the bytes of the line; 0 at the end.
+
+    A line may be a document of hundreds of MB, so nothing of it is held longer than it is needed.
+    """
+    limit = settings.max_row_bytes
+    line = stream.readline(limit + 1)
+    n_bytes = len(line)
+    if n_bytes > limit and not line.endswith(b"\n"):
+        n_bytes += _skip_line(stream)
+        return [_refused(number, "rejected", "too_large", _too_large(n_bytes, settings))], n_bytes
+    if not line or line.isspace():
+        return [], n_bytes
+    text = _decoded(line)
+    del line
+    return [_line_row(number, text, settings)], n_bytes
 
 
 @contextmanager
@@ -273,11 +286,14 @@ def _check_head(location: str, part: Part, settings: DocumentsSettings) -> None:
             seen += 1
             if len(line) > settings.max_row_bytes and not line.endswith(b"\n"):
                 return  # who can say what is in it; each of its rows is told
-            found = _parse(line)
+            text = _decoded(line)
+            del line
+            found = _parse(text)
             if isinstance(found, dict):
                 n_objects += 1
                 names.update(dict.fromkeys(found))
             problem = problem or (found if isinstance(found, str) else "")
+            del text, found
     if not seen:
         raise Unusable("skipped", "empty", "the file is empty")
     if not n_objects:
@@ -288,7 +304,7 @@ def _check_head(location: str, part: Part, settings: DocumentsSettings) -> None:
             raise _missing(name, setting, list(names), f"in the first {seen} lines")
 
 
-def _line_row(number: int, line: bytes, settings: DocumentsSettings) -> Row:
+def _line_row(number: int, line: str, settings: DocumentsSettings) -> Row:
     record = _parse(line)
     if isinstance(record, str):
         return _refused(number, "failed", "corrupt", f"the line is {record}")
@@ -300,10 +316,14 @@ def _line_row(number: int, line: bytes, settings: DocumentsSettings) -> Row:
     return _row(number, [record.get(name) if name else None for name in settings.columns], settings)
 
 
-def _parse(line: bytes) -> dict[str, Any] | str:
+def _decoded(line: bytes) -> str:
+    return line.decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+def _parse(line: str) -> dict[str, Any] | str:
     """The object in a line, or what the line is instead."""
     try:
-        record = json.loads(line.decode("utf-8", "replace").removeprefix("\ufeff"))
+        record = json.loads(line)
     except RecursionError:
         return "not JSON: its values are nested too deep"
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KINDS = ("text", "code", "pdf", "image")
+MOST_BYTES = 2**62  # what a file's size is counted in has 64 bits
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class DocumentsSettings:
         if self.kind not in KINDS:
             raise ValueError(f"documents.kind is {self.kind!r}, expected {', '.join(KINDS)}")
         for name in ("max_row_bytes", "max_unpacked_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"documents.{name} is {getattr(self, name)}, expected 1 or more")
+            if not 1 <= getattr(self, name) <= MOST_BYTES:
+                raise ValueError(f"documents.{name} is {getattr(self, name)}, expected 1 to {MOST_BYTES}")
 
     @property
     def columns(self) -> tuple[str, str, str, str, str]:

@@ -152,6 +152,8 @@ class DocumentView:
         kept: The kept documents of each.
         paths: Source and path of every document; None leaves both null.
         columns: Those that will be looked at, `doc_id` always; tables without any of them are not opened.
+        memory_bytes: What queries may hold; 0 leaves it to DuckDB.
+        spill: Folder for what they hold beyond that.
     """
 
     def __init__(
@@ -160,12 +162,13 @@ class DocumentView:
         kept: Sequence[pa.Table],
         paths: pa.Table | None = None,
         columns: Collection[str] = tuple(_COLUMNS),
+        memory_bytes: int = 0,
+        spill: Path | None = None,
     ) -> None:
         self._query, self._tables = _view(columns)
         self._segments = list(zip(segments, kept, strict=True))
-        self.connection = _connect(
-            [path for item in segments for path in vars(item).values() if isinstance(path, Path)]
-        )
+        opened = [path for item in segments for path in vars(item).values() if isinstance(path, Path)]
+        self.connection = _connect(opened, memory_bytes, spill)
         # also when the work fails: an open connection with a table of ours makes DuckDB complain of leaks at the end
         weakref.finalize(self, self.connection.close)
         self.connection.register("files", _PLACES.empty_table() if paths is None else paths)
@@ -188,9 +191,13 @@ class DocumentView:
             yield kept.num_rows
 
 
-def empty_view() -> duckdb.DuckDBPyConnection:
-    """A connection whose view `documents` has its columns and no rows; who asks for it closes it."""
-    connection = _connect([])
+def empty_view(memory_bytes: int = 0) -> duckdb.DuckDBPyConnection:
+    """A connection whose view `documents` has its columns and no rows; who asks for it closes it.
+
+    Args:
+        memory_bytes: What queries may hold; 0 leaves it to DuckDB.
+    """
+    connection = _connect([], memory_bytes)
     connection.register("files", _PLACES.empty_table())
     connection.register("kept", _KEPT.empty_table())
     for name in _TABLES:
@@ -215,11 +222,14 @@ def _view(columns: Collection[str]) -> tuple[str, list[str]]:
     return query, [name for name in _TABLES if name in used]
 
 
-def _connect(paths: Sequence[Path]) -> duckdb.DuckDBPyConnection:
+def _connect(paths: Sequence[Path], memory_bytes: int = 0, spill: Path | None = None) -> duckdb.DuckDBPyConnection:
     """A connection that opens these files alone."""
     import duckdb
 
     connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": False, "threads": 1})
+    if memory_bytes:
+        connection.execute(f"set memory_limit = '{memory_bytes}B'")
+        connection.execute(f"set temp_directory = {_text(str(spill) if spill else '')}")
     connection.execute(f"set allowed_paths = [{', '.join(_text(str(path)) for path in paths)}]")
     connection.execute("set enable_external_access = false")
     connection.execute("set TimeZone = 'UTC'")  # else a time as text is that of the machine's place

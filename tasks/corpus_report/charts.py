@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tasks.corpus_report.figures import FATES, Fate, Histogram, Tally
 from tasks.inspection.labels import legible
-from tasks.inspection.svg import Picture, element, escape
+from tasks.inspection.svg import element, escape
 from tasks.pages import charts
 from tasks.pages.charts import Layer, Part, Plot
 from tasks.pages.wording import cut, size_of
@@ -43,7 +43,7 @@ def bars(tallies: Sequence[Tally], shown: int, judged: bool = True) -> str:
     return element("div", inside, class_="bars counts")
 
 
-def histogram(data: Histogram) -> Picture:
-    """Bars of kept documents with the dropped ones on top."""
+def histogram(data: Histogram) -> str:
+    """Bars of kept documents with the dropped ones on top, under their title."""
     layers = [Layer("kept", "ink", data.kept), Layer("dropped", "dropped-ink", data.dropped)]
-    return charts.histogram(Plot(data.name, data.title, data.note, data.edges, layers, data.log, data.median))
+    return charts.histogram_figure(Plot(data.name, data.title, data.note, data.edges, layers, data.log, data.median))

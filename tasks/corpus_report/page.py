@@ -1,4 +1,4 @@
-"""The report of a corpus as one HTML file that needs nothing else: no network, no script, no other files.
+"""The report of a corpus as one HTML file.
 
 In goes a catalogue, out comes text. A person should see at a glance what became of their files, and what to worry about
 first; so the page begins with one bar of all files and a list of worries, and every section after it proves them.
@@ -13,9 +13,7 @@ from tasks.corpus_report.figures import Figures
 from tasks.corpus_report.page_pictures import pages_section
 from tasks.corpus_report.queries import collect
 from tasks.corpus_report.style import CSS
-from tasks.inspection.labels import legible
-from tasks.inspection.layout import fact_list, html_page, links
-from tasks.inspection.svg import element, escape
+from tasks.pages.frame import report_page
 from tasks.pages.wording import amount, share, size_of
 
 if TYPE_CHECKING:
@@ -59,20 +57,9 @@ def draw_report(figures: Figures, corpus: str, thumbnails: Thumbnails | None = N
         "measures": sections.measures_section(figures),
         "archives": sections.archives_section(figures),
     }
-    title = f"Corpus {legible(corpus)}: what became of the files"
-    body = "".join(made[name] for name in SECTIONS)
-    footer = "Made by sheepfold from the tables of the last completed run; ask them anything with sheepfold sql."
-    return html_page(title, ("worries", "Skip to the worries"), _header(figures, corpus), body, footer, style=CSS)
-
-
-def _header(figures: Figures, corpus: str) -> str:
-    return (
-        f"<h1>Corpus {escape(legible(corpus))}: what became of the files</h1>"
-        + element("p", escape(_lead(figures)), class_="lead")
-        + fact_list(_facts(figures))
-        + sections.overview(figures)
-        + links(SECTIONS)
-    )
+    title = f"Corpus {corpus}: what became of the files"
+    bar = sections.overview(figures)
+    return report_page(title, _lead(figures), _facts(figures), SECTIONS, made, overview=bar, style=CSS)
 
 
 def _lead(figures: Figures) -> str:
@@ -96,7 +83,7 @@ def _facts(figures: Figures) -> dict[str, str]:
     by_ocr = sum(kind.n for kind in figures.pages if kind.method in ("ocr", "both"))
     languages = [tally.name for tally in figures.languages if tally.name not in ("und", "zxx") and tally.kept]
     shown = ", ".join(languages[:3]) + (f" and {len(languages) - 3} more" if len(languages) > 3 else "")
-    known = {
+    return {
         "Files": f"{figures.n_rows:,} ({size_of(figures.size)})",
         "Documents in use": f"{figures.kept:,}",
         "Text in use": size_of(text),
@@ -104,4 +91,3 @@ def _facts(figures: Figures) -> dict[str, str]:
         "Pages": f"{pages:,}, {by_ocr:,} by OCR",
         "Languages": shown or "none known",
     }
-    return {name: legible(value) for name, value in known.items()}

@@ -10,7 +10,7 @@ from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
 from tasks.inspection.tables import Cell, scrolled, table
-from tasks.pages.wording import cut_middle
+from tasks.pages.wording import cut_middle, share
 
 if TYPE_CHECKING:
     from tasks.corpus_report.thumbnails import Thumbnail, Thumbnails
@@ -33,7 +33,7 @@ def pages_section(figures: Figures, thumbnails: Thumbnails | None) -> str:
             Cell(kind.engine, "left"),
             Cell(f"{kind.n:,}", share=kind.n / total),
             f"{kind.errors:,}" if kind.errors else "–",
-            "–" if kind.confidence is None else f"{kind.confidence:.1%}",
+            "–" if kind.confidence is None else share(kind.confidence, 1),
         ]
         for kind in figures.pages
     ]
@@ -75,7 +75,7 @@ def _card(page: WorstPage, drawn: Thumbnail | None) -> str:
     return element(
         "figure",
         element("div", picture, class_="picture" if drawn and drawn.uri else "picture none")
-        + element("figcaption", f"<b>{page.confidence:.0%}</b> sure · page {page.page:,}{state}")
+        + element("figcaption", f"<b>{escape(share(page.confidence, 1))}</b> sure · page {page.page:,}{state}")
         + element("div", escape(cut_middle(name, 70)), class_="path", title=name)
         + element("blockquote", escape(text)),
         class_="card",

@@ -13,8 +13,9 @@ from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
 from tasks.inspection.tables import Cell, scrolled, table
+from tasks.pages.charts import legend
 from tasks.pages.wording import counted, cut, cut_middle, share, size_of
-from tasks.pages.worries import worry_list
+from tasks.pages.worries import look_first
 
 Row = list[Cell | str | float]
 
@@ -45,13 +46,9 @@ def reason_cell(reason: str) -> Cell:
 
 def worries_section(figures: Figures) -> str:
     """What to look at first."""
-    found = worries(figures)
     why = "The gravest first: text that is missing and can be had, then what looks wrong, then what is good to know."
-    if not found:
-        body = element("p", "Nothing: every file was read, and no figure is out of the ordinary.")
-    else:
-        body = worry_list(found)
-    return section("worries", "What to look at first", why, body)
+    nothing = "Nothing: every file was read, and no figure is out of the ordinary."
+    return look_first("worries", worries(figures), why, nothing)
 
 
 def files_section(figures: Figures) -> str:
@@ -119,15 +116,10 @@ def kinds_section(figures: Figures) -> str:
 
 def measures_section(figures: Figures) -> str:
     """Histograms."""
-    drawn = "".join(
-        f'<figure><h3>{escape(data.title)}</h3><p class="why">{escape(data.note)}</p>'
-        f"{histogram(data).markup()}</figure>"
-        for data in figures.histograms
-        if data.n
-    )
-    legend = '<p class="legend"><span><i></i>kept</span><span><i class="contrary"></i>dropped by curation</span></p>'
+    drawn = "".join(histogram(data) for data in figures.histograms if data.n)
+    colours = legend({"": "kept", "contrary": "dropped by curation"})
     why = "Where most documents lie, and how far the tails reach. Rest on a bar for its numbers."
-    body = legend + element("div", drawn, class_="plots") if drawn else element("p", "Nothing was measured yet.")
+    body = colours + element("div", drawn, class_="plots") if drawn else element("p", "Nothing was measured yet.")
     return section("measures", "Measures", why, body)
 
 
@@ -297,7 +289,7 @@ def overview(figures: Figures) -> str:
     """The bar of all files."""
     if not figures.n_rows:
         return ""
-    return element("div", fate_bar(figures.fates), class_="overview")
+    return fate_bar(figures.fates)
 
 
 def doubtful_words(figures: Figures) -> str:
@@ -306,4 +298,4 @@ def doubtful_words(figures: Figures) -> str:
     if not judged:
         return "No page was read by OCR."
     doubtful = f"{figures.doubtful_pages:,} of {judged:,} ({share(figures.doubtful_pages, judged)})"
-    return f"{doubtful} pages that OCR read have a confidence below {DOUBTFUL:.0%}."
+    return f"{doubtful} pages that OCR read have a confidence below {share(DOUBTFUL, 1)}."

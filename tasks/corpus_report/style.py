@@ -1,22 +1,19 @@
 """Rules of the corpus report alone: nothing here sets a colour that the shared ones do not name."""
 
-from tasks.pages import style
-
-CSS = (
-    style.CSS
-    + """
+CSS = """
 .fate.train { background: var(--ink); }
 .fate.validation { background: var(--mix-rule); }
 .fate.document, .fate.container { background: var(--norm-rule); }
 .fate.duplicate { background: var(--quiet); opacity: .55; }
 .fate.dropped { background: var(--feed-rule); }
-.fate.skipped { background: var(--off); box-shadow: inset 0 0 0 1px var(--rule); }
+.fate.skipped { background: var(--hatched); }
 .fate.rejected { background: var(--contrary); opacity: .6; }
 .fate.failed { background: var(--contrary); }
 td.many { white-space: pre-line; }
 .tallies { columns: 400px 2; column-gap: 40px; }
-.tallies > div { break-inside: avoid; padding-bottom: 8px; }
-.tallies h3 { margin-top: 12px; }
+.tallies > div { break-inside: avoid; padding-bottom: 22px; }
+.tallies h3 { margin-top: 0; }
+.tallies .why { margin: 0; }
 .bars.counts { grid-template-columns: minmax(0, 11em) minmax(60px, 1fr) auto; }
 .bars.counts > span:nth-child(3n) { text-align: right; }
 .bar-name { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; unicode-bidi: isolate; }
@@ -34,4 +31,3 @@ blockquote { margin: 0; padding-left: 10px; border-left: 2px solid var(--rule); 
 @media (max-width: 560px) { .cards { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); } }
 @media print { .card { break-inside: avoid; } }
 """
-)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tasks.corpus_report.figures import Figures, Outcome
 from tasks.corpus_report.queries import DOUBTFUL
 from tasks.corpus_report.reasons import group_of, reason_of
-from tasks.pages.wording import counted
+from tasks.pages.wording import counted, share
 from tasks.pages.worries import Level, Worry, ordered
 
 FEW_HELD_OUT = 0.02  # share of the text below which a measured loss says little
@@ -45,7 +45,7 @@ def _of_pages(figures: Figures) -> Iterator[Worry]:
         yield Worry("check", errors, title, "The errors are listed with the pages.", first, "pages")
     if figures.doubtful_pages:
         worst = figures.worst_pages[0].path if figures.worst_pages else ""
-        title = f"{counted(figures.doubtful_pages, 'page')} read by OCR with a confidence below {DOUBTFUL:.0%}"
+        title = f"{counted(figures.doubtful_pages, 'page')} read by OCR with a confidence below {share(DOUBTFUL, 1)}"
         remedy = "Look at their pictures in the report: a better scan, another language for OCR, or leave them out."
         yield Worry("check", figures.doubtful_pages, title, remedy, worst, "pages")
 
@@ -91,10 +91,10 @@ def _of_split(figures: Figures) -> Iterator[Worry]:
             "check", 1, "No document is held out", "Without one, no loss on unseen text can be told.", "", "split"
         )
     elif total and size < FEW_HELD_OUT * total:
-        title = f"Only {size / total:.1%} of the text is held out ({counted(held_out, 'document')})"
+        title = f"Only {share(size, total)} of the text is held out ({counted(held_out, 'document')})"
         yield Worry("note", 1, title, "Raise curate.validation_share for a steadier loss.", "", "split")
     elif total and size > total / 2:
-        title = f"{size / total:.0%} of the text is held out, because a few long documents fell there"
+        title = f"{share(size, total)} of the text is held out, because a few long documents fell there"
         yield Worry("check", 1, title, "Another curate.salt splits otherwise.", "", "split")
 
 

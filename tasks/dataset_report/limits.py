@@ -27,7 +27,7 @@ def _of_reading(files: Figures) -> Iterator[str]:
     if n:
         judged = [(kind.confidence, kind.n) for kind in by_ocr if kind.confidence is not None]
         mean = sum(value * weight for value, weight in judged) / (sum(weight for _, weight in judged) or 1)
-        doubtful = f"; {files.doubtful_pages:,} of them below {DOUBTFUL:.0%} hold wrong letters"
+        doubtful = f"; {files.doubtful_pages:,} of them below {share(DOUBTFUL, 1)} hold wrong letters"
         doubtful = doubtful if files.doubtful_pages else ""
         yield (
             f"{n:,} of {counted(pages, 'page')} ({share(n, pages)}) were read by OCR, with a mean confidence of "

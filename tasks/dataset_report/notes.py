@@ -72,6 +72,6 @@ def _of_sequences(figures: DatasetFigures) -> Iterator[Worry]:
 def _of_vocabulary(figures: DatasetFigures) -> Iterator[Worry]:
     used = figures.vocabulary
     if used.unused_merges > MANY_UNUSED:
-        title = f"{used.unused_merges:.0%} of the tokens of more than a byte never occur in training text"
+        title = f"{share(used.unused_merges, 1)} of the tokens of more than a byte never occur in training text"
         remedy = "A smaller tokenizer.vocab_size would do; such tokens keep random embeddings."
         yield Worry("note", 1, title, remedy, "", "vocabulary")

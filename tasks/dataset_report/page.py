@@ -1,4 +1,4 @@
-"""The report of a dataset as one HTML file that needs nothing else: no network, no script, no other files.
+"""The report of a dataset as one HTML file.
 
 It shows a person what the model will read: where the tokens come from, how they lie in sequences, and the text itself
 cut into tokens.
@@ -9,9 +9,7 @@ from __future__ import annotations
 from tasks.dataset_report import entries, sections
 from tasks.dataset_report.figures import DatasetFigures
 from tasks.dataset_report.style import CSS
-from tasks.inspection.labels import legible
-from tasks.inspection.layout import fact_list, html_page, links
-from tasks.inspection.svg import element, escape
+from tasks.pages.frame import report_page
 from tasks.pages.wording import amount, counted, percent, share, size_of
 
 SECTIONS = {
@@ -42,20 +40,9 @@ def dataset_page(figures: DatasetFigures, corpus: str) -> str:
         "vocabulary": entries.vocabulary_section(figures),
         "sample": entries.samples_section(figures),
     }
-    title = f"Corpus {legible(corpus)}: what the model will read"
-    body = "".join(made[name] for name in SECTIONS)
-    footer = "Made by sheepfold from the tables of the last completed run; ask them anything with sheepfold sql."
-    return html_page(title, ("notes", "Skip to what to look at"), _header(figures, title), body, footer, style=CSS)
-
-
-def _header(figures: DatasetFigures, title: str) -> str:
-    return (
-        f"<h1>{escape(title)}</h1>"
-        + element("p", escape(_lead(figures)), class_="lead")
-        + fact_list(_facts(figures))
-        + sections.overview(figures)
-        + links(SECTIONS)
-    )
+    title = f"Corpus {corpus}: what the model will read"
+    bar = sections.overview(figures)
+    return report_page(title, _lead(figures), _facts(figures), SECTIONS, made, overview=bar, style=CSS)
 
 
 def _lead(figures: DatasetFigures) -> str:
@@ -76,6 +63,6 @@ def _facts(figures: DatasetFigures) -> dict[str, str]:
         "Text": size_of(total.n_bytes),
         "Bytes a token": sections.ratio(total),
         "Tokeniser": f"{figures.tokenizer.kind}, {figures.tokenizer.vocab_size:,} ids",
-        "Sequences": f"{train.sequences if train else 0:,} of {packed.seq_len:,}",
+        "Sequences": f"{train.sequences if train else 0:,} × {packed.seq_len:,} ids",
         "Fill": percent(train.fill) if train else "–",
     }

@@ -19,9 +19,9 @@ from tasks.inspection.labels import legible
 from tasks.inspection.layout import fact_list, section
 from tasks.inspection.svg import element, escape
 from tasks.inspection.tables import Cell, scrolled, table
-from tasks.pages.charts import Layer, Part, Plot, histogram, whole_bar
+from tasks.pages.charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
 from tasks.pages.wording import amount, counted, cut, percent, share, size_of
-from tasks.pages.worries import worry_list
+from tasks.pages.worries import look_first
 
 Row = list[Cell | str | float]
 
@@ -39,14 +39,9 @@ PACKINGS = {
 
 def notes_section(figures: DatasetFigures) -> str:
     """What to look at."""
-    found = notes(figures)
     why = "The gravest first: sums that do not come out, then what looks wrong, then what is good to know."
-    body = (
-        worry_list(found)
-        if found
-        else element("p", "Nothing: all sums come out, and no figure is out of the ordinary.")
-    )
-    return section("notes", "What to look at first", why, body)
+    nothing = "Nothing: all sums come out, and no figure is out of the ordinary."
+    return look_first("notes", notes(figures), why, nothing)
 
 
 def tokens_section(figures: DatasetFigures) -> str:
@@ -64,7 +59,7 @@ def tokens_section(figures: DatasetFigures) -> str:
     return section("tokens", "Tokens", why, body)
 
 
-def _slices(title: str, slices: Sequence[Slice], total: Slice, class_: str = "left", summed: bool = False) -> str:
+def _slices(title: str, slices: Sequence[Slice], total: Slice, class_: str = "left name", summed: bool = False) -> str:
     if not slices:
         return ""
     listed = folded(slices, _ROWS)
@@ -118,15 +113,9 @@ def lengths_section(figures: DatasetFigures) -> str:
         f"{counted(lengths.longer, 'document')} ({share(lengths.longer, figures.total.documents)}) "
         f"{'does' if lengths.longer == 1 else 'do'} not fit one sequence of {seq_len:,}."
     )
-    drawn = "".join(map(_figure, _plots(lengths)))
-    legend = '<p class="legend"><span><i></i>training</span><span><i class="contrary"></i>held out</span></p>'
-    plots = element("div", drawn, class_="plots")
-    return section("lengths", "Documents", why, element("p", escape(words)) + legend + plots)
-
-
-def _figure(plot: Plot) -> str:
-    title = f'<h3>{escape(plot.title)}</h3><p class="why">{escape(plot.note)}</p>'
-    return element("figure", title + histogram(plot).markup())
+    colours = legend({"": "training", "contrary": "held out"})
+    plots = element("div", "".join(map(histogram_figure, _plots(lengths))), class_="plots")
+    return section("lengths", "Documents", why, element("p", escape(words)) + colours + plots)
 
 
 def _plots(lengths: Lengths) -> Iterator[Plot]:
@@ -285,5 +274,4 @@ def overview(figures: DatasetFigures) -> str:
         Part("padded", "places without a token", account.padded),
         Part("cut", "tokens in no sequence", account.cut),
     ]
-    bar = whole_bar([part for part in parts if part.n], "What became of the training tokens; the list says it")
-    return element("div", bar, class_="overview")
+    return whole_bar([part for part in parts if part.n], "What became of the training tokens; the list says it")

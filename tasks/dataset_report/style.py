@@ -1,16 +1,12 @@
 """Rules of the dataset report alone: tones of tokens, and of what becomes of ids."""
 
-from tasks.pages import style
-
-CSS = (
-    style.CSS
-    + """
+CSS = """
 :root { --tone-0: #dbe9f8; --tone-1: #fbe5cf; --tone-2: #dcefe0; --tone-3: #f0e0f3; --tone-4: #f3ebc4; }
-@media (prefers-color-scheme: dark) { :root {
+@media screen and (prefers-color-scheme: dark) { :root {
   --tone-0: #1d3856; --tone-1: #4d3318; --tone-2: #1f4029; --tone-3: #43294a; --tone-4: #443d14; } }
 .fate.kept { background: var(--ink); }
 .fate.repeated { background: var(--mix-rule); }
-.fate.padded { background: var(--off); box-shadow: inset 0 0 0 1px var(--rule); }
+.fate.padded { background: var(--hatched); }
 .fate.cut { background: var(--contrary); }
 .held-out-ink { fill: var(--contrary); }
 .sample { font: .84rem/1.75 ui-monospace, "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -30,12 +26,10 @@ CSS = (
   overflow-wrap: anywhere; white-space: pre-wrap; }
 td.token { white-space: pre-wrap; overflow-wrap: anywhere; text-align: left; max-width: 26em; }
 .mini { margin-right: 10px; }
-.count { min-width: 6.4em; }
+@media (min-width: 561px) { .count { min-width: 6.4em; } }
 #account th, #sums th[scope=row] { white-space: normal; }
 .fate-list small { min-width: 4.5em; }
 .facts + p { margin-top: 16px; }
 .fails { color: var(--contrary); font-weight: 650; }
-@media (max-width: 560px) { .mini { display: none; } .count { min-width: 0; } }
 @media print { .sample { max-height: none; overflow: visible; } .sample span { print-color-adjust: exact; } }
 """
-)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from storage.digest import plain, sha256_json
 from storage.home import Home
@@ -45,18 +45,38 @@ def document_id(sha256: str, locator: str = "") -> str:
     return hashlib.sha256(f"{sha256}\x00{locator}".encode()).hexdigest()
 
 
-def cut_segments(contents: Iterable[Content], sizes: dict[str, int]) -> list[tuple[Content, ...]]:
+class Cuttable(Protocol):
+    """What a segment may consist of."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the file."""
+
+    def __lt__(self, other: Any, /) -> bool:
+        """Whether it comes first."""
+
+
+Item = TypeVar("Item", bound=Cuttable)
+
+
+def cut_segments(
+    contents: Iterable[Item], sizes: Mapping[str, int], alone: Callable[[Item], bool] | None = None
+) -> list[tuple[Item, ...]]:
     """Cut contents, sorted by digest, into segments.
 
     A segment ends with the file that fills it, so the cuts before and after a finished segment do not depend on it.
 
     Args:
         sizes: bytes of each content, by sha256.
+        alone: whether a content is a segment by itself.
     """
-    segments: list[tuple[Content, ...]] = []
-    current: list[Content] = []
+    segments: list[tuple[Item, ...]] = []
+    current: list[Item] = []
     size = 0
     for content in sorted(contents):
+        if alone is not None and alone(content):
+            segments.append((content,))
+            continue
         current.append(content)
         size += sizes[content.sha256]
         if size >= SEGMENT_BYTES or len(current) >= SEGMENT_FILES:

@@ -1,9 +1,9 @@
-"""Drawings of several pages: one bar of a whole, histograms in layers."""
+"""Drawings of several pages: one bar of a whole, histograms in layers, legends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,6 +82,24 @@ class Plot:
     layers: Sequence[Layer]
     log: bool = False
     median: float | None = None
+
+
+def legend(classes: Mapping[str, str]) -> str:
+    """What colours stand for.
+
+    Args:
+        classes: text, by the class of its swatch in the style sheet; the plain ink has none.
+    """
+    inside = "".join(
+        element("span", element("i", class_=class_ or None) + escape(text)) for class_, text in classes.items()
+    )
+    return element("p", inside, class_="legend")
+
+
+def histogram_figure(plot: Plot) -> str:
+    """The histogram under its title."""
+    title = f'<h3>{escape(plot.title)}</h3><p class="why">{escape(plot.note)}</p>'
+    return element("figure", title + histogram(plot).markup())
 
 
 def histogram(plot: Plot) -> Picture:

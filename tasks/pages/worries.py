@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from tasks.inspection.labels import legible
+from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
 from tasks.pages.wording import cut, cut_middle
 
@@ -40,6 +41,18 @@ def ordered(worries: Iterable[Worry]) -> list[Worry]:
     """The gravest first."""
     levels = list(LEVELS)
     return sorted(worries, key=lambda worry: (levels.index(worry.level), -worry.weight, worry.title))
+
+
+def look_first(name: str, worries: Sequence[Worry], why: str, nothing: str) -> str:
+    """The section that a page begins with.
+
+    Args:
+        name: its id.
+        why: text, in which order they come.
+        nothing: text, said where there are none.
+    """
+    body = worry_list(worries) if worries else element("p", escape(nothing))
+    return section(name, "What to look at first", why, body)
 
 
 def worry_list(worries: Sequence[Worry]) -> str:

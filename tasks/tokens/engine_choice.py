@@ -113,7 +113,8 @@ class Engines:
             return
         with engine_errors("it failed"):
             found = engine.encode(texts)
-        expected = self.reference.encode(texts)
+        with engine_errors("the reference failed"):
+            expected = self.reference.encode(texts)
         for row in range(len(texts)):
             same = np.array_equal(found.of_text(row), expected.of_text(row)) and found.lost[row] == expected.lost[row]
             if not same:

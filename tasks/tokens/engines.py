@@ -42,6 +42,9 @@ BLOCK_BYTES = 2**15  # small, so that one character beyond ASCII slows down litt
 CACHE_BYTES = 2**28
 CACHE_CHECK_BYTES = 2**23
 CACHE_PER_BYTE = 10  # that it grows by a byte of text, at most
+# What is done with an added token takes gigatoken the square of its length.
+ADDED_CHARS = 2**10
+ALL_ADDED_CHARS = 2**18
 # GPT-2's rule for cutting text into words, in the form that does not run back.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
@@ -294,9 +297,19 @@ def merge_ranks(tokenizer: EngineTokenizer) -> dict[bytes, int]:
 
 
 def plain_spec(tokenizer: EngineTokenizer) -> str:
-    """What `tokenizers` reads, with nothing in it that makes a special token of text or adds one to it."""
+    """What `tokenizers` reads, with nothing in it that makes a special token of text or adds one to it.
+
+    Raises:
+        EngineError: it has added tokens of such length that setting them up may take hours.
+    """
     spec = json.loads(tokenizer.encoding_spec)
     added = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
+    lengths = [len(token["content"]) for token in added]
+    if max(lengths, default=0) > ADDED_CHARS or sum(lengths) > ALL_ADDED_CHARS:
+        raise EngineError(
+            f"its added tokens are of up to {max(lengths):,} characters, {sum(lengths):,} in all; {ADDED_CHARS:,} and "
+            f"{ALL_ADDED_CHARS:,} can be set up in no time"
+        )
     plain = {**spec, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
     return json.dumps(plain, ensure_ascii=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +35,7 @@ from tasks.tokens.tokenizer import (
     CharTokenizer,
     Tokenizer,
     WordTokenizer,
+    check_vocab_size,
 )
 
 if TYPE_CHECKING:
@@ -66,15 +67,35 @@ class FitSettings:
     file: str = ""
 
     @classmethod
-    def of(cls, settings: TokenizerSettings) -> FitSettings:
+    def of(cls, settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> FitSettings:
         """From the section of a run's settings.
+
+        Args:
+            pinned: these settings of the tokeniser that the corpus has; it stands for a file that is there no more.
 
         Raises:
             UserError: if the file with a tokeniser is not there.
         """
-        file = digest_of_tokenizer_file(Path(settings.file).expanduser()) if settings.file else ""
+        file, path = "", Path(settings.file).expanduser()
+        if settings.file:
+            gone = pinned is not None and pinned["kind"] == "file" and not path.exists()
+            file = pinned["file"] if pinned is not None and gone else digest_of_tokenizer_file(path)
         fit_bytes = settings.fit_bytes if settings.kind in FITTED else 0
         return cls(settings.kind, settings.vocab_size, fit_bytes, settings.reserved, file)
+
+
+def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> None:
+    """See that the tokeniser asked for can be had, before anything runs.
+
+    Args:
+        pinned: the `FitSettings` of the tokeniser that the corpus has; where it is the one asked for, no file is read.
+
+    Raises:
+        UserError: if its file is not there, or holds none.
+    """
+    asked = FitSettings.of(settings, pinned)
+    if settings.file and asdict(asked) != pinned:
+        read_tokenizer_file(Path(settings.file).expanduser(), settings.reserved)
 
 
 def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
@@ -82,7 +103,14 @@ def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str
 
     Returns:
         kind, vocabulary size (0: all characters that the kind knows), one sentence.
+
+    Raises:
+        UserError: so many ids are asked for that they must be a mistake.
     """
+    try:
+        check_vocab_size(settings.vocab_size, settings.reserved)
+    except ValueError as error:
+        raise UserError(f"tokenizer.{error}") from error
     kind = settings.kind
     why = "asked for"
     if kind == "auto":
@@ -211,9 +239,13 @@ def choose_documents(work: Work, curated: ArtifactRef, documents: RefSet, limit:
     trained = selection.filter(pc.and_(selection["kept"], pc.equal(selection["split"], "train"))).sort_by("doc_id")
     sizes = trained["n_bytes"].to_numpy()
     if not len(sizes):
-        raise UserError("there is no document to fit a tokeniser on: every one is held out or dropped; add documents")
+        raise UserError(
+            f"there is no document to fit a tokeniser on: of {len(selection)} document(s) none is kept and trained on; "
+            "add documents"
+        )
     order = np.argsort(np.fromiter(_hashes(trained["doc_id"]), np.uint64, len(sizes)), kind="stable")
     ends = np.cumsum(sizes[order])
+    limit = min(limit, int(ends[-1]))  # which may be beyond 64 bits
     order = order[: int(np.searchsorted(ends, limit)) + 1]
     rows = trained.take(pa.array(order)).to_pylist()
     most = sizes[order].tolist()

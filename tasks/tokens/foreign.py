@@ -11,7 +11,7 @@ from typing import Any
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from tasks.tokens.subword import unk_of_model
-from tasks.tokens.tokenizer import HfTokenizer, Tokenizer, load_tokenizer
+from tasks.tokens.tokenizer import HfTokenizer, Tokenizer, TokenizerError, load_tokenizer
 
 CONFIG_FILE = "config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -28,9 +28,9 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
     """A tokeniser of this project or of Hugging Face's `tokenizers`.
 
     Of the latter, which id stands for the unknown is what its model says. If it says nothing, and for those that begin
-    and end a text and fill, it is looked up in config.json (where ids that no token has are passed over), then in
-    tokenizer_config.json, then in special_tokens_map.json beside it; it may be nowhere. Where several ids end a text,
-    the first counts.
+    and end a text and fill, it is looked up in config.json (where ids that no token has are passed over, and those of
+    single characters), then in tokenizer_config.json, then in special_tokens_map.json beside it; it may be nowhere.
+    Where several ids end a text, the first counts.
 
     Args:
         reserved: ids to be kept free at the end of the vocabulary; a tokeniser of this project has its own.
@@ -38,8 +38,7 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
     Raises:
         ForeignTokenizerError: there is no such file, or no tokeniser in it.
     """
-    if not path.is_file():
-        raise ForeignTokenizerError(f"there is no file {path}: expected a tokenizer.json")
+    _check_there(path)
     with _told(path):
         spec = path.read_text(encoding="utf-8")
         record = json.loads(spec)
@@ -47,7 +46,7 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
             raise ValueError(f"a {type(record).__name__}, expected the JSON of a tokeniser")
         if "kind" in record and "model" not in record:
             return _own(path, reserved)
-        named = _special_ids(HfTokenizer(spec).vocabulary(), record["model"], path.parent)
+        named = _special_ids(HfTokenizer(spec).vocabulary(), record, path.parent)
         return HfTokenizer(spec, **named, reserved=reserved)
 
 
@@ -58,9 +57,11 @@ def _own(path: Path, reserved: int) -> Tokenizer:
     return found
 
 
-def _special_ids(vocabulary: dict[str, int], model: dict[str, Any], folder: Path) -> dict[str, int | None]:
+def _special_ids(vocabulary: dict[str, int], spec: dict[str, Any], folder: Path) -> dict[str, int | None]:
     config, *others = (_optional_json(folder / name) for name in BESIDE)
-    known = set(vocabulary.values())
+    # no text could be written without its characters, and published files name Llama's 1 and 2 beside whatever is there
+    added = {token["id"] for token in spec.get("added_tokens") or []}
+    known = {index for token, index in vocabulary.items() if len(token) > 1 or index in added}
     named: dict[str, int | None] = {}
     for meaning in MEANINGS:
         index = _first_id(config, f"{meaning}_token_id", folder / CONFIG_FILE)
@@ -72,7 +73,7 @@ def _special_ids(vocabulary: dict[str, int], model: dict[str, Any], folder: Path
             if index is None and isinstance(token, str):
                 index = vocabulary.get(token)
         named[f"{meaning}_id"] = index
-    unknown = unk_of_model(model)
+    unknown = unk_of_model(spec["model"])
     return named if unknown is None else {**named, "unk_id": unknown}
 
 
@@ -90,11 +91,17 @@ def digest_of_tokenizer_file(path: Path) -> str:
     Raises:
         ForeignTokenizerError: there is no such file.
     """
-    if not path.is_file():
-        raise ForeignTokenizerError(f"tokenizer.file: there is no file {path}: expected a tokenizer.json")
+    _check_there(path, "tokenizer.file: ")
     beside = [path.with_name(name) for name in BESIDE]
     with _told(path):
         return sha256_json([sha256_file(path), *(sha256_file(file) if file.is_file() else "" for file in beside)])
+
+
+def _check_there(path: Path, setting: str = "") -> None:
+    if path.is_dir():
+        raise ForeignTokenizerError(f"{setting}{path} is a folder: name the tokenizer.json in it")
+    if not path.is_file():
+        raise ForeignTokenizerError(f"{setting}there is no file {path}: expected a tokenizer.json")
 
 
 @contextmanager
@@ -104,9 +111,17 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except ForeignTokenizerError:
         raise
+    except TokenizerError as error:
+        raise ForeignTokenizerError(str(error)) from error  # which names the file
     except RecursionError as error:
         raise ForeignTokenizerError(f"{path}: its JSON is nested too deep; the file is broken") from error
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise ForeignTokenizerError(f"{path}: it cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise ForeignTokenizerError(f"{path}: it is not UTF-8, expected the JSON of a tokeniser") from error
+    except json.JSONDecodeError as error:
+        raise ForeignTokenizerError(f"{path}: it is not JSON ({error}), expected the JSON of a tokeniser") from error
+    except ValueError as error:
         raise ForeignTokenizerError(f"{path}: {error}") from error
 
 

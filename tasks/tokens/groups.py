@@ -1,16 +1,27 @@
 """Groups of training documents, by what a mix is made of: a column of the view `documents`, or an expression over it.
 
 The expression is people's SQL. It says of each document, by what is known of that document alone, which group it is in,
-so it may hold no subquery and nothing that differs from one time to the next, and it reads no files.
+so it may hold no subquery and nothing that differs from one time to the next, and it reads no files. It runs in a
+process of its own, with a deadline and a limit of memory (`tasks.tokens.grouping`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,31 +33,21 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import GROUPS
-from tasks.corpora.view import DocumentView, empty_view, kept_by_segment, paths_of, segment_tables
+from tasks.corpora.view import kept_by_segment, paths_of, segment_tables
 from tasks.curate.normalise import DOCUMENTS_FILE
+from tasks.ingest.pool.messages import MessageReader, write_ascii_message
 from tasks.stage import Work, stage
-from tasks.tokens.mix import MixError, MixSettings
+from tasks.tokens.mix import ADVICE, MixError, MixSettings, shown
 
 if TYPE_CHECKING:
-    import duckdb
-
     from tasks.session import Pending, Session
 
 GROUPS_FILE = "groups.parquet"
-NO_GROUP = "none"  # of documents for which the expression is null or empty
 MOST_GROUPS = 10_000
+START_SECONDS = 60.0  # importing takes half a second; a machine that swaps may take a hundred times as long
+CHECK_SECONDS = 60.0  # on no documents
+SEGMENT_SECONDS = 600.0
 _PATHS = {"path", "source"}
-VIEW = "documents"
-# a position is a column without a name
-_REFUSED = {"subquery", "window", "star", "positional_reference"}
-# clocks that DuckDB takes for columns, or does not know as such
-_CLOCKS = {"current_time", "current_timestamp", "localtime", "localtimestamp"} | {
-    "current_localtime",
-    "current_localtimestamp",
-}
-# steady as DuckDB tells it, but one counts up to today and one changes with DuckDB; the others, which it does not list
-# as functions of a value, make several rows of one
-_NOT_AS_TOLD = {"age", "version", "unnest", "unlist"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class GroupsSettings:
     listing: str = ""
 
 
-@stage("groups", version=1)
+@stage("groups", version=1, modules=("tasks.tokens.grouping",))
 def groups(
     work: Work,
     settings: GroupsSettings,
@@ -78,24 +79,50 @@ def groups(
     kept = kept_by_segment(work.store, curated, texts, DOCUMENTS_FILE, split="train")
     paths = paths_of(work.folder(snapshot)) if settings.listing else None
     tables = segment_tables(work.store, measures, texts, scores)
-    view = DocumentView(tables, kept, paths, check_expression(settings.by))
+    columns = sorted(check_expression(settings.by))
     found = [GROUPS.empty_table()]
-    for number in view:
-        part = _group_segment(view.connection, settings.by)
-        if part.num_rows != number:
-            raise ValueError(f"{part.num_rows} documents have a group, expected {number}: --refresh curate")
-        found.append(part)
-        work.progress.update(len(found) - 1, len(kept), "segments")
-    table = pa.concat_tables(found).sort_by("doc_id").combine_chunks()
-    names = pc.unique(table.column("group"))
-    if len(names) > MOST_GROUPS:
-        raise MixError(
-            f"mix.by is {settings.by!r}: that makes {len(names)} groups, such as {names[0]} and {names[1]}; "
-            f"expected at most {MOST_GROUPS}"
-        )
+    names: set[str] = set()
+    with tempfile.TemporaryDirectory(dir=work.scratch) as folder:
+        request = {
+            "by": settings.by,
+            "columns": columns,
+            "segments": [[None if path is None else str(path) for path in vars(item).values()] for item in tables],
+            "kept": [_handed(Path(folder, f"kept-{number}.parquet"), rows) for number, rows in enumerate(kept)],
+            "paths": None if paths is None else _handed(Path(folder, "paths.parquet"), paths),
+            "folder": folder,
+        }
+        for part in _grouped(settings.by, request):
+            found.append(part)
+            names.update(pc.unique(part.column("group")).to_pylist())
+            _check_number(settings.by, names)
+            work.progress.update(len(found) - 1, len(kept), "segments")
+        table = pa.concat_tables(found).sort_by("doc_id").combine_chunks()
     pq.write_table(table, work.out / GROUPS_FILE, compression="zstd")
     work.counts.update(rows=table.num_rows, groups=len(names))
     return _digest(table)
+
+
+def _handed(path: Path, table: pa.Table) -> str:
+    """Write a table for the other process."""
+    pq.write_table(table, path)
+    return str(path)
+
+
+def _grouped(by: str, request: Mapping[str, Any]) -> Iterator[pa.Table]:
+    """The group of every kept document, segment by segment."""
+    with _child(by) as child:
+        child.send(request)
+        while "table" in (answer := child.answer(SEGMENT_SECONDS, "on the documents of one segment")):
+            yield pq.read_table(answer["table"])
+
+
+def _check_number(by: str, names: Collection[str]) -> None:
+    """Refuse more groups than any mix has."""
+    if len(names) > MOST_GROUPS:
+        examples = " and ".join(shown(name) for name in sorted(names)[:2])
+        raise MixError(
+            f"mix.by is {shown(by)}: that makes more than {MOST_GROUPS:,} groups, such as {examples}; expected {ADVICE}"
+        )
 
 
 def _digest(table: pa.Table) -> str:
@@ -149,125 +176,96 @@ def groups_call(
     return RefSet((made,), made.digest) if isinstance(made, ArtifactRef) else made
 
 
-def check_expression(by: str) -> set[str]:
+@lru_cache(maxsize=8)
+def check_expression(by: str) -> frozenset[str]:
     """The columns of the view `documents` that an expression reads.
 
     Raises:
-        UserError: DuckDB cannot read it, or it is not of one document alone and the same each time.
+        UserError: DuckDB cannot read it, it is not of one document alone and the same each time, or it takes more time
+            or memory than it may, without any document.
     """
-    import duckdb
-
-    with closing(empty_view()) as connection:
-        columns = [str(name) for name, *_ in connection.execute("select * from documents").description or ()]
-        try:
-            duckdb.SQLExpression(by)  # refuses what is more than one expression
-            nodes = _parsed(connection, by)
-            wrong = _refused(nodes, _unsteady(connection) - set(columns))
-            if not wrong:
-                _group(connection, by)
-        except duckdb.Error as error:
-            raise UserError(
-                f"mix.by is {by!r}: {_first_line(error)}; expected an SQL expression over these columns: "
-                f"{', '.join(columns)}"
-            ) from error
-    if wrong:
-        raise UserError(
-            f"mix.by is {by!r}: {', '.join(wrong)} cannot be used; the group of a document follows from that document "
-            "alone, from columns that are named, and is the same each time"
-        )
-    return {name for node in nodes for name in _names(node)} & set(columns)
+    with _child(by) as child:
+        child.send({"by": by})
+        return frozenset(child.answer(CHECK_SECONDS, "without any document")["columns"])
 
 
-def _refused(nodes: Sequence[Mapping[str, Any]], unsteady: set[str]) -> list[str]:
-    """What in an expression cannot be used."""
-    wrong = sorted({str(node["class"]).lower() for node in nodes} & _REFUSED)
-    # the name of the view is a row of it, of which any column can be taken
-    if any(_names(node)[-1:] == [VIEW] for node in nodes):
-        wrong.append(f"{VIEW} as a whole")
-    return wrong + sorted(_called(nodes) & unsteady)
-
-
-def _group_segment(connection: duckdb.DuckDBPyConnection, by: str) -> pa.Table:
-    """The group of every document in the view, where a value may be what the expression cannot take."""
-    import duckdb
-
+@contextmanager
+def _child(by: str) -> Iterator[_Child]:
+    """A process that runs an expression; it is killed at the end."""
+    child = _Child(by)
     try:
-        return _group(connection, by)
-    except duckdb.Error as error:
-        raise UserError(f"mix.by is {by!r}: {_first_line(error)} (try_cast gives null instead)") from error
+        yield child
+    finally:
+        child.kill()
 
 
-def _group(connection: duckdb.DuckDBPyConnection, by: str) -> pa.Table:
-    """The group of every document in the view."""
-    import duckdb
+class _Child:
+    """A process that runs an expression."""
 
-    # parsed as one expression: nothing in it can end the query and begin another
-    name = duckdb.SQLExpression(by).cast("varchar")
-    found = (
-        connection.table("documents").select(duckdb.ColumnExpression("doc_id"), name.alias("group")).to_arrow_table()
-    )
-    group = pc.if_else(pc.equal(found.column("group"), ""), None, found.column("group")).fill_null(NO_GROUP)
-    return pa.table([found.column("doc_id"), group], schema=GROUPS)
+    def __init__(self, by: str) -> None:
+        self._by = by
+        root = str(Path(__file__).resolve().parents[2])
+        self._process = subprocess.Popen(
+            # the current folder is never searched (-P): a folder of documents may hold a json.py
+            [sys.executable, "-P", "-m", "tasks.tokens.grouping"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+                "MALLOC_ARENA_MAX": "2",  # each arena reserves address space, which the limit of memory counts
+            },
+            bufsize=0,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone
+        )
+        assert self._process.stdin and self._process.stdout
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._reader = MessageReader(self._answers.fileno())
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._next(START_SECONDS, "before it began")
 
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Ask it something."""
+        with contextlib.suppress(BrokenPipeError):  # a dead process is noticed where its answer is read
+            write_ascii_message(self._requests.fileno(), dict(request))
 
-def _unsteady(connection: duckdb.DuckDBPyConnection) -> set[str]:
-    """Functions whose result is not one value that follows from their arguments alone."""
-    rows = connection.execute(
-        "select distinct function_name from duckdb_functions() "
-        "where stability in ('VOLATILE', 'CONSISTENT_WITHIN_QUERY') or function_type = 'aggregate'"
-    ).fetchall()
-    steady = connection.execute(
-        "select distinct function_name from duckdb_functions() where stability = 'CONSISTENT' "
-        "and function_type <> 'aggregate'"
-    ).fetchall()
-    found = ({str(name) for (name,) in rows} - {str(name) for (name,) in steady}) | _CLOCKS | _NOT_AS_TOLD
-    # of macros nothing is told: they are what their definitions are, which call one another
-    macros = connection.execute(
-        "select function_name, macro_definition from duckdb_functions() where function_type = 'macro'"
-    ).fetchall()
-    parsed = [(str(name), _parsed(connection, str(definition))) for name, definition in macros]
-    while more := {name for name, nodes in parsed if _refused(nodes, found)} - found:
-        found |= more
-    return found
+    def answer(self, seconds: float, where: str) -> dict[str, Any]:
+        """What it says next.
 
+        Args:
+            where: What it is on, for messages.
 
-def _parsed(connection: duckdb.DuckDBPyConnection, by: str) -> list[Mapping[str, Any]]:
-    """All that an expression consists of.
+        Raises:
+            UserError: It refuses the expression, is overdue, or died of it.
+            RuntimeError: It failed for a reason of its own.
+        """
+        message = self._next(seconds, where)
+        if "refused" in message:
+            raise UserError(message["refused"])
+        if "failed" in message:
+            raise RuntimeError(f"the process that runs mix.by failed:\n{message['failed']}")
+        return message
 
-    Raises:
-        duckdb.ParserException: DuckDB cannot read it.
-    """
-    import duckdb
+    def _next(self, seconds: float, where: str) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while not self._waiting:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise self._refusal(f"it takes more than {seconds:g} s {where}")
+            messages = self._reader.read_available()
+            if messages is None:
+                status = self._process.wait()
+                raise self._refusal(f"the process that ran it died {where} (status {status}); was its memory short?")
+            self._waiting += messages
+        return self._waiting.popleft()
 
-    tree = json.loads(connection.execute("select json_serialize_sql($1)", [f"select (\n{by}\n)"]).fetchall()[0][0])
-    if tree["error"]:
-        raise duckdb.ParserException(tree["error_message"])
-    return list(_nodes(tree["statements"][0]["node"]["select_list"]))
+    def _refusal(self, what: str) -> UserError:
+        return UserError(f"mix.by is {shown(self._by)}: {what}; expected {ADVICE}")
 
-
-def _names(node: Mapping[str, Any]) -> list[str]:
-    """The parts of a column's name, such as documents and kind; none where there is no column."""
-    return [str(name).lower() for name in node.get("column_names", ())]
-
-
-def _called(nodes: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The functions in an expression, and what is written like a column: current_date is."""
-    functions = {str(node["function_name"]).lower() for node in nodes if "function_name" in node}
-    return functions.union(*map(_names, nodes))
-
-
-def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
-    """Every expression in a parsed query."""
-    waiting = [tree]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict):
-            if "class" in item:
-                yield item
-            waiting += item.values()
-        elif isinstance(item, list):
-            waiting += item
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._requests.close()
+        self._answers.close()

@@ -120,6 +120,11 @@ class Tokenizer(ABC):
         yield data
 
     @property
+    def described(self) -> str:
+        """What kind of tokeniser it is, for messages."""
+        return self.kind
+
+    @property
     def saved(self) -> str:
         """The tokeniser as JSON, the same text for the same tokeniser."""
         record = {**self.record(), **({"reserved": self.reserved} if self.reserved else {})}
@@ -138,6 +143,19 @@ class Tokenizer(ABC):
 def is_id(value: Any) -> bool:
     """Whether this is a whole number that an id can be; JSON's `true` and `1.0` are none."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_VOCAB
+
+
+def check_vocab_size(vocab_size: int, reserved: int = 0) -> None:
+    """Refuse a vocabulary that no engine could be asked for: some end the process for lack of memory.
+
+    Raises:
+        ValueError: it is as large as `LARGEST_VOCAB`.
+    """
+    for name, value in (("vocab_size", vocab_size), ("reserved", reserved)):
+        if value >= LARGEST_VOCAB:
+            raise ValueError(
+                f"{name} is {value:,}, expected less than {LARGEST_VOCAB:,}: every id costs a row of the network"
+            )
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:

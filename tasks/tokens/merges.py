@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import islice
+from typing import Any
 
 from tasks.tokens.engines import EngineError, engine_errors
 from tasks.tokens.subword import byte_spellings, cut_text
-from tasks.tokens.tokenizer import MIN_BPE_VOCAB, SPECIAL_TOKENS, BpeTokenizer
+from tasks.tokens.tokenizer import MIN_BPE_VOCAB, SPECIAL_TOKENS, BpeTokenizer, check_vocab_size
 
 WORTH_A_TRAINER = 2**22  # bytes of text; less is learned from by the reference in a moment
 SAMPLE_UNITS = 8
@@ -24,6 +25,61 @@ UNIT_BYTES = 2**16  # one document of megabytes would be one unit of work to the
 _SEPARATOR = b"\xff"  # a byte that is not in UTF-8
 
 Merge = tuple[str, str]
+
+
+def learn(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> str:
+    """What `tokenizers` learns: its JSON of byte-level byte-pair encoding.
+
+    Args:
+        vocab_size: ids in all, the reserved ones too; there are fewer when the text is too short for so many.
+
+    Raises:
+        ValueError: there is no room for all bytes, or so many ids are asked for that the engine would end the process.
+    """
+    from tokenizers import pre_tokenizers, trainers
+
+    check_vocab_size(vocab_size, reserved)
+    if vocab_size - reserved < MIN_BPE_VOCAB:
+        raise ValueError(
+            f"vocab_size is {vocab_size}; byte-level BPE needs at least {MIN_BPE_VOCAB}"
+            + (f" and the {reserved} reserved ones" if reserved else "")
+        )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - reserved,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    engine = _byte_level_engine()
+    engine.train_from_iterator(texts, trainer=trainer)
+    return str(engine.to_str())
+
+
+def spec_of(merges: Iterable[Merge]) -> str:
+    """The JSON with these merges; the same that `learn` gives where it finds them.
+
+    Args:
+        merges: pairs of tokens as the engine spells them, the first one first.
+    """
+    from tokenizers import pre_tokenizers
+
+    merges = list(merges)
+    words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(one + two for one, two in merges)]
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys(words))}
+    engine = _byte_level_engine(vocabulary, merges)
+    engine.add_special_tokens(list(SPECIAL_TOKENS))
+    return str(engine.to_str())
+
+
+def _byte_level_engine(*model: Any) -> Any:
+    """An engine with GPT-2's rule for cutting text into words, which `tokenizers` runs natively."""
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, models, pre_tokenizers
+
+    engine = Engine(models.BPE(*model))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    return engine
 
 
 def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple[BpeTokenizer, dict[str, str]]:
@@ -44,11 +100,11 @@ def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple
             _compare(list(islice(_units(texts), SAMPLE_UNITS)), min(vocab_size - reserved, SAMPLE_VOCAB))
             merges = _learn(_units(texts), vocab_size - reserved)
             tools = {"trainer": f"gigatoken {version('gigatoken')}", "trainer_reason": "same merges on a sample"}
-            return BpeTokenizer.of_merges(merges, reserved), tools
+            return BpeTokenizer(spec_of(merges), reserved), tools
         except EngineError as error:
             why = f"gigatoken: {error}"
-    fitted = BpeTokenizer.fit((unit.decode() for unit in _units(texts)), vocab_size, reserved)
-    return fitted, {"trainer": f"tokenizers {version('tokenizers')}", "trainer_reason": why}
+    spec = learn((unit.decode() for unit in _units(texts)), vocab_size, reserved)
+    return BpeTokenizer(spec, reserved), {"trainer": f"tokenizers {version('tokenizers')}", "trainer_reason": why}
 
 
 def _units(texts: Sequence[bytes]) -> Iterator[bytes]:
@@ -62,7 +118,7 @@ def _compare(units: list[bytes], vocab_size: int) -> None:
     Raises:
         EngineError: if they do not.
     """
-    spec = json.loads(BpeTokenizer.fit((unit.decode() for unit in units), vocab_size).spec)
+    spec = json.loads(learn((unit.decode() for unit in units), vocab_size))
     expected = [tuple(merge) for merge in spec["model"]["merges"]]
     if list(_learn(iter(units), vocab_size)) != expected:
         raise EngineError("other merges than the reference's on a sample of the text")

@@ -19,6 +19,9 @@ from storage.errors import UserError
 
 OTHERS = "*"  # stands for every group that is not named
 NAMES_SHOWN = 20
+SHOWN_CHARS = 200  # of a setting or a name, in messages
+# what makes groups that can be mixed
+ADVICE = "a short name from what is known of one document and many have in common: kind, or split_part(path, '/', 1)"
 _ITEM = re.compile(r'\s*+(?:"([^"]*+)"\s*+|([^",=]++))=([^,="]++)(?:,|$)')
 HIGHEST_TEMPERATURE = 10.0
 LARGEST_WEIGHT = 1e12
@@ -27,6 +30,13 @@ MOST_PASSES = 10_000  # over one group in one epoch: far more than does any good
 
 class MixError(UserError):
     """A mix that the corpus cannot give."""
+
+
+def shown(value: str | float) -> str:
+    """A setting or a name in a message; of a long one its beginning."""
+    if not isinstance(value, str) or len(value) <= SHOWN_CHARS:
+        return repr(value)
+    return f"{value[:SHOWN_CHARS]!r}... ({len(value):,} characters)"
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,8 @@ class MixSettings:
         asked = [name for name in ("weights", "temperature", "epochs") if getattr(self, name)]
         if asked and not self.by.strip():
             raise ValueError(
-                f"mix.{asked[0]} is {getattr(self, asked[0])!r}, but nothing says what the groups are: give mix.by, "
-                "such as kind, source or language"
+                f"mix.{asked[0]} is {shown(getattr(self, asked[0]))}, but nothing says what the groups are: give "
+                "mix.by, such as kind, source or language"
             )
         if len(asked) > 1:
             raise ValueError(f"mix.{asked[0]} and mix.{asked[1]} both say how often groups are read; give one of them")
@@ -71,12 +81,12 @@ class MixSettings:
         for name in ("weights", "epochs"):
             values = parse_shares(f"mix.{name}", getattr(self, name))
             if values and not any(values.values()):
-                raise ValueError(f"mix.{name} is {getattr(self, name)!r}: nothing would be read; give one above 0")
+                raise ValueError(f"mix.{name} is {shown(getattr(self, name))}: nothing would be read; give one above 0")
             if name == "epochs" and max(values.values(), default=0) > MOST_PASSES:
                 most = max(values, key=lambda group: values[group])
                 raise ValueError(
-                    f"mix.epochs: {most}={float(values[most]):.12g}, expected at most {MOST_PASSES}: so often "
-                    "is a group read in one epoch (train.max_epochs says how many epochs there are)"
+                    f"mix.epochs: {shown(most)} has {float(values[most]):.12g}, expected at most {MOST_PASSES}: so "
+                    "often is a group read in one epoch (train.max_epochs says how many epochs there are)"
                 )
 
 
@@ -96,16 +106,17 @@ def parse_shares(setting: str, text: str) -> dict[str, Fraction]:
         item = _ITEM.match(text, at)
         if item is None:
             raise ValueError(
-                f"{setting} is {text!r}: cannot read {text[at : at + 60].strip()!r}; expected NAME=NUMBER with commas "
-                "between, such as code=0.3, prose=0.7 (a name with a comma or an = in it in double quotes)"
+                f"{setting} is {shown(text)}: cannot read {text[at : at + 60].strip()!r}; expected NAME=NUMBER with "
+                "commas between, such as code=0.3, prose=0.7 (a name with a comma or an = in it in double quotes)"
             )
         quoted, bare, number = item.groups()
         name = bare.strip() if quoted is None else quoted
         value = _number(number)
         if value is None:
-            raise ValueError(f"{setting}: {name}={number.strip()}, expected a number of 0 or more, such as 0.3")
+            found = f"{shown(name)} has {shown(number.strip())}"
+            raise ValueError(f"{setting}: {found}, expected a number of 0 or more, such as 0.3")
         if name in shares:
-            raise ValueError(f"{setting} names {name!r} twice")
+            raise ValueError(f"{setting} names {shown(name)} twice")
         shares[name] = value
         at = item.end()
     return shares
@@ -227,7 +238,7 @@ def _check_names(setting: str, given: Iterable[str], groups: Iterable[str], *, c
 def _listed(names: Iterable[str]) -> str:
     found = sorted(names)
     more = f" and {len(found) - NAMES_SHOWN} more" if len(found) > NAMES_SHOWN else ""
-    return ", ".join(repr(name) for name in found[:NAMES_SHOWN]) + more or "none"
+    return ", ".join(shown(name) for name in found[:NAMES_SHOWN]) + more or "none"
 
 
 @dataclass(frozen=True)

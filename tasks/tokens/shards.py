@@ -113,15 +113,22 @@ def tokenise_segment(
         Counts, a digest, the engine and why it was taken.
 
     Raises:
-        UserError: if the tokeniser's file is broken, or another one.
+        UserError: if the tokeniser's file is broken, or another one, or it cannot encode the documents.
     """
     engines = _engines(tokenizer, fingerprint)
     folder, settings = Path(out), TokeniseSettings(bos, eos)
     try:
         return _encode_segment(engines, engine, settings, Path(source), folder, progress)
     except EngineError as error:
+        reason = str(error)
+    try:
         made = _encode_segment(engines, "reference", settings, Path(source), folder, progress)
-        return {**made, "engine_reason": str(error)}
+    except EngineError as error:
+        raise UserError(
+            f"the tokeniser in {tokenizer} ({engines.tokenizer.described}) cannot encode the documents: {error}; give "
+            "it an id for what it does not know, or take another one (tokenizer.kind, tokenizer.file)"
+        ) from error
+    return {**made, "engine_reason": reason}
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,7 @@
 """Tokenisers that Hugging Face's `tokenizers` runs: byte-level BPE fitted here, and any file from elsewhere.
 
-This module travels inside served models, so it imports nothing of Sheepfold but its neighbour.
+This module travels inside served models, so it imports nothing of Sheepfold but its neighbour; how the merges of
+byte-level BPE are learned is in `merges`, which stays at home.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .interface import LARGEST_VOCAB, N_SPECIAL, SPECIAL_TOKENS, Tokenizer, is_id
+from .interface import LARGEST_VOCAB, N_SPECIAL, Tokenizer, is_id
 
 MIN_BPE_VOCAB = 256 + N_SPECIAL
 
@@ -174,39 +175,13 @@ class BpeTokenizer(EngineTokenizer):
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> BpeTokenizer:
-        """Learn merges until there are `vocab_size` ids (fewer when the text is too short for so many)."""
-        from tokenizers import pre_tokenizers, trainers
+        """Learn merges until there are `vocab_size` ids (fewer when the text is too short for so many).
 
-        if vocab_size - reserved < MIN_BPE_VOCAB:
-            raise ValueError(
-                f"vocab_size is {vocab_size}; byte-level BPE needs at least {MIN_BPE_VOCAB}"
-                + (f" and the {reserved} reserved ones" if reserved else "")
-            )
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size - reserved,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        engine = _byte_level_engine()
-        engine.train_from_iterator(texts, trainer=trainer)
-        return cls(engine.to_str(), reserved)
-
-    @classmethod
-    def of_merges(cls, merges: Iterable[tuple[str, str]], reserved: int = 0) -> BpeTokenizer:
-        """The tokeniser with these merges; the same that `fit` gives where it finds them.
-
-        Args:
-            merges: pairs of tokens as the engine spells them, the first one first.
+        A served model cannot: what learns does not travel.
         """
-        from tokenizers import pre_tokenizers
+        from .merges import learn
 
-        merges = list(merges)
-        words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(one + two for one, two in merges)]
-        vocabulary = {word: index for index, word in enumerate(dict.fromkeys(words))}
-        engine = _byte_level_engine(vocabulary, merges)
-        engine.add_special_tokens(list(SPECIAL_TOKENS))
-        return cls(engine.to_str(), reserved)
+        return cls(learn(texts, vocab_size, reserved), reserved)
 
     @property
     def used_ids(self) -> int:
@@ -229,17 +204,6 @@ _BYTES = {character: byte for byte, character in enumerate(byte_spellings())}
 def spelled_bytes(token: str) -> bytes:
     """The bytes of a token as a byte-level engine spells it."""
     return bytes(_BYTES[character] for character in token)
-
-
-def _byte_level_engine(*model: Any) -> Any:
-    """An engine with GPT-2's rule for cutting text into words, which `tokenizers` runs natively."""
-    from tokenizers import Tokenizer as Engine
-    from tokenizers import decoders, models, pre_tokenizers
-
-    engine = Engine(models.BPE(*model))
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    engine.decoder = decoders.ByteLevel()
-    return engine
 
 
 class HfTokenizer(EngineTokenizer):
@@ -270,6 +234,8 @@ class HfTokenizer(EngineTokenizer):
     ) -> None:
         super().__init__(spec, reserved)
         self._used_ids = max(self.vocabulary().values(), default=-1) + 1
+        if not self._used_ids:
+            raise ValueError("its vocabulary is empty, so it can encode nothing; choose another tokeniser")
         if self._used_ids > LARGEST_VOCAB:
             raise ValueError(f"its largest id is {self._used_ids - 1:,}, expected less than {LARGEST_VOCAB:,}")
         self._named = {"pad_id": pad_id, "unk_id": unk_id, "bos_id": bos_id, "eos_id": eos_id}
@@ -287,10 +253,18 @@ class HfTokenizer(EngineTokenizer):
     @cached_property
     def encoding_spec(self) -> str:
         spec = json.loads(self.spec)
-        _hide(spec, self._special - {unk_of_model(spec["model"])})
+        hidden = self._special - {unk_of_model(spec["model"])}
+        _hide(spec, hidden)
+        for token in spec.get("added_tokens") or []:
+            # a file beside may name an ordinary one
+            token["special"] = bool(token.get("special")) or token["id"] in hidden
         if spec["model"].get("dropout"):
             spec["model"]["dropout"] = None
         return self.spec if spec == json.loads(self.spec) else json.dumps(spec, ensure_ascii=False)
+
+    @property
+    def described(self) -> str:
+        return f"{json.loads(self.spec)['model'].get('type', 'one')} from elsewhere"
 
     @property
     def used_ids(self) -> int:

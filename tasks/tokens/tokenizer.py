@@ -25,6 +25,7 @@ from .interface import (
     UNK,
     Tokenizer,
     TokenizerError,
+    check_vocab_size,
     smallest_dtype,
 )
 from .subword import MIN_BPE_VOCAB, BpeTokenizer, EngineTokenizer, HfTokenizer
@@ -49,6 +50,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "WordTokenizer",
+    "check_vocab_size",
     "load_tokenizer",
     "smallest_dtype",
 ]

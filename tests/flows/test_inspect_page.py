@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Opened
+from browsing import Opened, page_in
 
 from flows.cli_inspect import fresh_subject
 from tasks.inspection.inspection import inspect_prompt
@@ -18,8 +18,7 @@ HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp
 
 def open_page(chromium: Any, folder: Path, prompt: str, preset: str = "tiny", **context: Any) -> Opened:
     """The page of a prompt."""
-    path = folder / "page.html"
-    path.write_text(to_html(inspect_prompt(fresh_subject(preset, 0), prompt)), encoding="utf-8")
+    path = page_in(folder, lambda _: to_html(inspect_prompt(fresh_subject(preset, 0), prompt)))
     return Opened(chromium, path, **context)
 
 
@@ -107,9 +106,7 @@ def test_nothing_is_wider_than_the_screen(chromium: Any, tmp_path: Path, width: 
         viewport={"width": width, "height": 800},
         color_scheme=scheme,
     )
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    spilled = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent)"
-    assert opened.page.eval_on_selector_all("td, th", spilled) == []
+    assert opened.spilled("td, th") == []
     ink, paper = (
         opened.page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")
     )

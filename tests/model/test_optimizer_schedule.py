@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from model import ModelConfig, TrainConfig, Transformer
 from model.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from model.schedule import cosine, inverse_square_root, learning_rate, noam, warmup_cosine
+from model.schedule import (
+    cosine,
+    inverse_square_root,
+    learning_rate,
+    noam,
+    warmup_cosine,
+    warmup_stable_decay,
+)
 
-OPTIMIZERS = ("adamw", "adam", "adam_l2")
+OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +42,38 @@ def test_an_optimizer_takes_the_steps_computed_by_hand(
         layer.weight.grad = torch.full_like(layer.weight, gradient)
         optimizer.step()
         assert layer.weight.item() == pytest.approx(weight, abs=1e-12)
+
+
+def adam_by_hand(weight: np.ndarray, gradients: list[np.ndarray], decay: float, config: TrainConfig) -> np.ndarray:
+    m, v = np.zeros_like(weight), np.zeros_like(weight)
+    (beta1, beta2), coupled = config.betas, config.optimizer == "adam_l2"
+    for t, raw in enumerate(gradients, start=1):
+        gradient = raw + decay * weight if coupled else raw
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        step = m / (1 - beta1**t) / (np.sqrt(v / (1 - beta2**t)) + config.eps)
+        weight = weight - config.lr * (step if coupled else step + decay * weight)
+    return weight
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.98), (0.9, 0.999)])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "adam_l2", "muon"])
+def test_a_layer_takes_the_steps_computed_with_numpy(kind: str, betas: tuple[float, float]) -> None:
+    layer = torch.nn.Linear(5, 3, dtype=torch.float64)  # in no block, so that muon trains it as adamw does
+    config = TrainConfig(
+        4, optimizer=kind, lr=0.01, betas=betas, eps=1e-5, weight_decay=None if kind == "adam" else 0.2
+    )
+    generator = np.random.default_rng(0)
+    starts = [parameter.detach().numpy().copy() for parameter in layer.parameters()]
+    gradients = [[generator.standard_normal(start.shape) for _ in range(4)] for start in starts]
+    optimizer = build_optimizer(layer, config)
+    for t in range(4):
+        for parameter, own in zip(layer.parameters(), gradients, strict=True):
+            parameter.grad = torch.from_numpy(own[t])
+        optimizer.step()
+    for parameter, start, own in zip(layer.parameters(), starts, gradients, strict=True):
+        decay = config.weight_decay if parameter.dim() == 2 else 0.0
+        np.testing.assert_allclose(parameter.detach().numpy(), adam_by_hand(start, own, decay, config), atol=1e-13)
 
 
 def test_only_matrices_decay() -> None:
@@ -63,12 +103,16 @@ def test_plain_adam_decays_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "sgd"}, "expected one of adamw, adam, adam_l2"),
+        ({"optimizer": "sgd"}, "expected one of adamw, adam, adam_l2, muon"),
+        ({"muon_lr": 0.02}, "trains every weight with lr"),
+        ({"optimizer": "muon", "muon_lr": 0.0}, "muon_lr=0.0"),
         ({"optimizer": "adam", "weight_decay": 0.1}, "does not decay"),
         ({"optimizer": "adam", "decay_groups": False}, "nothing decays"),
         ({"weight_decay": 0.0, "decay_groups": False}, "nothing decays"),
         ({"decay_groups": 1}, "True or False"),
-        ({"schedule": "linear"}, "expected one of warmup_cosine, cosine, constant, noam"),
+        ({"schedule": "linear"}, "expected one of warmup_cosine, cosine, constant, noam, wsd"),
+        ({"decay_ratio": 0.2}, "does not end with a linear fall"),
+        ({"schedule": "wsd", "warmup_ratio": 0.5, "decay_ratio": 0.6}, "decay_ratio=0.6"),
         ({"schedule": "cosine", "warmup_ratio": 0.1}, "has no warm-up"),
         ({"schedule": "constant", "warmup_ratio": 0.05}, "has no warm-up"),
         ({"schedule": "constant", "min_lr_ratio": 0.1}, "has no floor"),
@@ -81,7 +125,7 @@ def test_a_training_setting_without_effect_is_refused(settings: dict[str, Any], 
         TrainConfig(**{"max_steps": 10, **settings})
 
 
-@pytest.mark.parametrize("schedule", ["warmup_cosine", "cosine", "constant", "noam"])
+@pytest.mark.parametrize("schedule", ["warmup_cosine", "cosine", "constant", "noam", "wsd"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_resolved_training_settings_are_accepted_again(kind: str, schedule: str) -> None:
     config = TrainConfig(10, optimizer=kind, schedule=schedule)
@@ -144,9 +188,10 @@ def test_without_warmup_the_cosine_starts_at_once() -> None:
     assert [learning_rate(step, config) for step in range(4)] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("schedule", ["warmup_cosine", "wsd"])
 @pytest.mark.parametrize("max_steps", [1, 2, 3])
-def test_shortest_runs_have_a_rate(max_steps: int) -> None:
-    config = TrainConfig(max_steps=max_steps)
+def test_shortest_runs_have_a_rate(max_steps: int, schedule: str) -> None:
+    config = TrainConfig(max_steps=max_steps, schedule=schedule)
     assert all(0 < learning_rate(step, config) <= config.lr for step in range(max_steps))
 
 
@@ -187,3 +232,31 @@ def test_the_warmup_curve_is_zero_at_zero_and_never_rises_again() -> None:
 
 def test_the_inverse_root_meets_its_warmup_at_the_peak() -> None:
     assert [inverse_square_root(t, 2.0, 100) for t in (25, 100, 400)] == [0.5, 2.0, 1.0]
+
+
+def test_a_plateau_lies_between_the_warmup_and_a_linear_fall() -> None:
+    config = TrainConfig(1000, lr=0.01, schedule="wsd", warmup_ratio=0.1, decay_ratio=0.2, min_lr_ratio=0.1)
+    done = np.array([1, 50, 100, 101, 500, 800, 850, 900, 999, 1000, 2000])
+    expected = np.interp(done, [0, 100, 800, 1000], [0.0, 0.01, 0.01, 0.001])
+    assert [learning_rate(step - 1, config) for step in done.tolist()] == pytest.approx(expected.tolist(), abs=1e-15)
+    assert {learning_rate(step, config) for step in range(99, 800)} == {0.01}
+
+
+def test_a_plateau_without_a_fall_stays() -> None:
+    config = TrainConfig(100, lr=0.01, schedule="wsd", warmup_ratio=0.0, decay_ratio=0.0)
+    assert {learning_rate(step, config) for step in range(200)} == {0.01}
+
+
+@pytest.mark.parametrize("max_steps", range(1, 12))
+def test_the_fall_begins_behind_the_warmup_even_where_both_are_rounded_up(max_steps: int) -> None:
+    config = TrainConfig(max_steps, lr=1.0, schedule="wsd", warmup_ratio=0.5, decay_ratio=0.5, min_lr_ratio=0.0)
+    rates = [learning_rate(step, config) for step in range(max_steps)]
+    peak = rates.index(1.0)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] == (0.0 if max_steps > config.warmup_steps else 1.0)
+
+
+def test_a_longer_run_shares_the_plateau_of_a_shorter_one() -> None:
+    shorter, longer = ([warmup_stable_decay(t, 1.0, 0.1, 10, 20, n) for t in range(1, 81)] for n in (100, 1000))
+    assert shorter == longer

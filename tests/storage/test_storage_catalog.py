@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from rows import row
 
 from storage import schemas
 from storage.catalog import Catalog, QueryError, corpus_ref, read_state
@@ -30,17 +30,6 @@ VIEWS = {
     "metrics",
     "quarantine",
 }
-
-
-def row(schema: pa.Schema, **values: Any) -> dict[str, Any]:
-    """A row with a plain value in every column that is not given."""
-    plain = {"string": "", "large_string": "", "bool": False, "double": 0.0}
-    filled = {
-        field.name: None if field.nullable else [] if "list" in str(field.type) else plain.get(str(field.type), 0)
-        for field in schema
-    }
-    assert values.keys() <= filled.keys()
-    return {**filled, **values}
 
 
 def file(path: str, status: str, doc_id: str | None = None, segment: str | None = None, **more: Any) -> dict[str, Any]:

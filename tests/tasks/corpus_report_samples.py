@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from rows import row
 
 from storage import schemas
 from storage.catalog import Catalog, corpus_ref
@@ -22,17 +23,6 @@ LONG = "folder/" * 60 + "end.txt"
 
 Row = dict[str, Any]
 Tables = Mapping[str, tuple[pa.Schema, Sequence[Row]]]
-
-
-def row(schema: pa.Schema, **values: Any) -> Row:
-    """A row with a plain value in every column that is not given."""
-    plain = {"string": "", "large_string": "", "bool": False, "double": 0.0}
-    filled = {
-        field.name: None if field.nullable else [] if "list" in str(field.type) else plain.get(str(field.type), 0)
-        for field in schema
-    }
-    assert values.keys() <= filled.keys()
-    return {**filled, **values}
 
 
 class Sample:

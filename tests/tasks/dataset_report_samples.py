@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from corpus_report_samples import CORPUS, Row, Sample, row
+from corpus_report_samples import CORPUS, Row, Sample
+from rows import row
 
 from storage import schemas
 from storage.catalog import Catalog, corpus_ref

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html.parser import HTMLParser
 
 
@@ -35,3 +36,20 @@ class Tags(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:
             self.words.append(data)
+
+
+def assert_alone(page: str, sections: Iterable[str], pictures: bool = False) -> None:
+    """A page that is whole, has every section once, fetches nothing and runs nothing.
+
+    Args:
+        sections: ids.
+        pictures: whether it may hold any.
+    """
+    tags = Tags(page)
+    assert set(sections) <= set(tags.ids)
+    assert len(tags.ids) == len(set(tags.ids))
+    assert not tags.names & {"script", "iframe", "object", "embed", "form", "base"}
+    assert pictures or "img" not in tags.names
+    assert all(address.startswith(("#", "data:")) for address in tags.addresses)
+    assert "url(" not in page and "@import" not in page
+    assert "default-src 'none'" in page

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import ingest, prose, write
-from tiny_run import Ran, home_at
+from tiny_run import Ran, copy_of_store, home_at
 
 from storage.catalog import read_state
 from storage.manifest import ArtifactRef
@@ -31,8 +31,7 @@ State = dict[str, list[ArtifactRef]]
 @pytest.fixture
 def corpus(tiny: Ran, tmp_path: Path) -> tuple[LocalStore, State]:
     """A copy of the tiny corpus that may be spoiled."""
-    home = home_at(tmp_path / "home")
-    shutil.copytree(tiny.session.home.store, home.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    home = copy_of_store(tiny, tmp_path / "home")
     store = LocalStore(Path(home.store))
     return store, read_state(store, "default")
 

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from corpus_report_samples import CORPUS, row
+from corpus_report_samples import CORPUS
 from dataset_report_samples import Prepared, rich
+from rows import row
 
 from storage import schemas
 from storage.catalog import Catalog
@@ -126,7 +127,7 @@ def test_ocr_and_unknown_languages_are_known_limits(tmp_path: Path) -> None:
     made.text("scan", "read by machine", pages=[*read, {"method": "none", "engine": "x", "error": "broken"}])
     made.text("odd", "what is this", language="und")
     found = known_limits(made)
-    assert "2 of 4 pages (50 %) were read by OCR, with a mean confidence of 70.00 %; 1 of them below 60%" in found
+    assert "2 of 4 pages (50 %) were read by OCR, with a mean confidence of 70.00 %; 1 of them below 60 %" in found
     assert "1 page could not be read" in found
     assert "The language of 1 document of prose" in found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from flows import pipeline
 from flows.actions import promote_model
@@ -56,9 +55,7 @@ print(json.dumps(served.predict(["The sheep", "a dog"], params={"temperature": 0
 @pytest.fixture(scope="module")
 def bare(tiny: Ran, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The tiny run with nothing around documents."""
-    home = home_at(tmp_path_factory.mktemp("bare") / "home")
-    ignored = shutil.ignore_patterns("train", "evaluate", "generate", "prompts", ".work", ".locks")
-    shutil.copytree(tiny.session.home.store, home.store, ignore=ignored, dirs_exist_ok=True)
+    home = copy_of_store(tiny, tmp_path_factory.mktemp("bare") / "home", "train", "evaluate", "generate", "prompts")
     return run_whole(home, tiny_source, tiny_settings(*BARE))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tiny_run import Ran, direct_session, home_at, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_session, tiny_settings
 
 from flows import pipeline
 from flows.actions import checkpoint_of
@@ -114,9 +114,7 @@ PROMPTS = [Prompt("a", "The sheep"), Prompt("b", ""), Prompt("c", "x" * 100 + "â
 
 @pytest.fixture
 def home(tiny: Ran, tmp_path: Path) -> Home:
-    target = home_at(tmp_path / "home")
-    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(".work", ".locks"))
-    return target
+    return copy_of_store(tiny, tmp_path / "home")
 
 
 def complete(

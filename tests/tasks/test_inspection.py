@@ -7,12 +7,12 @@ import dataclasses
 import json
 import math
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from html_tags import Tags
 
 from model import ModelConfig, Transformer
 from tasks.inspection.elements import control_elements
@@ -43,34 +43,6 @@ def subject(tokenizer: Tokenizer | None = None, bos: bool = False, **settings: A
 
 def look(prompt: str = "Hello World", **settings: Any) -> Inspection:
     return inspect_prompt(subject(**settings), prompt)
-
-
-class Tags(HTMLParser):
-    """Checks that elements are closed in order, and collects ids and visible text."""
-
-    VOID = ("meta", "link", "input", "br")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.scripts = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        self.scripts += tag == "script"
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def parsed(page: str) -> Tags:
-    tags = Tags()
-    tags.feed(page)
-    assert not tags.open
-    return tags
 
 
 @pytest.mark.parametrize(
@@ -151,10 +123,10 @@ def test_one_point_alone_lies_in_the_middle() -> None:
 @pytest.mark.parametrize("prompt", [*HOSTILE, "a", "Hello World", "long prompt " * 5])
 def test_the_page_is_closed_in_order_and_names_nothing_twice(prompt: str) -> None:
     page = to_html(look(prompt))
-    tags = parsed(page)
+    tags = Tags(page)
     assert len(tags.ids) == len(set(tags.ids))
     assert set(SECTIONS) <= set(tags.ids)
-    assert tags.scripts == 2
+    assert page.count("<script") == 2
     assert "\x00" not in page
 
 

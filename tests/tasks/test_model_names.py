@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, direct_session, home_at
+from tiny_run import Ran, copy_of_store, direct_session
 
 from flows.actions import UnknownModel, checkpoint_of, promote_model, resolve_version
 from storage.home import Home
@@ -18,8 +18,7 @@ from tasks.session import Session, artifact
 @pytest.fixture(scope="module")
 def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home whose only version, 1, is champion."""
-    target = home_at(tmp_path_factory.mktemp("names") / "home")
-    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    target = copy_of_store(tiny, tmp_path_factory.mktemp("names") / "home")
     assert tiny.checkpoint is not None
     assert tiny.metrics is not None
     with direct_session(target) as session:

@@ -1,4 +1,4 @@
-"""What the pages share: numbers that do not lie by rounding, words that are only words, drawings, joins."""
+"""What the pages share: a frame, numbers that do not lie by rounding, words that are only words, drawings, joins."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import re
 
 import duckdb
 import pytest
+from html_tags import Tags, assert_alone
 
-from tasks.pages.charts import Layer, Part, Plot, histogram, whole_bar
+from tasks.inspection.layout import section
+from tasks.pages.charts import Layer, Part, Plot, histogram, histogram_figure, legend, whole_bar
+from tasks.pages.frame import report_page
 from tasks.pages.joins import Join, join_in_steps
 from tasks.pages.markdown import plain, table
 from tasks.pages.wording import percent, share
-from tasks.pages.worries import Worry, ordered, worry_list
+from tasks.pages.worries import Worry, look_first, ordered, worry_list
 
 
 @pytest.mark.parametrize(
@@ -75,3 +78,62 @@ def test_worries_come_gravest_first_and_their_words_are_only_words() -> None:
     assert [worry.title for worry in listed] == ["more gone", "gone", "good <i>"]
     drawn = worry_list(listed)
     assert "good &lt;i&gt;" in drawn and "\u202e" not in drawn and "&lt;U+202E&gt;path" in drawn
+
+
+NAMES = {"first": "One <i>", "second": "Two"}
+HOSTILE = "</title></style><script>hit=1</script>\u202e"
+
+
+def framed(**changes: object) -> str:
+    made = {
+        "title": HOSTILE, "lead": HOSTILE, "facts": {HOSTILE: HOSTILE}, "names": NAMES,
+        "sections": {name: section(name, "A", "", f"<p>{name}</p>") for name in ("second", "first")},
+    }  # fmt: skip
+    return report_page(**{**made, **changes})  # type: ignore[arg-type]
+
+
+def test_a_page_stands_alone_whatever_its_words() -> None:
+    page = framed(footer=HOSTILE)
+    assert_alone(page, NAMES)
+    assert "\u202e" not in page
+    assert "".join(Tags(page).words).count("<script>hit=1</script><U+202E>") >= 5
+
+
+def test_sections_stand_in_the_order_of_their_links() -> None:
+    page = framed()
+    assert page.index("<p>first</p>") < page.index("<p>second</p>")
+    assert re.findall(r'<a href="#(\w+)">([^<]*)</a>', page) == [("first", "One &lt;i&gt;"), ("second", "Two")]
+    assert 'class="skip" href="#first"' in page
+
+
+def test_a_page_of_its_own_style_has_it_after_the_shared_one() -> None:
+    page = framed(style=".mine { color: red; }")
+    assert page.index(".fates {") < page.index(".mine {")
+
+
+def test_between_facts_and_links_stands_what_gives_an_overview() -> None:
+    page = framed(overview="<b>bar</b>")
+    assert page.index("</dl>") < page.index('<div class="overview"><b>bar</b></div>') < page.index("<nav")
+    assert 'overview">' not in framed()
+
+
+@pytest.mark.parametrize("names", [{"first": "One"}, {**NAMES, "third": "Three"}])
+def test_a_section_without_a_link_and_a_link_without_a_section_are_refused(names: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"no name for the link to it: (second|third)$"):
+        framed(names=names)
+
+
+def test_a_page_begins_with_what_to_look_at_or_says_that_there_is_nothing() -> None:
+    worry = Worry("check", 1, "odd", "", "", "first")
+    assert "odd" in look_first("w", [worry], "why", "nothing") and "nothing" not in look_first(
+        "w", [worry], "", "nothing"
+    )
+    assert "<p>nothing &amp; no more</p>" in look_first("w", [], "why", "nothing & no more")
+
+
+def test_a_histogram_has_its_title_and_colours_their_names() -> None:
+    drawn = histogram_figure(Plot("name", "a < b", "the note", [0, 1, 2], [Layer("kept", "ink", [4, 0])]))
+    assert "<h3>a &lt; b</h3>" in drawn and "the note" in drawn
+    assert re.findall(r"<i( class=\"contrary\")?></i>(\w+)", legend({"": "kept", "contrary": "lost"})) == [
+        ("", "kept"), (' class="contrary"', "lost")
+    ]  # fmt: skip

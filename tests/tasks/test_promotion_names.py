@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from flows.actions import promote_model
 from storage.registry import MODEL_NAME, Registry
@@ -81,8 +80,7 @@ def read_names(session: Session, done: Promotion) -> Names:
 
 @pytest.fixture(scope="module")
 def history(tiny: Ran, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
-    home = home_at(tmp_path_factory.mktemp("promotion") / "home")
-    shutil.copytree(tiny.session.home.store, home.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    home = copy_of_store(tiny, tmp_path_factory.mktemp("promotion") / "home")
 
     def step(*assignments: str) -> Names:
         ran = run_whole(home, tiny_source, tiny_settings(*assignments))

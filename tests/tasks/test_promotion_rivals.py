@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from flows import actions
 from flows.actions import promote_model
@@ -23,9 +22,7 @@ WORSE = ("train.max_steps=2",)
 @pytest.fixture
 def home(tiny: Ran, tmp_path: Path) -> Home:
     """The store of the tiny run, with an empty registry."""
-    target = home_at(tmp_path / "home")
-    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(".work", ".locks"))
-    return target
+    return copy_of_store(tiny, tmp_path / "home")
 
 
 def promote_ran(session: Session, ran: Ran) -> Promotion:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import Ran, direct_session, home_at
+from tiny_run import Ran, copy_of_store, direct_session
 
 from flows.actions import promote_model
 from storage.home import Home
@@ -59,8 +59,7 @@ print(json.dumps(answers))
 @pytest.fixture(scope="module")
 def served_home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with the tiny model as champion."""
-    home = home_at(tmp_path_factory.mktemp("serving") / "home")
-    shutil.copytree(tiny.session.home.store, home.store, ignore=shutil.ignore_patterns(".work", ".locks"))
+    home = copy_of_store(tiny, tmp_path_factory.mktemp("serving") / "home")
     assert tiny.checkpoint is not None
     assert tiny.metrics is not None
     with direct_session(home) as session:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from stage_samples import Calls, TextSettings, capitals, joined, letters
@@ -14,12 +13,6 @@ from tasks.session import FIRST_GUESS, Call, Pending, Planner, Session, StageRep
 from tasks.stage import Stage, stage
 
 Result = ArtifactRef | Pending
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.delenv("SHEEPFOLD_STORE", raising=False)
-    return Home.from_environment(tmp_path / "home")
 
 
 def wire(session: Session, texts: str, shout: str = "a") -> Result:

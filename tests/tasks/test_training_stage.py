@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
-from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, text_of, tiny_settings, write_texts
+from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, text_of, tiny_settings, train_in, write_texts
 
 from flows import pipeline
 from flows.actions import ensure_training_run
@@ -26,10 +26,8 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_columns, read_rows
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
-from tasks.ingest.sources.resolve import resolve_sources
 from tasks.progress import StageProgress
 from tasks.session import Session, artifact
-from tasks.settings import Settings
 from tasks.training import steps_of_epochs, steps_of_tokens
 
 N_STEPS = 20
@@ -49,13 +47,6 @@ def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
     shutil.copytree(store, target.store, ignore=ignored)
     shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
     return target
-
-
-def train_in(session: Session, source: Path, settings: Settings | None = None) -> ArtifactRef:
-    settings = settings or tiny_settings()
-    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-    prepared = pipeline.prepare(session, "default", settings, ingested)
-    return artifact(pipeline.train_model(session, settings, prepared))
 
 
 def interrupt_after(patches: pytest.MonkeyPatch, step: int, checkpoint_seconds: float = 0.0) -> None:
@@ -237,8 +228,7 @@ import tasks.training
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
-from tiny_run import direct_session, home_at
-from test_training_stage import train_in
+from tiny_run import direct_session, home_at, train_in
 
 def update(self, done, total, note=""):
     if self._name == "train" and done == 9:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,26 @@ def tiny_settings(*assignments: str) -> Settings:
 def home_at(folder: Path) -> Home:
     """A home in this folder, whatever the environment says."""
     return Home(folder, str(folder / "store"), f"sqlite:///{folder / 'mlflow.db'}").create()
+
+
+def copy_of_store(ran: Ran, folder: Path, *without: str) -> Home:
+    """A new home with what a run made, and with no models and runs in MLflow; it may be spoiled.
+
+    Args:
+        without: stages that are left out.
+    """
+    home = home_at(folder)
+    left_out = shutil.ignore_patterns(*without, ".work", ".locks")
+    shutil.copytree(ran.session.home.store, home.store, ignore=left_out, dirs_exist_ok=True)
+    return home
+
+
+def train_in(session: Session, source: Path, settings: Settings | None = None) -> ArtifactRef:
+    """Files to a trained model; returns the checkpoint."""
+    settings = settings or tiny_settings()
+    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
+    prepared = pipeline.prepare(session, "default", settings, ingested)
+    return artifact(pipeline.train_model(session, settings, prepared))
 
 
 class TinyResources(Resources):

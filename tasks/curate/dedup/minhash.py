@@ -87,10 +87,6 @@ class Signatures:
             paragraphs.offsets,
         )
 
-    def outline(self) -> Self:
-        """The same documents without their grams and paragraphs: all that finding pairs needs, and a tenth of it."""
-        return self.of_minima(self.minima, self.n_shingles)
-
     @classmethod
     def of_minima(cls, minima: U32, n_shingles: I64) -> Self:
         """Documents of which only the MinHash values are known."""

@@ -6,7 +6,10 @@ import gzip
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 import zstandard
 
 from storage.errors import UserError
+from tasks.corpora import importing
 from tasks.corpora import parts as cutting
 from tasks.corpora.importing import cut_imports
 from tasks.corpora.parts import GZIP, LINES, PARQUET, ZSTD, Part, parts_of, unchanged
@@ -355,3 +359,42 @@ def test_impossible_settings_are_refused(values: dict[str, Any]) -> None:
 
 def test_a_format_is_known_by_its_content(tmp_path: Path) -> None:
     assert cut(table(tmp_path, {"text": ["a"]}))[0].format == PARQUET
+
+
+def test_the_digest_of_a_text_is_that_of_the_whole_however_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "CHARACTERS_AT_ONCE", 3)
+    text = "a\ud83d\ude00\u00e9\udfff\u6771\U0001f469xyz"
+    data = text.encode("utf-8", "replace")
+    assert importing._raw_digest(text) == (hashlib.sha256(data).hexdigest(), len(data))
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+PEAK = r"""
+import json, pathlib, re, sys
+sys.path.insert(0, sys.argv[1])
+from tasks.corpora.importing import import_parts
+
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+
+before = peak()
+made = import_parts(*json.loads(sys.argv[2]), progress=lambda done, total: None)
+print(made["rows"], peak() - before)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak")
+@pytest.mark.parametrize("end", ["", "\r\n"], ids=["as it is", "changed"])
+def test_a_long_document_needs_a_few_times_its_size(end: str, tmp_path: Path) -> None:
+    path = put(tmp_path, lines({"text": "the shepherd counts his sheep and the fold is full of wool\n" * 10**6 + end}))
+    part = asdict(Part(sha(path), LINES))
+    arguments = [[part], [str(path)], str(tmp_path), asdict(TEXT), True, str(tmp_path)]
+    root = str(Path(__file__).resolve().parents[3])
+    told = subprocess.run(
+        [sys.executable, "-c", PEAK, root, json.dumps(arguments)], capture_output=True, text=True, check=True
+    )
+    rows, peak = map(int, told.stdout.split())
+    assert rows == 1
+    assert peak < 4.3 * path.stat().st_size

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tasks.resources import Resources
 from tasks.settings import TokenizerSettings
 from tasks.stage import Outcome, Work, stage
 from tasks.tokens import merges
-from tasks.tokens.fit import FitSettings, fit_tokenizer, tokenizer
+from tasks.tokens.fit import FitSettings, check_tokenizer, fit_tokenizer, tokenizer
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe
 from tasks.tokens.tokenizer import BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer, WordTokenizer, load_tokenizer
@@ -288,8 +289,57 @@ def test_a_corrupt_file_is_told_by_name(content: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_told_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tokenizer\.file: there is no file"):
-        settings_of(tmp_path / "none.json")
+    for ask in (settings_of, check):
+        with pytest.raises(UserError, match=r"tokenizer\.file: there is no file"):
+            ask(tmp_path / "none.json")
+
+
+def check(path: Path, pinned: FitSettings | None = None, **asked: Any) -> None:
+    wanted = TokenizerSettings(kind="file", file=str(path), **asked)
+    check_tokenizer(wanted, None if pinned is None else asdict(pinned))
+
+
+def test_what_is_wrong_with_a_file_is_told_before_anything_runs(tmp_path: Path) -> None:
+    path = foreign_file(tmp_path / "in")
+    check(path)
+    path.write_text("{}")
+    with pytest.raises(ForeignTokenizerError, match=r"some-tokenizer\.json: "):
+        check(path)
+    check_tokenizer(TokenizerSettings())
+
+
+def test_a_pinned_tokeniser_is_had_without_its_file(tmp_path: Path) -> None:
+    path = foreign_file(tmp_path / "in")
+    pinned = settings_of(path)
+    path.unlink()
+    check(path, pinned)
+    assert FitSettings.of(TokenizerSettings(kind="file", file=str(path)), asdict(pinned)) == pinned
+    for other in (FitSettings("char"), None):
+        with pytest.raises(UserError, match="there is no file"):
+            check(path, other)
+    with pytest.raises(UserError, match="there is no file"):
+        check(path, pinned, reserved=3)  # another tokeniser than the pinned one
+
+
+def test_a_file_that_is_there_counts_before_the_pinned_tokeniser(tmp_path: Path) -> None:
+    path = foreign_file(tmp_path / "in")
+    pinned = settings_of(path)
+    path.write_text(BpeTokenizer.fit(["other"], 280).spec, encoding="utf-8")
+    assert FitSettings.of(TokenizerSettings(kind="file", file=str(path)), asdict(pinned)) == settings_of(path) != pinned
+
+
+@pytest.mark.parametrize("asked", [{"vocab_size": 10**9}, {"vocab_size": 10**20}, {"reserved": 10**20}])
+@pytest.mark.parametrize("kind", ["bpe", "char", "word", "auto", "bytes"])
+def test_more_ids_than_there_can_be_are_refused(asked: dict[str, int], kind: str, fit: Fit) -> None:
+    (name,) = asked
+    with pytest.raises(UserError, match=rf"tokenizer\.{name} is [\d,]+, expected less than 16,777,216"):
+        fit_tokenizer([b"some text"], FitSettings(kind, **asked))
+    with pytest.raises(ValueError, match=rf"{name} is [\d,]+, expected less than"):
+        BpeTokenizer.fit(["some text"], **{"vocab_size": 300, **asked})
+
+
+def test_more_text_than_numbers_hold_is_all_there_is(fit: Fit) -> None:
+    assert letters(TEXTS, fit, 10**20) == seen(TEXTS)
 
 
 @pytest.mark.parametrize("change", [{"bos": False}, {"eos": False}, {"engine": "reference"}])

@@ -15,12 +15,14 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
-from tasks.checks.tokens import _decoding_problems
+from tasks.checks.tokens import _decoding_problems, _framing_problems
 from tasks.dataset_report.artefacts import special_names
 from tasks.settings import TokenizerSettings
-from tasks.tokens.engines import GigatokenEngine, ReferenceEngine, TiktokenEngine
+from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines
+from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, GigatokenEngine, ReferenceEngine, TiktokenEngine
 from tasks.tokens.fit import FitSettings
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.shards import TokeniseSettings
 from tasks.tokens.subword import WORD_PATTERNS, cut_text
 from tasks.tokens.texts import texts_of
 from tasks.tokens.tokenizer import (
@@ -161,6 +163,69 @@ def test_an_id_named_beside_the_file_is_not_forged_either(tmp_path: Path) -> Non
     assert 2 not in read(tmp_path, spec, config={"eos_token_id": 2}).encode([TEXT])[0]
 
 
+def with_added(spec: dict[str, Any], *tokens: str) -> dict[str, Any]:
+    """With tokens that are ordinary ones."""
+    engine = HfEngine.from_str(json.dumps(spec))
+    engine.add_tokens(list(tokens))
+    return json.loads(engine.to_str())
+
+
+def test_an_ordinary_added_token_that_is_named_beside_the_file_is_not_forged(tmp_path: Path) -> None:
+    tokenizer = read(tmp_path, with_added(byte_level(), "<|end|>", "sheep"), config={"eos_token_id": 264})
+    assert (tokenizer.eos_id, tokenizer.vocabulary()["<|end|>"]) == (264, 264)
+    text = "the <|end|> sheep"
+    ids = tokenizer.encode([text])[0].tolist()
+    assert 264 not in ids and ids[-1] == 265
+    assert GigatokenEngine(tokenizer).encode(texts_of([text.encode()])).ids.tolist() == ids
+
+
+@pytest.mark.parametrize("meaning", ["bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"])
+def test_a_character_is_no_control_token_whatever_stands_beside_the_file(meaning: str, tmp_path: Path) -> None:
+    spec = byte_level()
+    tokenizer = read(tmp_path, spec, config={meaning: spec["model"]["vocab"]["a"]})
+    assert spec["model"]["vocab"]["a"] in tokenizer.encode(["a"])[0]
+    assert not tokenizer.may_lose
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.unk_id) == (None,) * 4
+
+
+def framing_problems(tokenizer: HfTokenizer, texts: list[str], *more: int) -> list[str]:
+    """What `verify` says of a shard of these texts, to the last of which ids are added."""
+    before, behind = TokeniseSettings().frame(tokenizer)
+    found = [np.concatenate([before, ids, behind]).astype(np.int64) for ids in tokenizer.encode(texts)]
+    found[-1] = np.concatenate([found[-1][:1], more, found[-1][1:]]).astype(np.int64)
+    lengths, shard = np.array([len(ids) for ids in found]), np.concatenate(found)
+    counts = np.bincount(shard, minlength=tokenizer.vocab_size)
+    frame = (before, behind)
+    return list(_framing_problems(tokenizer, frame, shard, np.cumsum(lengths) - lengths, lengths, counts))
+
+
+@pytest.mark.parametrize(
+    ("spec", "config"),
+    [
+        (word_level(), {"bos_token_id": 3, "eos_token_id": 1}),
+        (word_level(), {"bos_token_id": 0, "eos_token_id": 0}),
+        (unigram(), {"bos_token_id": 3, "eos_token_id": 0}),
+        (with_added(word_level(), "zz"), {"eos_token_id": 5}),
+    ],
+    ids=["words", "the unknown", "the unknown of pieces", "an added token"],
+)
+def test_ordinary_ids_that_are_named_beside_the_file_are_no_false_alarm(
+    spec: dict[str, Any], config: dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer = read(tmp_path, spec, config=config)
+    assert tokenizer.eos_id == config["eos_token_id"]
+    texts = ["the a", "a </s> the 東京 <s>", "zz the zz"]
+    assert framing_problems(tokenizer, texts) == []
+
+
+def test_a_control_token_within_a_text_is_an_alarm(tmp_path: Path) -> None:
+    tokenizer = read(tmp_path, word_level(), config={"bos_token_id": 0, "eos_token_id": 2})
+    assert framing_problems(tokenizer, ["the a", "the zz"], 3) == []
+    assert framing_problems(tokenizer, ["the a", "the zz"], 2) == [
+        "special id 2 occurs 3 times, expected 2: once for every document"
+    ]
+
+
 @pytest.mark.parametrize("name", FORGEABLE)
 def test_other_text_keeps_the_ids_that_the_file_itself_gives(name: str) -> None:
     engine = HfEngine.from_str(json.dumps(FORGEABLE[name]))
@@ -270,6 +335,29 @@ def test_words_of_other_patterns_are_none_for_an_engine_with_gpt2_s() -> None:
         TiktokenEngine(known_words(WORD_PATTERNS[0]))
 
 
+# -- engines ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [["x" * (ADDED_CHARS + 1)], [f"{number:0{ADDED_CHARS}}" for number in range(1 + ALL_ADDED_CHARS // ADDED_CHARS)]],
+    ids=["one", "together"],
+)
+def test_long_added_tokens_are_left_to_the_reference(tokens: list[str]) -> None:
+    tokenizer = HfTokenizer(json.dumps(with_added(byte_level(), *tokens)))
+    text = f"the {tokens[0]} the"
+    choice = Engines(tokenizer).choose(texts_of([text.encode()]), WORTH_AN_ENGINE)
+    assert isinstance(choice.engine, ReferenceEngine)
+    assert f"gigatoken: its added tokens are of up to {len(tokens[0]):,} characters" in choice.reason
+    assert tokenizer.vocabulary()[tokens[0]] in choice.engine.encode(texts_of([text.encode()])).ids
+
+
+def test_a_token_of_a_million_characters_is_no_hang() -> None:
+    tokenizer = HfTokenizer(json.dumps(with_added(byte_level(), "x" * 10**6)))
+    choice = Engines(tokenizer).choose(texts_of([b"the"]), WORTH_AN_ENGINE)
+    assert "of up to 1,000,000 characters, 1,000,000 in all; 1,024 and 262,144 can be" in choice.reason
+
+
 # -- odd files -------------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +410,35 @@ def test_a_largest_id_that_is_a_mistake_is_told(tmp_path: Path) -> None:
     spec["model"]["vocab"]["far"] = 4_000_000_000
     with pytest.raises(ForeignTokenizerError, match=r"its largest id is 4,000,000,000, expected less than 16,777,216"):
         read(tmp_path, spec)
+
+
+@pytest.mark.parametrize("spec", [word_level(), unigram(), letters_only()])
+def test_a_vocabulary_without_a_token_is_told(spec: dict[str, Any], tmp_path: Path) -> None:
+    spec["model"]["vocab"] = type(spec["model"]["vocab"])()
+    spec["model"] |= {"merges": []} if "merges" in spec["model"] else {}
+    spec["model"] |= {"unk_id": None} if "unk_id" in spec["model"] else {}
+    with pytest.raises(ForeignTokenizerError, match=r"tokenizer\.json: its vocabulary is empty"):
+        read(tmp_path, {**spec, "added_tokens": []})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", r"is not JSON \(Expecting value"),
+        (b"\xff", "is not UTF-8"),
+        (b'{"kind": "char"}', "lacks 'alphabet'"),
+        (b'{"kind": "x"}', "tokenizer kind is 'x'"),
+        (b"[]", "a list, expected"),
+        (b'{"model": {}}', "not a tokeniser that"),
+        (None, "is a folder: name the tokenizer.json in it"),
+    ],
+)
+def test_an_error_names_the_file_once(content: bytes | None, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ForeignTokenizerError, match=told) as error:
+        read_tokenizer_file(path)
+    assert str(error.value).count(str(path)) == 1
 
 
 def test_a_file_in_one_s_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

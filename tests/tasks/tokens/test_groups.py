@@ -21,6 +21,8 @@ from storage.manifest import RefSet
 from storage.tables import read_rows
 from tasks.corpora.view import DocumentView, empty_view
 from tasks.session import Pending, Planner, Session
+from tasks.tokens import groups
+from tasks.tokens.grouping import MOST_NAME_CHARS, check
 from tasks.tokens.groups import GROUPS_FILE, check_expression, groups_call
 from tasks.tokens.mix import MixError, MixSettings
 
@@ -164,8 +166,58 @@ def test_a_plan_waits_for_what_is_not_there(home: Home, corpus: Ingestion) -> No
 
 def test_too_many_groups_are_refused(home: Home, corpus: Ingestion, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.tokens.groups.MOST_GROUPS", 3)
-    with pytest.raises(MixError, match=r"makes \d+ groups, such as"):
+    with pytest.raises(MixError, match=r"makes more than 3 groups, such as '\w{64}' and .*; expected a short name"):
         group(home, corpus, "doc_id || ''")
+
+
+def test_a_name_that_is_a_whole_text_is_refused(home: Home, corpus: Ingestion) -> None:
+    with pytest.raises(UserError, match=r"that makes a name of [\d,]+ characters, and 4,096 are the most") as told:
+        group(home, corpus, f"repeat(text, {MOST_NAME_CHARS})")
+    assert len(str(told.value)) < 500
+
+
+# three thousand million numbers; and 10^10 steps for each document
+ENDLESS_VALUE, ENDLESS_WORK = "list_sum(range(0, {} + 3000000000))", "levenshtein(repeat({0}, 90), repeat({0}, 80))"
+
+
+def test_an_expression_that_wants_all_memory_for_a_document_is_told(home: Home, corpus: Ingestion) -> None:
+    with pytest.raises(UserError, match=r"mix\.by .* needs more than 2,048 MiB of memory; expected a short name"):
+        group(home, corpus, ENDLESS_VALUE.format("n_chars"))
+
+
+def test_an_expression_that_wants_all_memory_is_told_before_anything_runs() -> None:
+    with pytest.raises(UserError, match=r"mix\.by .* needs more than 2,048 MiB of memory; expected a short name"):
+        check_expression(ENDLESS_VALUE.format("1"))
+
+
+def test_an_expression_that_takes_too_long_is_told(
+    home: Home, corpus: Ingestion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "SEGMENT_SECONDS", 0.5)
+    with pytest.raises(UserError, match=r"takes more than 0\.5 s on the documents of one segment; expected a short"):
+        group(home, corpus, ENDLESS_WORK.format("text"))
+
+
+def test_an_expression_that_takes_too_long_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "CHECK_SECONDS", 0.5)
+    with pytest.raises(UserError, match=r"takes more than 0\.5 s without any document; expected a short name"):
+        check_expression(ENDLESS_WORK.format(f"'{'ab' * 2000}'"))
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        "a" * 10**5,
+        "(" * 10**5 + "1" + ")" * 10**5,
+        "kind" + " || kind" * 10**4,
+        f"unnest(['{'b' * 10**5}'])",
+    ],
+    ids=["a name", "nested", "many", "a value"],
+)
+def test_of_a_long_expression_only_the_beginning_is_repeated(by: str) -> None:
+    with pytest.raises(UserError, match=r"mix\.by is .* \([\d,]+ characters\): ") as told:
+        check_expression(by)
+    assert len(str(told.value)) < 2_500
 
 
 def test_an_expression_that_fails_on_a_value_is_told(home: Home, corpus: Ingestion) -> None:
@@ -233,7 +285,7 @@ def test_a_document_in_several_segments_has_one_row(home: Home, corpus: Ingestio
 )
 def test_what_says_more_than_one_thing_of_one_document_is_refused(by: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        check_expression(by)
+        check(by)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +300,13 @@ def test_what_says_more_than_one_thing_of_one_document_is_refused(by: str, told:
     ],
 )
 def test_the_columns_that_an_expression_reads_are_known(by: str, expected: set[str]) -> None:
-    assert check_expression(by) == expected
+    assert check(by) == expected
+
+
+def test_what_is_refused_is_refused_through_the_process_too() -> None:
+    assert check_expression("documents.source") == {"source"}
+    with pytest.raises(UserError, match="random cannot be used"):
+        check_expression("random()")
 
 
 def test_a_time_is_written_the_same_everywhere() -> None:

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as HfEngine
+from tokenizers import models, pre_tokenizers
 
 from storage.errors import UserError
 from storage.home import Home
@@ -34,6 +36,7 @@ from tasks.tokens.tokenizer import (
     BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
+    HfTokenizer,
     Tokenizer,
     WordTokenizer,
 )
@@ -211,6 +214,21 @@ def test_a_broken_tokeniser_is_told_to_the_user(tmp_path: Path) -> None:
             tokenise_segment(
                 str(source), str(tmp_path / "tokenizer.json"), fingerprint, str(tmp_path), True, True, "auto", print
             )
+
+
+@pytest.mark.parametrize("worth", [0, engine_choice.WORTH_AN_ENGINE])
+def test_a_tokeniser_that_cannot_encode_is_told_to_the_user(
+    worth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", worth)
+    engine = HfEngine(models.WordLevel({"the": 0, "fold": 1}))
+    engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = HfTokenizer(engine.to_str())
+    assert encode(tmp_path, tokenizer, ["the fold"])["tokens"] == 2
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json \(WordLevel from elsewhere\) cannot encode .*give it an id .* take another"
+    ):
+        encode(tmp_path, tokenizer, ["the fold", "of sheep"])
 
 
 @given(st.lists(st.text(max_size=40), max_size=12), st.integers(1, 5), st.sampled_from(sorted(KINDS)))

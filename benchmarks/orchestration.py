@@ -1,0 +1,103 @@
+"""What the train task adds to a training: the stage through Prefect and MLflow beside the bare `Trainer`.
+
+    python -m benchmarks.orchestration bare STORE KEY STEPS      seconds of the bare trainer
+
+The command runs as a person would run it, on the same data with the same settings; counted is what its report says of
+the train stage. The bare trainer runs before and after it, because machines drift.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks import texts
+
+GOAL = 0.03
+PROBE_STEPS = 60
+TEXT_BYTES = 4 * 2**20
+
+
+def train(source: Path, home: Path, steps: int) -> dict[str, Any]:
+    """The whole command; returns its report's entry for the train stage.
+
+    Raises:
+        RuntimeError: if it fails.
+    """
+    command = [sys.executable, "-m", "flows.cli", "train", str(source), "--home", str(home), "--json"]
+    done = subprocess.run([*command, "--max-steps", str(steps)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[1:])} ended with exit code {done.returncode}: {done.stderr[-500:]}")
+    stages: list[dict[str, Any]] = json.loads(done.stdout)["stages"]
+    return next(stage for stage in stages if stage["stage"] == "train")
+
+
+def bare_seconds(store: Path, key: str, steps: int) -> float:
+    """The trainer alone, for so many steps, on what a trained artefact was trained on; in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.orchestration", "bare", str(store), key, str(steps)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+
+
+def run_bare(store_folder: str, key: str, steps: int) -> float:
+    """Seconds of the trainer alone, with validation and checkpoints as in the task."""
+    from model import ModelConfig, TrainConfig, Trainer
+    from model.order import Group
+    from storage.lineage import manifest_of
+    from storage.manifest import ArtifactRef
+    from storage.store import open_store
+    from tasks.tokens.index import groups_of
+    from tasks.training import CHECKPOINT_SECONDS, VALIDATION_SAMPLE, source_of
+
+    store = open_store(store_folder)
+    manifest = manifest_of(store, ArtifactRef("train", key, ""))
+    (dataset,) = manifest.input_refs("dataset")
+    work: Any = SimpleNamespace(store=store, folder=store.folder)
+    network = ModelConfig.from_dict(manifest.settings["model"])
+    settings = {**manifest.settings["train"], "max_steps": steps, "eval_every": max(1, -(-steps // 10))}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            network,
+            TrainConfig.from_dict(settings),
+            source_of(work, dataset, "train", network.max_seq_len),
+            source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
+            groups=[Group(item.first, item.count, item.reads) for item in groups_of(store.folder(dataset))],
+            checkpoint_dir=Path(folder),
+            checkpoint_seconds=CHECKPOINT_SECONDS,
+        )
+        started = time.perf_counter()
+        trainer.fit()
+        return time.perf_counter() - started
+
+
+def orchestration_rows(full: bool) -> Iterator[tuple[str, str, str, float, float, bool]]:
+    """The row of the table: what, both sides, the share that the task adds, its goal."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, home = Path(folder) / "source", Path(folder) / "home"
+        source.mkdir()
+        for number, text in enumerate(texts.documents(TEXT_BYTES)):
+            (source / f"{number:05d}.txt").write_text(text)
+        key = train(source, home, PROBE_STEPS)["key"]
+        per_step = bare_seconds(home / "store", key, PROBE_STEPS) / PROBE_STEPS
+        steps = max(PROBE_STEPS, round((300 if full else 30) / per_step))
+        before = bare_seconds(home / "store", key, steps)
+        through = train(source, home, steps + 1)["seconds"] * steps / (steps + 1)  # not the artefact of the probe
+        bare = (before + bare_seconds(home / "store", key, steps)) / 2
+    yield (
+        "orchestration: what the train task adds to the bare trainer",
+        f"{through:.1f} s for {steps} steps",
+        f"{bare:.1f} s",
+        through / bare - 1,
+        GOAL,
+        True,
+    )
+
+
+if __name__ == "__main__":
+    print(run_bare(sys.argv[2], sys.argv[3], int(sys.argv[4])))

@@ -1,0 +1,242 @@
+"""How fast a training goes: tokens per second, the share of what the machine can do, the time left, the memory.
+
+Goes in: the network's shape, the device, and the tokens of each step as they come. Comes out: one pace at a time, in
+numbers and in words. The limit of the machine is that of matrix products, which is nearly all that a training computes:
+measured in a moment at the start, or published for a GPU. Nothing here draws random numbers or shapes a result.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from model.architecture import ModelConfig
+
+WINDOW_SECONDS = 20.0  # tokens per second are those of the last so many
+MEASURED_SECONDS = 0.1  # of products of matrices of one size, by which a limit is measured
+# Sides of the matrices. Small ones are done before another process takes a core away, large ones come nearer the limit.
+_CPU_SIDES, _GPU_SIDES = (512, 1024), (4096,)
+
+# Dense bfloat16 and float16 with sums in float32, in FLOP/s, as the makers publish them; the first name found counts.
+_PUBLISHED = (
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989e12),
+    ("H200", 989e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a machine computes.
+
+    Attributes:
+        flops: floating-point operations per second; a multiply-add is two.
+        source: where the number comes from, in a few words.
+    """
+
+    flops: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast it goes at the moment.
+
+    Attributes:
+        tokens_per_second: labels trained on, over the last seconds.
+        share: of the machine's limit; None where that is not known.
+        seconds_left: until the last step; None before there is anything to reckon with.
+    """
+
+    tokens_per_second: float
+    share: float | None
+    seconds_left: float | None
+
+    def words(self) -> str:
+        """The pace in a few words; nothing where there is none."""
+        if not self.tokens_per_second:
+            return ""
+        parts = [f"{self.tokens_per_second:,.0f} tokens/s"]
+        if self.share is not None:
+            parts.append(f"{100 * self.share:.0f} % of the machine")
+        if self.seconds_left is not None:
+            parts.append(f"{duration(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+class Speedometer:
+    """Tells the pace from the tokens of each step.
+
+    The time left comes from all steps since the start, because evaluations and checkpoints take their share of it; the
+    first step is left out of it, because it is slower than all others.
+
+    Args:
+        flops_per_token: what a token of training costs.
+        limit: of the machine; None where nobody knows it.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, flops_per_token: float, limit: Limit | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit = limit
+        self._flops_per_token = flops_per_token
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+        self._last = 0
+        self._recent: deque[tuple[float, float]] = deque()
+
+    def share(self, tokens_per_second: float) -> float | None:
+        """The share of the machine's limit that so many tokens per second are."""
+        return None if self.limit is None else tokens_per_second * self._flops_per_token / self.limit.flops
+
+    def pace(self, step: int, total: int, tokens: float) -> Pace:
+        """The pace after a step.
+
+        Args:
+            step: the last one done.
+            total: steps in all.
+            tokens: labels trained on since the beginning of the run.
+        """
+        now = self._clock()
+        if self._first is None or step < self._last:  # it begins, or went back
+            self._first = (now, step)
+            self._recent.clear()
+        self._last = step
+        self._recent.append((now, tokens))
+        while len(self._recent) > 2 and now - self._recent[1][0] > WINDOW_SECONDS:
+            self._recent.popleft()
+        began, tokens_then = self._recent[0]
+        rate = (tokens - tokens_then) / (now - began) if now > began else 0.0
+        started, first_step = self._first
+        done = step - first_step
+        left = (now - started) / done * (total - step) if done else None
+        return Pace(rate, self.share(rate) if rate else None, left)
+
+
+def flops_per_token(network: ModelConfig) -> int:
+    """6 N + 12 L n_head head_dim T for each token that is trained on (Chowdhery et al. 2022, appendix B)."""
+    from model.accounting import estimate_cost
+
+    return estimate_cost(network, batch_size=1, n_tokens=network.max_seq_len).rule_palm
+
+
+def limit_of(device: str, precision: str = "fp32") -> Limit:
+    """The limit of matrix products on a device, found once in a process.
+
+    Args:
+        device: `cpu` or `cuda`.
+        precision: of a TrainConfig. Where float32 is faster than it, that is the limit.
+    """
+    import torch
+
+    return _limit(device, precision, torch.get_num_threads())
+
+
+@lru_cache
+def _limit(device: str, precision: str, threads: int) -> Limit:
+    import torch
+
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    if device.startswith("cuda"):
+        name = torch.cuda.get_device_name(device)
+        published = next((flops for part, flops in _PUBLISHED if part in name), None)
+        if half is not None and published is not None:
+            return Limit(published, f"published for {name}, {precision}")
+    found = [_measured(device, torch.float32, "float32", threads)]
+    if half is not None:
+        found.append(_measured(device, half, precision, threads))
+    return max(found, key=lambda limit: limit.flops)
+
+
+def _measured(device: str, dtype: torch.dtype, name: str, threads: int) -> Limit:
+    """The fastest of some products of square matrices."""
+    import torch
+
+    on_gpu = device.startswith("cuda")
+    sides = _GPU_SIDES if on_gpu else _CPU_SIDES
+    flops, side = max((2 * side**3 / _product_seconds(device, dtype, side), side) for side in sides)
+    if on_gpu:  # what was needed for this is no memory of the training
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    where = "this GPU" if on_gpu else f"{threads} thread{'' if threads == 1 else 's'}"
+    return Limit(flops, f"measured: {name} products of {side} by {side} on {where}")
+
+
+def _product_seconds(device: str, dtype: torch.dtype, side: int) -> float:
+    """The shortest time that a product took; the first one warms up."""
+    import torch
+
+    one, other = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
+    out = torch.empty_like(one)
+    seconds: list[float] = []
+    with torch.no_grad():
+        began = time.perf_counter()
+        while len(seconds) < 3 or time.perf_counter() - began < MEASURED_SECONDS:
+            started = time.perf_counter()
+            torch.mm(one, other, out=out)
+            if device.startswith("cuda"):
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def memory(device: str) -> dict[str, float]:
+    """Memory of this process in MB, as metrics: `memory/resident_mb`, and on a GPU `memory/cuda_peak_mb`."""
+    found = {}
+    resident = _resident_bytes()
+    if resident is not None:
+        found["memory/resident_mb"] = resident / 1e6
+    torch = sys.modules.get("torch")
+    if device.startswith("cuda") and torch is not None:
+        found["memory/cuda_peak_mb"] = torch.cuda.max_memory_allocated() / 1e6
+    return found
+
+
+def _resident_bytes() -> int | None:
+    """What Linux says; elsewhere the most it ever was, and where nobody says it None."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _page_bytes()
+    except OSError:
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@cache
+def _page_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE")
+
+
+def duration(seconds: float) -> str:
+    """A time in two units at most."""
+    if seconds < 1:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < 48:
+        return f"{hours}:{minutes:02} h"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h"

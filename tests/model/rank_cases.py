@@ -1,0 +1,192 @@
+"""Trainings that two processes compute together: what each rank runs, and how a test starts them and hears of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from model import ModelConfig, SpanSource, TrainConfig, Trainer, TrainResult
+from model.distributed import SINGLE, Ranks, connect
+from model.execution import Execution
+from model.step import Stepper
+from model.stopping import StopRequest
+
+DEADLINE = 240.0  # seconds; a rank that waits for another for ever is a failure
+
+# A server that has loaded torch and never used it: processes forked from it start at once and inherit no threads.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "safetensors.torch"]
+)
+
+Outcome = dict[str, Any]
+
+
+class Interrupted(Exception):
+    """Stands for a kill."""
+
+
+def source_of(n: int = 20, seed: int = 0, seq_len: int = 16, vocab_size: int = 31) -> SpanSource:
+    """Spans of different lengths over one shard of noisy periodic text."""
+    generator = np.random.default_rng(seed)
+    shard = ((np.arange(4096) * 7 + generator.integers(0, 3, 4096)) % vocab_size).astype(np.uint16)
+    length = generator.integers(2, seq_len + 2, n)
+    start = generator.integers(0, len(shard) - seq_len - 1, n)
+    return SpanSource([shard], np.zeros(n), start, length, seq_len, pad_id=0)
+
+
+def trainer_of(
+    model: dict[str, Any],
+    train: dict[str, Any],
+    ranks: Ranks = SINGLE,
+    sharding: str = "ddp",
+    folder: Path | str | None = None,
+    stop_at: int = 0,
+    n_val: int = 5,
+    recompute: bool = False,
+) -> Trainer:
+    """A small training; with `stop_at` all ranks are interrupted after that step."""
+    trainer = Trainer(
+        ModelConfig(**{"vocab_size": 31, "max_seq_len": 16, "n_layer": 2, "n_head": 2, "d_model": 16, **model}),
+        TrainConfig(**{"max_steps": 6, "batch_size": 4, "grad_accum": 2, "eval_every": 3, "lr": 3e-3, **train}),
+        source_of(),
+        source_of(n_val, seed=1),
+        execution=Execution(sharding=sharding, recompute=recompute),
+        ranks=ranks,
+        checkpoint_dir=folder,
+        checkpoint_seconds=0,
+    )
+    if stop_at:
+        step = trainer._step
+
+        def interrupted(stepper: Stepper, number: int, *arguments: Any) -> Any:
+            if number > stop_at:
+                raise Interrupted
+            return step(stepper, number, *arguments)
+
+        trainer._step = interrupted  # type: ignore[method-assign]
+    return trainer
+
+
+def told(result: TrainResult) -> Outcome:
+    """What a rank tells of its training."""
+    kinds = {type(parameter).__name__ for parameter in result.model.parameters()}
+    return {"history": result.history, "resumed_from": result.resumed_from, "kinds": sorted(kinds)}
+
+
+def training(ranks: Ranks, *, stop_at: int = 0, **settings: Any) -> Outcome:
+    """Trains; says what it was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = trainer_of(ranks=ranks, stop_at=stop_at, **settings)
+        try:
+            outcome = told(trainer.fit())
+        except Interrupted:
+            outcome = {}
+    return {**outcome, "warnings": [str(item.message) for item in caught if item.category is UserWarning]}
+
+
+def stopped_training(ranks: Ranks, *, step: int, **settings: Any) -> Outcome:
+    """Trains until the last rank, and nobody else, is asked to stop during a step."""
+    trainer = trainer_of(ranks=ranks, **settings)
+    trainer.stop, take = StopRequest(), trainer._step
+
+    def asked(stepper: Stepper, number: int, *arguments: Any) -> Any:
+        if number == step and ranks.rank == ranks.world_size - 1:
+            trainer.stop.ask()
+        return take(stepper, number, *arguments)
+
+    trainer._step = asked  # type: ignore[method-assign]
+    return told(trainer.fit())
+
+
+def spoilt_training(ranks: Ranks, *, rank: int, call: int, how: str, **settings: Any) -> Outcome:
+    """Trains, and on one rank something goes wrong in a micro-batch, counted from 1."""
+    original, n_read = Stepper._nll, [0]
+
+    def nll(stepper: Stepper, data: Any) -> torch.Tensor:
+        n_read[0] += 1
+        found = original(stepper, data)
+        if ranks.rank != rank or n_read[0] != call:
+            return found
+        if how == "die":
+            os._exit(7)
+        if how == "overflow":  # of the gradient alone
+            found.register_hook(lambda gradient: gradient * math.inf)
+            return found
+        return found * math.nan
+
+    Stepper._nll = nll  # type: ignore[method-assign]
+    return told(trainer_of(ranks=ranks, **settings).fit())
+
+
+def talking(ranks: Ranks) -> Outcome:
+    """Uses everything that ranks can say to each other."""
+    states = ranks.gather({"a": torch.full((3,), ranks.rank, dtype=torch.uint8)})
+    ranks.barrier()
+    return {
+        "sum": ranks.sum(ranks.rank + 0.5, 10.0),
+        "any": ranks.any(False, ranks.rank == 1, True),
+        "first": ranks.from_first(["step-1", None] if ranks.is_first else "something else"),
+        "gathered": [state["a"].tolist() for state in states],
+    }
+
+
+def run_ranks(case: Callable[..., Outcome], place: Path, /, **settings: Any) -> list[Outcome]:
+    """Lets two processes run a case together.
+
+    Args:
+        case: a function of this module; takes the ranks and the settings.
+        place: a folder for their answers.
+
+    Returns:
+        Of each rank what it told; {"error": ...} where it failed, {"exit": ...} where it died.
+    """
+    world_size = 2
+    answers = [place / f"answer-{rank}.json" for rank in range(world_size)]
+    for answer in answers:
+        answer.unlink(missing_ok=True)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [
+        _CONTEXT.Process(target=_rank, args=(case.__name__, rank, world_size, store.port, answer, settings))
+        for rank, answer in enumerate(answers)
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + DEADLINE
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+        process.join()
+    assert not hanging, f"{len(hanging)} ranks still wait after {DEADLINE} seconds"
+    return [
+        json.loads(answer.read_text()) if answer.exists() else {"exit": process.exitcode}
+        for answer, process in zip(answers, processes, strict=True)
+    ]
+
+
+def _rank(name: str, rank: int, world_size: int, port: int, answer: Path, settings: dict[str, Any]) -> None:
+    # as torchrun sets it; its store is the parent's
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    torch.set_num_threads(1)
+    try:
+        with connect() as ranks:
+            outcome = globals()[name](ranks, **settings)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        outcome = {"error": f"{type(error).__name__}: {error}"}
+    answer.write_text(json.dumps(outcome))
+    os._exit("error" in outcome)

@@ -1,0 +1,96 @@
+"""Sentences about what a machine does badly, and the attention kernel in words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from model import ModelConfig, TrainConfig
+from model.advice import SLOWER, advice, attention_kernel, cuda_advice, precision_advice, sdpa_backend, slowdown
+from model.execution import Execution
+
+CPU = torch.device("cpu")
+
+
+def test_float32_on_a_cpu_needs_no_advice() -> None:
+    assert precision_advice("fp32", CPU) is None
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_cpu_is_judged_by_what_it_was_measured_to_do(precision: str) -> None:
+    factor = slowdown(precision)
+    assert factor > 0
+    assert slowdown(precision) == factor  # measured once
+    sentence = precision_advice(precision, CPU)
+    if factor < SLOWER:
+        assert sentence is None
+    else:
+        assert sentence is not None
+        assert f"{factor:.1f} times slower than float32" in sentence and "precision='fp32'" in sentence
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(0.4, False), (1.1, False), (5.0, True)])
+def test_only_what_is_clearly_slower_is_told(factor: float, is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.advice.slowdown", lambda precision: factor)
+    assert (precision_advice("bf16", CPU) is not None) is is_told
+    assert bool(advice(TrainConfig(1, precision="bf16"), "cpu")) is is_told
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "words"),
+    [
+        ("bf16", (7, 5), "use precision='fp16'"),
+        ("bf16", (6, 1), "use precision='fp32'"),
+        ("fp16", (6, 1), "precision='fp32' trains faster"),
+        ("fp16", (8, 0), "precision='bf16' is safer"),
+        ("fp32", (9, 0), "precision='bf16' trains several times faster"),
+        ("fp32", (7, 0), "precision='fp16' trains several times faster"),
+        ("fp16", (7, 0), None),
+        ("fp32", (6, 1), None),
+        ("bf16", (8, 0), None),
+        ("bf16", (9, 0), None),
+    ],
+)
+def test_a_gpu_is_judged_by_its_generation(precision: str, capability: tuple[int, int], words: str | None) -> None:
+    sentence = cuda_advice(precision, capability, "Some GPU")
+    if words is None:
+        assert sentence is None
+    else:
+        assert sentence is not None and words in sentence and "Some GPU" in sentence
+
+
+SHAPE = ModelConfig(31, max_seq_len=64, n_layer=1, n_head=4, n_kv_head=2, d_model=32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "options", "words"),
+    [
+        (
+            {"n_kv_head": 4},
+            {},
+            {},
+            "products in blocks, for short sequences on a CPU (float32, 4 heads of 8, context 64)",
+        ),
+        ({"n_kv_head": 4}, {}, {"execution": Execution(compile=True)}, "flash attention (float32"),
+        ({"n_kv_head": 4, "max_seq_len": 4096}, {}, {}, "flash attention (float32, 4 heads of 8, context 4096)"),
+        ({}, {}, {}, "flash attention (float32"),
+        ({}, {"precision": "bf16"}, {}, "flash attention (bfloat16"),
+        ({}, {}, {"masked": True}, "context 64, explicit mask)"),
+        ({"window": 8}, {}, {}, "context 64, explicit mask)"),
+        ({"window": 64}, {}, {}, "context 64)"),
+        ({"drop_attn": 0.1}, {}, {}, "plain matrix products (math)"),
+    ],
+)
+def test_the_attention_kernel_on_a_cpu(settings: dict, config: dict, options: dict, words: str) -> None:
+    shape = dataclasses.replace(SHAPE, **settings)
+    sentence = attention_kernel(shape, TrainConfig(1, **config), "cpu", **options)
+    assert sentence.startswith("attention kernel: ") and words in sentence
+
+
+def test_a_torch_that_does_not_tell_its_kernel_leaves_it_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "_fused_sdp_choice")
+    query = torch.zeros(1, 2, 8, 4)
+    assert sdpa_backend(query, query) is None
+    assert "unknown" in attention_kernel(SHAPE, TrainConfig(1), "cpu")

@@ -1,0 +1,209 @@
+"""Several ranks compute what one does, and go on with each other's checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rank_cases
+import torch
+from rank_cases import Interrupted, Outcome, run_ranks, told, trainer_of
+
+from model import TrainConfig, load_checkpoint
+from model.distributed import SINGLE, Ranks
+from model.order import order
+
+SHARDINGS = ["ddp", "fsdp"]
+# nothing of it divides by two
+ODD = {
+    "vocab_size": 31,
+    "vocab_multiple": 11,
+    "head_bias": True,
+    "d_model": 18,
+    "tie_weights": False,
+}
+
+
+def alone(folder: Path | None = None, **settings: Any) -> Outcome:
+    """The same training in this process."""
+    return told(trainer_of(folder=folder, **settings).fit())
+
+
+def assert_like(found: list[dict[str, Any]], expected: list[dict[str, Any]], rtol: float = 2e-5) -> None:
+    """Two histories agree but for the last bits."""
+    assert [sorted(row) for row in found] == [sorted(row) for row in expected]
+    for name in ("step", "tokens", "lr"):
+        assert [row[name] for row in found] == [row[name] for row in expected]
+    for name in ("train/loss", "grad_norm", "val/loss"):
+        left, right = ([row[name] for row in rows if name in row] for rows in (found, expected))
+        np.testing.assert_allclose(left, right, rtol=rtol)
+
+
+def assert_same_checkpoint(found: Path, expected: Path) -> None:
+    """Two runs end with the same weights and optimiser state, but for the last bits, under the same names."""
+    left, right = load_checkpoint(found), load_checkpoint(expected)
+    assert left.identity == right.identity
+    for name in ("weights", "optimizer"):
+        ours, others = getattr(left, name), getattr(right, name)
+        assert ours.keys() == others.keys()
+        for key, value in others.items():
+            torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(("n_batches", "n_rows", "world_size"), [(1, 4, 2), (2, 3, 2), (4, 2, 2), (2, 3, 6), (3, 4, 6)])
+def test_ranks_share_every_sequence_of_a_step_evenly(n_batches: int, n_rows: int, world_size: int) -> None:
+    sequences = np.arange(n_batches * n_rows).reshape(n_batches, n_rows)
+    shares = [Ranks(rank, world_size).share(sequences) for rank in range(world_size)]
+    assert len({share.shape for share in shares}) == 1
+    assert sorted(np.concatenate([share.ravel() for share in shares])) == list(range(n_batches * n_rows))
+
+
+def test_a_rank_takes_whole_micro_batches_as_far_as_they_go_round() -> None:
+    assert Ranks(1, 2).share(np.arange(12).reshape(4, 3)).shape == (2, 3)
+
+
+def test_a_step_that_does_not_divide_is_refused_before_anything_is_computed() -> None:
+    with pytest.raises(ValueError, match=r"3 processes cannot share the 8 sequences .* batch_size to a multiple of 3"):
+        trainer_of({}, {}, ranks=Ranks(0, 3))
+
+
+def test_a_rank_alone_talks_to_nobody() -> None:
+    assert SINGLE.sum(1.5) == (1.5,)
+    assert SINGLE.any(True, False) == (True, False)
+    assert SINGLE.from_first("a") == "a"
+    SINGLE.barrier()
+
+
+def test_ranks_hear_of_each_other(tmp_path: Path) -> None:
+    first, second = run_ranks(rank_cases.talking, tmp_path)
+    assert first == second
+    assert first == {
+        "sum": [2.0, 20.0],
+        "any": [False, True, True],
+        "first": ["step-1", None],
+        "gathered": [[0] * 3, [1] * 3],
+    }
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ({}, {"grad_accum": 4, "batch_size": 2}),  # two micro-batches each
+        (ODD, {"grad_accum": 1, "batch_size": 6}),  # three rows each, and what blocks compute is computed again
+        ({"pos": "rope", "norm": "rmsnorm", "act": "swiglu"}, {"optimizer": "muon", "grad_accum": 3}),
+    ],
+    ids=["micro-batches", "rows", "rows-of-micro-batches-muon"],
+)
+def test_two_ranks_compute_what_one_does(
+    sharding: str, model: dict[str, Any], train: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {"model": model, "train": {**train, "clip_norm": 0.5}, "recompute": train["grad_accum"] == 1}
+    expected = alone(tmp_path / "one", **settings)
+    first, second = run_ranks(
+        rank_cases.training, tmp_path, sharding=sharding, folder=str(tmp_path / "two"), **settings
+    )
+    assert first["history"] == second["history"]
+    assert_like(first["history"], expected["history"])
+    assert_same_checkpoint(tmp_path / "two", tmp_path / "one")
+    assert first["kinds"] == ["Parameter"]
+    assert second["kinds"] == (["DTensor"] if sharding == "fsdp" else ["Parameter"])
+
+
+@pytest.mark.parametrize(("sharding", "precision"), [("ddp", "bf16"), ("fsdp", "fp16")])
+def test_two_ranks_compute_what_one_does_in_half_precision(sharding: str, precision: str, tmp_path: Path) -> None:
+    settings = {"model": {}, "train": {"precision": precision, "max_steps": 4}}
+    first, second = run_ranks(rank_cases.training, tmp_path, sharding=sharding, **settings)
+    assert first["history"] == second["history"]
+    assert_like(first["history"], alone(**settings)["history"], rtol=0.02)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_run_goes_on_with_fewer_and_with_more_ranks(sharding: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": {}, "train": {}}
+    expected = alone(tmp_path / "one", **settings)
+    folder = tmp_path / "mixed"
+    two = {"sharding": sharding, "folder": str(folder), **settings}
+    run_ranks(rank_cases.training, tmp_path, stop_at=3, **two)
+    shutil.copytree(folder, tmp_path / "fewer")
+    with pytest.warns(UserWarning, match=f"'processes' was '2 by {sharding}' and is now '1'"):
+        fewer = alone(tmp_path / "fewer", **settings)
+    assert fewer["resumed_from"] == 3
+    assert_like(fewer["history"], expected["history"])
+    with pytest.warns(UserWarning), pytest.raises(Interrupted):
+        trainer_of(folder=folder, stop_at=5, **settings).fit()
+    first, second = run_ranks(rank_cases.training, tmp_path, **two)
+    assert first["resumed_from"] == second["resumed_from"] == 5
+    assert f"'processes' was '1' and is now '2 by {sharding}'" in first["warnings"][0]
+    assert second["warnings"] == []
+    assert_like(first["history"], expected["history"])
+    assert_same_checkpoint(folder, tmp_path / "one")
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_interrupted_ranks_end_with_the_same_bits(sharding: str, tmp_path: Path) -> None:
+    settings = {"sharding": sharding, "model": {"drop_resid": 0.1}, "train": {"precision": "fp16"}}
+    (undisturbed, _) = run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "undisturbed"), **settings)
+    run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "interrupted"), stop_at=4, **settings)
+    (resumed, _) = run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "interrupted"), **settings)
+    assert (resumed["resumed_from"], resumed["warnings"]) == (4, [])
+    assert resumed["history"] == undisturbed["history"]
+    one, other = load_checkpoint(tmp_path / "undisturbed"), load_checkpoint(tmp_path / "interrupted")
+    for name in ("weights", "optimizer", "random"):
+        left, right = getattr(one, name), getattr(other, name)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_ranks_drop_different_features(tmp_path: Path) -> None:
+    settings = {"model": {"drop_resid": 0.1}, "train": {"max_steps": 1}}
+    run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "run"), **settings)
+    random = load_checkpoint(tmp_path / "run").random
+    assert sorted(random) == ["1/cpu", "cpu"]
+    assert not torch.equal(random["1/cpu"], random["cpu"])
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_loss_that_is_no_number_on_one_rank_stops_all_of_them(sharding: str, tmp_path: Path) -> None:
+    settings = {"sharding": sharding, "folder": str(tmp_path / "run"), "model": {}, "train": {}}
+    outcomes = run_ranks(rank_cases.spoilt_training, tmp_path, rank=1, call=4, how="nan", **settings)
+    read = order(20, TrainConfig(1).seed, epoch=1)[4:12].tolist()  # the fourth eight of an epoch of twenty and the next
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0]["error"].startswith(f"NonFiniteLoss: the loss is nan at step 4, in the sequences {read}")
+    assert load_checkpoint(tmp_path / "run").step == 3
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_gradient_that_overflows_on_one_rank_is_skipped_by_all(sharding: str, tmp_path: Path) -> None:
+    settings = {"sharding": sharding, "folder": str(tmp_path / "run"), "model": {}, "train": {"precision": "fp16"}}
+    first, second = run_ranks(rank_cases.spoilt_training, tmp_path, rank=1, call=4, how="overflow", **settings)
+    assert first["history"] == second["history"]
+    assert [row["step"] for row in first["history"] if row["grad_norm"] == 0] == [4]
+    assert load_checkpoint(tmp_path / "run").scaler["scale"] == 2.0**15
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_stop_that_one_rank_is_asked_for_stops_all_behind_the_same_step(sharding: str, tmp_path: Path) -> None:
+    settings = {"sharding": sharding, "folder": str(tmp_path / "run"), "model": {}, "train": {}}
+    first, second = run_ranks(rank_cases.stopped_training, tmp_path, step=3, **settings)
+    assert first == second
+    assert first["error"].startswith("TrainingStopped: training stopped as asked after step 3; its checkpoint is saved")
+    assert load_checkpoint(tmp_path / "run").step == 3
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_no_rank_waits_for_one_that_died(sharding: str, tmp_path: Path) -> None:
+    settings = {"sharding": sharding, "model": {}, "train": {}}
+    first, second = run_ranks(rank_cases.spoilt_training, tmp_path, rank=1, call=3, how="die", **settings)
+    assert second == {"exit": 7}
+    assert "error" in first
+
+
+@pytest.mark.parametrize("n_val", [1, 9])
+def test_every_validation_sequence_counts_once_however_the_batches_go_round(n_val: int, tmp_path: Path) -> None:
+    settings = {"model": {}, "train": {"max_steps": 2, "batch_size": 2, "eval_every": 1}, "n_val": n_val}
+    (first, _) = run_ranks(rank_cases.training, tmp_path, sharding="fsdp", **settings)
+    assert_like(first["history"], alone(**settings)["history"])

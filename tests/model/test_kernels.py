@@ -1,0 +1,205 @@
+"""Products and attention made for training on a CPU, against torch's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import ModelConfig, Transformer, kernels, query_blocks, short_attention
+from model.kernels import Linear, LinearProduct, product
+from model.norms import RMSNormed, rms_norm
+from model.positions import Rotation, rotate
+from model.short_attention import causal_attention
+
+
+@pytest.fixture(params=["onednn", "torch"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each of the two libraries, whatever the processor is."""
+    if request.param == "onednn" and not (torch.backends.mkldnn.is_available() and hasattr(torch.ops, "mkldnn")):
+        pytest.skip("torch was built without oneDNN")
+    for module in (kernels, sys.modules["model.loss"]):
+        monkeypatch.setattr(module, "has_fast_products", lambda: request.param == "onednn")
+    yield request.param
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_product_equals_a_matrix_product(library: str, biased: bool) -> None:
+    a, b, bias = (one.detach() for one in tensors((33, 17), (9, 17), (9,), dtype=torch.float32))
+    expected = a @ b.T + (bias if biased else 0)
+    torch.testing.assert_close(product(a, b, bias if biased else None), expected)
+    turned = product(a.T.contiguous().T, b.T.contiguous().T, bias if biased else None)
+    torch.testing.assert_close(turned, expected)
+
+
+def test_product_takes_tensors_of_any_strides(library: str) -> None:
+    wide, b, one, bias = (x.detach() for x in tensors((6, 10), (4, 5), (), (8,), dtype=torch.float32))
+    for a in (wide[:, ::2], wide[:, 2:7], wide[:, :1].expand(6, 5), one.expand(6, 5), wide[:0, :5], wide[:5].T[:, :5]):
+        for shift in (bias[::2], one.expand(4)):
+            torch.testing.assert_close(product(a, b, shift), a @ b.T + shift)
+    torch.testing.assert_close(product(wide.T, wide.T), wide.T @ wide)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear_gradients_are_those_of_finite_differences(biased: bool) -> None:
+    x, weight, bias = tensors((2, 3, 4), (5, 4), (5,))
+    inputs = (x, weight, bias) if biased else (x, weight)
+    assert torch.autograd.gradcheck(lambda *given: LinearProduct.apply(*given, *(() if biased else (None,))), inputs)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_trained_layer_has_the_gradients_of_torch(library: str, biased: bool) -> None:
+    layer = Linear(24, 40, bias=biased).train()
+    x, gradient = tensors((3, 50, 24), (3, 50, 40), dtype=torch.float32)
+    inputs = (x, *layer.parameters())
+    found, expected = layer(x), F.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-5)
+
+
+def test_frozen_layers_get_no_gradient(library: str) -> None:
+    layer = Linear(4, 5).train().requires_grad_(False)
+    (x,) = tensors((2, 4), dtype=torch.float32)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert layer.weight.grad is None
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The formula, with the hidden scores at minus infinity."""
+    n = q.shape[-2]
+    hidden = torch.full((n, n), -torch.inf, dtype=q.dtype).triu(1)
+    return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5 + hidden).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("n_tokens", [1, 31, 32, 33, 64, 100, 130, 200])
+@pytest.mark.parametrize("group_elements", [1, 2**18])
+def test_attention_equals_the_formula(n_tokens: int, group_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_attention, "_GROUP_ELEMENTS", group_elements)  # two heads at a time, or all
+    shape = (2, 3, n_tokens, 8)
+    q, k, v, gradient = tensors(shape, shape, shape, shape)
+    found, expected = causal_attention(q, k, v), attend(q, k, v)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(*(torch.autograd.grad(y, (q, k, v), gradient) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_attention_gradients_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_blocks, "query_block", lambda n_tokens: 2)
+    monkeypatch.setattr(short_attention, "query_block", lambda n_tokens: 2)
+    shape = (1, 2, 5, 3)
+    assert torch.autograd.gradcheck(causal_attention, tensors(shape, shape, shape))
+
+
+def test_attention_takes_tensors_of_any_strides() -> None:
+    (joint,) = tensors((2, 40, 3, 4, 8))  # (B, T, 3, H, E), as one projection writes them
+    q, k, v = (part.transpose(1, 2) for part in joint.unbind(2))
+    found, expected = causal_attention(q, k, v), attend(q, k, v)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(y.square().sum(), joint)[0] for y in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_trained_norm_equals_the_formula() -> None:
+    x, gain, gradient = tensors((2, 3, 5), (5,), (2, 3, 5))
+    found, expected = RMSNormed.apply(x, gain, 0.1), rms_norm(x, gain, 0.1)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(*(torch.autograd.grad(y, (x, gain), gradient) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("turned", [4, 8])
+@pytest.mark.parametrize("rows", [(), (2,)])
+def test_trained_rotation_equals_the_formula(layout: str, turned: int, rows: tuple[int, ...]) -> None:
+    x, angle, gradient = tensors((2, 5, 3, 8), (*rows, 5, turned // 2), (2, 5, 3, 8))
+    table = torch.stack((angle.cos(), angle.sin()), dim=-1).detach() * 1.3  # a scaling's factor is no pure rotation
+    found, expected = Rotation.apply(x, table, layout), rotate(x, table, layout)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, gradient)[0] for y in (found, expected)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"attn_bias": False, "ffn_bias": False, "norm_bias": False},
+        {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "qk_norm": True, "n_kv_head": 1, "vocab_multiple": 64},
+        {"norm_order": "post", "act": "relu2", "head_bias": True, "tie_weights": False},
+    ],
+    ids=str,
+)
+def test_gradients_of_a_network_in_training_are_those_of_the_plain_graph(library: str, settings: dict) -> None:
+    torch.manual_seed(0)
+    network = Transformer(ModelConfig(31, max_seq_len=70, n_layer=2, n_head=2, d_model=16, init_std=0.2, **settings))
+    exact = Transformer(network.config).double()
+    exact.load_state_dict(network.state_dict())
+    generator = torch.Generator().manual_seed(1)
+    ids, labels = (torch.randint(31, (3, 70), generator=generator) for _ in range(2))
+    network.train().nll(ids, labels).backward()
+    exact.eval()
+    F.cross_entropy(exact(ids).flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    for (name, one), other in zip(network.named_parameters(), exact.parameters(), strict=True):
+        scale = float(other.grad.abs().max())
+        torch.testing.assert_close(
+            one.grad.double(), other.grad, atol=2e-5 * scale, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_the_processors_maker_is_known_here_or_nothing_is_assumed() -> None:
+    assert kernels.processor_vendor() or not kernels.has_fast_products()
+
+
+def test_an_unknown_operator_leaves_torch_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "processor_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.ops, "mkldnn", object(), raising=False)
+    assert kernels.has_fast_products.__wrapped__() is False
+
+
+_FAULTS = """
+import resource, sys, torch
+from model import kernels
+if sys.argv[1] == "keep" and not kernels.keep_freed_memory():
+    print("unsupported")
+else:
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            torch.ones(10_000_000)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    faults()
+    print(faults())
+"""
+
+
+def test_freed_memory_is_used_again() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def count(how: str) -> str:
+        command = [sys.executable, "-c", _FAULTS, how]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+    kept = count("keep")
+    if kept == "unsupported":
+        pytest.skip("this C library cannot be told to keep memory")
+    assert int(kept) < int(count("leave")) / 4
+
+
+def test_a_copy_of_a_network_has_nothing_compiled(build_model: Callable[..., Transformer]) -> None:
+    import copy
+
+    network = build_model()
+    network.compiled["read"] = network.read
+    assert copy.deepcopy(network).compiled == {}
+    assert network.compiled

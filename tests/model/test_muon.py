@@ -1,0 +1,279 @@
+"""Orthogonalised momentum: its arithmetic against NumPy, which weights it trains, and its state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer, muon
+from model.muon import POLYNOMIALS, Muon, orthogonalise
+from model.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+
+LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "qk_norm": True, "attn_bias": False, "ffn_bias": False}
+
+
+def composed(values: np.ndarray) -> np.ndarray:
+    for a, b, c in POLYNOMIALS:
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
+def orthogonalised(matrix: np.ndarray) -> np.ndarray:
+    """By singular values instead of products of matrices."""
+    u, values, v = np.linalg.svd(matrix, full_matrices=False)
+    return (u * composed(values / (values**8).sum() ** 0.125)) @ v
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def with_values(values: np.ndarray, n_columns: int) -> np.ndarray:
+    """A matrix with these singular values."""
+    u, v = (np.linalg.qr(noise(n, n, seed=n))[0] for n in (len(values), n_columns))
+    return (u * values) @ v[: len(values)]
+
+
+def test_the_polynomials_bring_singular_values_near_one() -> None:
+    found = composed(np.geomspace(0.003, 1.0, 100_001))
+    assert found.min() > 0.77
+    assert found.max() < 1.23
+
+
+@pytest.mark.parametrize("n_columns", [12, 17, 18, 19, 48])
+def test_orthogonalising_changes_singular_values_only(n_columns: int) -> None:
+    matrices = np.stack([noise(12, n_columns, seed=seed) * 10.0 ** (3 * seed - 3) for seed in range(3)])
+    found = orthogonalise(torch.from_numpy(matrices)).numpy()
+    np.testing.assert_allclose(found, [orthogonalised(matrix) for matrix in matrices], atol=1e-11)
+
+
+@pytest.mark.parametrize("n_columns", [32, 96])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.08)])
+def test_rounding_leaves_singular_values_bounded(dtype: torch.dtype, tolerance: float, n_columns: int) -> None:
+    spectra = {
+        "equal": np.ones(32),
+        "falling": np.geomspace(1, 0.003, 32),
+        "one large": np.r_[1.0, np.full(31, 0.02)],
+        "one only": np.r_[1.0, np.zeros(31)],
+        "tiny": np.geomspace(1e-15, 1e-17, 32),
+    }
+    matrices = torch.from_numpy(np.stack([with_values(values, n_columns) for values in spectra.values()]))
+    found = torch.linalg.svdvals(orthogonalise(matrices.to(dtype)).double())
+    assert found.max() < 1.23 + tolerance
+    assert found[:, 0].min() > 0.77 - tolerance
+
+
+def test_a_gradient_of_zeros_stays_zero() -> None:
+    assert not orthogonalise(torch.zeros(2, 3, 5)).any()
+
+
+def steps_by_hand(weight: np.ndarray, gradients: list[np.ndarray], parts: list[int], config: TrainConfig) -> np.ndarray:
+    average = np.zeros_like(weight)
+    for gradient in gradients:
+        average = 0.95 * average + 0.05 * gradient
+        seen = 0.05 * gradient + 0.95 * average
+        update = []
+        for part in np.split(seen, np.cumsum(parts)[:-1]):
+            n_rows, n_columns = part.shape
+            # a matrix that stands is the transpose of one that lies
+            flat = orthogonalised(part) if n_rows <= n_columns else orthogonalised(part.T).T
+            update.append(flat * max(1.0, n_rows / n_columns) ** 0.5)
+        weight = weight * (1 - config.muon_lr * config.weight_decay) - config.muon_lr * np.concatenate(update)
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("attention.qkv", [16, 8, 8]), ("attention.proj", [16]), ("mlp.up", [40]), ("mlp.gate", [40]), ("mlp.down", [16])],
+)
+def test_a_matrix_takes_the_steps_computed_by_hand(name: str, parts: list[int]) -> None:
+    model = Transformer(ModelConfig(11, n_layer=2, n_head=4, n_kv_head=2, d_model=16, d_ff=40, **LLAMA)).double()
+    config = TrainConfig(3, optimizer="muon", muon_lr=0.02, lr=1e-3, weight_decay=0.1)
+    weight = model.get_parameter(f"blocks.1.{name}.weight")
+    start = weight.detach().numpy().copy()
+    gradients = [noise(*weight.shape, seed=seed) for seed in range(3)]
+    optimizer = build_optimizer(model, config)
+    for gradient in gradients:
+        for other in model.parameters():
+            other.grad = torch.ones_like(other)
+        weight.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    np.testing.assert_allclose(weight.detach().numpy(), steps_by_hand(start, gradients, parts, config), atol=1e-10)
+
+
+def test_what_is_no_matrix_of_a_block_takes_the_steps_of_adamw() -> None:
+    models = [Transformer(ModelConfig(11, n_layer=1, n_head=2, d_model=8)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    common: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
+    optimizers = [build_optimizer(model, TrainConfig(3, optimizer=kind, **common))
+                  for model, kind in zip(models, ("muon", "adamw"), strict=True)]  # fmt: skip
+    for seed in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for number, parameter in enumerate(model.parameters()):
+                parameter.grad = torch.from_numpy(noise(*parameter.shape, seed=100 * seed + number)).float()
+            optimizer.step()
+    other = models[1].state_dict()
+    same = {name for name, value in models[0].state_dict().items() if torch.equal(value, other[name])}
+    assert set(other) - same == {
+        f"blocks.0.{name}.weight" for name in ("attention.qkv", "attention.proj", "mlp.up", "mlp.down")
+    }
+
+
+@pytest.mark.parametrize("decay_groups", [True, False])
+def test_every_parameter_is_in_one_group_with_its_decay(decay_groups: bool) -> None:
+    model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, tie_weights=False, qk_norm=True))
+    optimizer = build_optimizer(model, TrainConfig(1, optimizer="muon", weight_decay=0.3, decay_groups=decay_groups))
+    placed = [(parameter, group["weight_decay"]) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(id(parameter) for parameter, _ in placed) == sorted(map(id, model.parameters()))
+    assert all(decay == (0.3 if parameter.dim() > 1 or not decay_groups else 0.0) for parameter, decay in placed)
+
+
+def test_the_two_rates_follow_the_schedule_together() -> None:
+    model = Transformer(ModelConfig(11, n_layer=1, n_head=2, d_model=8))
+    optimizer = build_optimizer(model, TrainConfig(1, optimizer="muon", lr=1e-3, muon_lr=0.02))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 1e-3, 1e-3])
+    set_learning_rate(optimizer, 1e-4)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.002, 1e-4, 1e-4])
+
+
+def test_parameters_without_a_gradient_stay() -> None:
+    model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = build_optimizer(model, TrainConfig(1, optimizer="muon"))
+    optimizer.step()
+    moved = model.blocks[1].mlp.up.weight
+    moved.grad = torch.ones_like(moved)
+    optimizer.step()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"blocks.1.mlp.up.weight"}
+
+
+def test_frozen_matrices_are_left_out() -> None:
+    model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8))
+    model.blocks[0].requires_grad_(False)
+    held = {id(p) for group in build_optimizer(model, TrainConfig(1, optimizer="muon")).param_groups
+            for p in group["params"]}  # fmt: skip
+    assert held == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+
+
+def trained_a_step(model: Transformer, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.from_numpy(noise(*parameter.shape, seed=100 * seed + number)).float()
+    optimizer.step()
+
+
+def test_the_state_goes_on_bit_for_bit_from_tensors(model_config: ModelConfig) -> None:
+    config = TrainConfig(9, optimizer="muon")
+    straight = Transformer(model_config)
+    optimizer = build_optimizer(straight, config)
+    for seed in range(2):
+        trained_a_step(straight, optimizer, seed)
+    resumed = Transformer(model_config)
+    resumed.load_state_dict(straight.state_dict())
+    restored = build_optimizer(resumed, config)
+    saved = optimizer_tensors(optimizer)
+    load_optimizer_tensors(restored, {name: value.clone() for name, value in saved.items()})
+    assert all(torch.equal(value, optimizer_tensors(restored)[name]) for name, value in saved.items())
+    for seed in range(2, 4):
+        trained_a_step(straight, optimizer, seed)
+        trained_a_step(resumed, restored, seed)
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in straight.state_dict().items())
+
+
+def test_its_state_takes_one_number_per_weight_of_a_matrix(model_config: ModelConfig) -> None:
+    model = Transformer(model_config)
+    optimizer = build_optimizer(model, TrainConfig(1, optimizer="muon"))
+    trained_a_step(model, optimizer, 0)
+    held = {name: value.shape for name, value in optimizer_tensors(optimizer).items() if name.endswith("momentum")}
+    assert list(held.values()) == [p.shape for block in model.blocks for p in block.parameters() if p.dim() == 2]
+
+
+def test_a_step_returns_what_its_closure_does(model_config: ModelConfig) -> None:
+    model = Transformer(model_config)
+    optimizer = build_optimizer(model, TrainConfig(1, optimizer="muon"))
+    ids = torch.arange(16)[None]
+
+    def closure() -> Tensor:
+        loss = model.loss(ids, ids)
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    assert isinstance(optimizer, Muon)
+    assert optimizer.step(closure) < first
+
+
+def sharded_step(rank: int, folder: str) -> None:
+    """What one of two processes does: three steps of a network whose weights both hold a share of."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20))
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        ids = torch.arange(16).view(2, 8) % 11
+        optimizer = build_optimizer(model, TrainConfig(3, optimizer="muon", lr=1e-2))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(ids).square().mean().backward()
+            optimizer.step()
+        whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+        if rank == 0:
+            save_file(whole, Path(folder) / "weights")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_weights_shared_out_over_two_processes_take_the_same_steps(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(sharded_step, args=(str(tmp_path),), nprocs=2)
+    found = load_file(tmp_path / "weights")
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20))
+    ids = torch.arange(16).view(2, 8) % 11
+    optimizer = build_optimizer(model, TrainConfig(3, optimizer="muon", lr=1e-2))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(ids).square().mean().backward()
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_batches_that_do_not_fit_at_once_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+    for elements in (muon._CPU_BATCH_ELEMENTS, 1):
+        monkeypatch.setattr(muon, "_CPU_BATCH_ELEMENTS", elements)
+        torch.manual_seed(0)
+        models.append(Transformer(ModelConfig(11, n_layer=3, n_head=2, d_model=8)).double())
+        optimizer = build_optimizer(models[-1], TrainConfig(1, optimizer="muon"))
+        for number, parameter in enumerate(models[-1].parameters()):
+            parameter.grad = torch.from_numpy(noise(*parameter.shape, seed=number))
+        optimizer.step()
+    for name, value in models[0].state_dict().items():
+        torch.testing.assert_close(models[1].state_dict()[name], value, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_network_learns_with_it(
+    model_config: ModelConfig, build_source: Callable[..., SpanSource], precision: str
+) -> None:
+    config = TrainConfig(40, batch_size=8, optimizer="muon", lr=1e-2, precision=precision, eval_every=40)
+    source = build_source(64)
+    history = Trainer(model_config, config, source, source).fit().history
+    assert history[-1]["val/loss"] < history[0]["train/loss"] - 0.5

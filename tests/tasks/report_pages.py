@@ -1,0 +1,54 @@
+"""The report pages, each with something in every section: what holds for all of them is tested once."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import corpus_report_samples
+import dataset_report_samples
+from corpus_report_samples import CORPUS
+from PIL import Image
+
+from tasks.corpus_report import corpus_report
+from tasks.corpus_report.page import SECTIONS as CORPUS_SECTIONS
+from tasks.corpus_report.thumbnails import Thumbnails
+from tasks.dataset_report import collect_dataset, dataset_page
+from tasks.dataset_report.page import SECTIONS as DATASET_SECTIONS
+
+
+class Report(NamedTuple):
+    """One kind of page.
+
+    Attributes:
+        sections: names of the links, by the ids of the sections.
+        draw: makes a page; it may write into the folder.
+    """
+
+    sections: Mapping[str, str]
+    draw: Callable[[Path], str]
+
+
+def corpus(folder: Path) -> str:
+    """A corpus with one picture of a page that was read badly."""
+    scan = io.BytesIO()
+    Image.new("L", (300, 200), 90).save(scan, "PNG")
+    picture = folder / "scan.png"
+    picture.write_bytes(scan.getvalue())
+    digest = sha256(scan.getvalue()).hexdigest()
+    sample = corpus_report_samples.rich(folder / "store")
+    worst = [{"method": "ocr", "engine": "tesseract", "confidence": 0.1, "text": "read badly"}]
+    sample.document("png", "scan.png", pages=worst, kind="image", file={"sha256": digest, "media_type": "image/png"})
+    with Thumbnails({digest: str(picture)}) as thumbnails:
+        return corpus_report(sample.catalog(), CORPUS, thumbnails)
+
+
+def dataset(folder: Path) -> str:
+    """A dataset with hostile texts and names."""
+    return dataset_page(collect_dataset(dataset_report_samples.rich(folder / "store").catalog(), CORPUS), CORPUS)
+
+
+REPORTS = {"corpus": Report(CORPUS_SECTIONS, corpus), "dataset": Report(DATASET_SECTIONS, dataset)}

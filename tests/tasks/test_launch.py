@@ -1,0 +1,280 @@
+"""A training that torchrun computes in several processes: what it reports, how it fails, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model import ModelConfig, NonFiniteLoss, TrainConfig, Trainer, Transformer, load_checkpoint
+from model.order import Group
+from model.stopping import TrainingStopped
+from storage.errors import UserError
+from tasks.launch import Callbacks, Job, Nodes, RankError, _cause, error_file, launch, torchrun
+from tasks.tokens.sequences import open_sequences
+
+SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=1, n_head=2, d_model=16)
+PLAN = TrainConfig(max_steps=4, batch_size=4, eval_every=2, lr=3e-3)
+SECONDS = 120.0  # within which a process that has to end has ended
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Twenty-four sequences of one shard, four of them for validation."""
+    shard, dataset = tmp_path / "shard", tmp_path / "dataset"
+    shard.mkdir()
+    dataset.mkdir()
+    np.save(shard / "tokens.npy", (np.arange(1024) * 7 % 31).astype(np.uint16))
+    numbers = np.arange(24)
+    columns = {
+        "sequence": numbers,
+        "split": ["train"] * 20 + ["validation"] * 4,
+        "shard": ["a"] * 24,
+        "start": numbers * 20,
+        "length": (numbers % 15 + 3).astype(np.int32),
+        "ahead": (numbers % 15 + 3 > 16).astype(np.int8),
+    }
+    pq.write_table(pa.table(columns), dataset / "sequences.parquet")
+    group = {"name": "all", "first": 0, "count": 20, "reads": 20, "tokens": 1}
+    (dataset / "dataset.json").write_text(json.dumps({"packing": "chunk", "groups": [group]}))
+    return Job(
+        SHAPE.to_dict(),
+        PLAN.to_dict(),
+        {"sharding": "ddp"},
+        dataset=str(dataset),
+        shards={"a": str(shard)},
+        checkpoints=str(tmp_path / "checkpoints"),
+        checkpoint_seconds=0.0,
+        identity={"dataset": "a"},
+    )
+
+
+def trained_alone(job: Job) -> list[dict[str, Any]]:
+    """The history of the same training in this process."""
+    shards = {key: Path(folder) for key, folder in job.shards.items()}
+    sources = [open_sequences(Path(job.dataset), shards, split, SHAPE.max_seq_len) for split in ("train", "validation")]
+    return Trainer(SHAPE, PLAN, *sources, groups=[Group(0, 20, 20)]).fit().history
+
+
+def processes_of(place: Path) -> list[int]:
+    """Whatever runs for a job: torchrun and the ranks have its path in their command lines."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and str(place).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@contextlib.contextmanager
+def all_end(pids: list[int]) -> Iterator[None]:
+    """Fails unless all these processes have ended some time after the context."""
+    watched = [os.pidfd_open(pid) for pid in pids]
+    try:
+        yield
+        for descriptor in watched:
+            assert select.select([descriptor], [], [], SECONDS)[0], "a process outlived the training"
+    finally:
+        for descriptor in watched:
+            os.close(descriptor)
+
+
+def test_a_launched_training_is_that_of_one_process(job: Job, tmp_path: Path) -> None:
+    checkpoints: list[int] = []
+    metrics: list[tuple[int, dict[str, Any]]] = []
+    progress: list[tuple[int, int]] = []
+
+    def on_checkpoint(step: int) -> None:
+        assert not (Path(job.checkpoints) / f"step-{step:08}").exists()
+        checkpoints.append(step)
+
+    callbacks = Callbacks(
+        metrics=lambda step, found: metrics.append((step, found)),
+        checkpoint=on_checkpoint,
+        progress=lambda step, total, found: progress.append((step, total)),
+    )
+    done = launch(job, 2, tmp_path / "ranks", callbacks)
+    assert (done.steps, done.resumed_from, checkpoints) == (4, 0, [1, 2, 3, 4])
+    assert progress == [(step, 4) for step in range(1, 5)]
+    timings = ("time/step_seconds", "time/tokens_per_second")
+    told = [{name: value for name, value in row.items() if name not in timings} for _, row in metrics]
+    assert told == done.history
+    expected = trained_alone(job)
+    assert [sorted(row) for row in done.history] == [sorted(row) for row in expected]
+    for row, other in zip(done.history, expected, strict=True):
+        assert row == pytest.approx(other, rel=2e-5)
+    saved = load_checkpoint(job.checkpoints).weights
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in load_file(done.weights).items())
+    assert processes_of(tmp_path / "ranks") == []
+
+
+def test_the_error_of_a_rank_is_raised_as_what_it_is(job: Job, tmp_path: Path) -> None:
+    weights = Transformer(SHAPE).state_dict()
+    weights["norm.weight"] = weights["norm.weight"] * math.nan
+    save_file(weights, tmp_path / "bad.safetensors")
+    with pytest.raises(NonFiniteLoss, match="the loss is nan at step 1, in the sequences") as caught:
+        launch(replace(job, initial_weights=str(tmp_path / "bad.safetensors")), 2, tmp_path / "ranks")
+    assert (caught.value.step, len(caught.value.indices)) == (1, 4)
+    assert "in rank" in caught.value.__notes__[0]
+    assert processes_of(tmp_path / "ranks") == []
+
+
+@pytest.mark.faults
+def test_a_training_that_is_asked_to_stop_goes_on_later(job: Job, tmp_path: Path) -> None:
+    asked: list[bool] = []
+    callbacks = Callbacks(progress=lambda step, *_: asked.append(step == 2), stop_asked=lambda: any(asked))
+    many = replace(job, train={**job.train, "max_steps": 10**6}, checkpoint_seconds=3600.0)
+    with pytest.raises(TrainingStopped) as caught:
+        launch(many, 2, tmp_path / "ranks", callbacks)
+    assert caught.value.saved
+    assert load_checkpoint(many.checkpoints).step == caught.value.step == len(asked)
+    steps: list[int] = []
+    again = Callbacks(progress=lambda step, *_: steps.append(step), stop_asked=lambda: bool(steps))
+    with pytest.raises(TrainingStopped):
+        launch(many, 2, tmp_path / "ranks", again)
+    assert steps[0] == caught.value.step + 1
+
+
+LAUNCHES = """
+import json, sys
+from pathlib import Path
+from tasks.launch import Callbacks, Job, launch
+
+job, place = json.loads(sys.argv[1]), Path(sys.argv[2])
+
+def progress(step, total, metrics):
+    if step == 2:
+        print("two steps", flush=True)
+        sys.stdin.read()  # for ever
+
+launch(Job(**job), 2, place, Callbacks(progress=progress))
+"""
+
+
+@pytest.mark.faults
+def test_no_process_outlives_the_one_that_launched_it(job: Job, tmp_path: Path) -> None:
+    place = tmp_path / "ranks"
+    many = replace(job, train={**job.train, "max_steps": 10**6}, checkpoint_seconds=3600.0)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHES, json.dumps(asdict(many)), str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"two steps\n"
+        found = processes_of(place)
+        assert len(found) >= 3  # torchrun, two ranks, and the launcher itself
+        with all_end(found):
+            launcher.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.faults
+def test_a_rank_that_is_killed_ends_the_others(job: Job, tmp_path: Path) -> None:
+    place = tmp_path / "ranks"
+    ranks: list[int] = []
+
+    def kill(step: int, total: int, metrics: dict[str, Any]) -> None:
+        if not ranks:
+            ranks.extend(pid for pid in processes_of(place) if b"train_rank" in _environment(pid))
+            os.kill(max(ranks), signal.SIGKILL)
+
+    many = replace(job, train={**job.train, "max_steps": 10**6}, checkpoint_seconds=3600.0)
+    with pytest.raises(RuntimeError) as caught:
+        launch(many, 2, place, Callbacks(progress=kill))
+    assert isinstance(caught.value, RankError) or "peer" in str(caught.value)
+    assert len(ranks) == 2
+    assert processes_of(place) == []
+
+
+def _environment(pid: int) -> bytes:
+    return b"train_rank" if b"LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes() else b""
+
+
+@pytest.mark.full
+def test_a_second_machine_joins(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("SHEEPFOLD_NODES", "2")
+    monkeypatch.setenv("SHEEPFOLD_MASTER", f"127.0.0.1:{port}")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    place = tmp_path / "ranks"
+    joining = [sys.executable, "-m", "tasks.launch", str(place / "job.json"), "1"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(joining, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) as other:
+        done = launch(job, 1, place)
+        assert other.wait(SECONDS) == 0
+    for row, expected in zip(done.history, trained_alone(job), strict=True):
+        assert row == pytest.approx(expected, rel=2e-5)
+
+
+def test_a_step_that_the_processes_cannot_share_is_refused(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.processes is 3: 3 processes cannot share the 4 sequences"):
+        launch(job, 3, tmp_path / "ranks")
+
+
+def test_the_first_error_is_told_and_not_its_echo(tmp_path: Path) -> None:
+    errors = [
+        {"kind": "builtins.RuntimeError", "message": "Connection closed by peer", "is_echo": True, "time": 1.0},
+        {"kind": "builtins.ValueError", "message": "later", "is_echo": False, "time": 3.0},
+        {"kind": "builtins.ValueError", "message": "the batch holds token id 99", "is_echo": False, "time": 2.0},
+    ]
+    for rank, error in enumerate(errors):
+        error_file(tmp_path, rank).write_text(
+            json.dumps({**error, "rank": rank, "attributes": {}, "traceback": "Traceback"})
+        )
+    error = _cause(tmp_path, 1)
+    assert (type(error), str(error)) == (ValueError, "the batch holds token id 99")
+    assert error.__notes__ == ["in rank 2:\nTraceback"]
+
+
+def test_an_error_of_a_foreign_kind_names_it(tmp_path: Path) -> None:
+    record = {"kind": "torch.cuda.Odd", "message": "no", "is_echo": False, "time": 1.0, "rank": 1, "attributes": {}}
+    error_file(tmp_path, 1).write_text(json.dumps({**record, "traceback": ""}))
+    error = _cause(tmp_path, 1)
+    assert (type(error), str(error)) == (RankError, "rank 1 of the training failed: Odd: no")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "master", "message"),
+    [
+        ("two", "", "SHEEPFOLD_NODES is 'two', expected a number of machines"),
+        ("2", "", "SHEEPFOLD_MASTER is ''; expected the address and a free port"),
+        ("2", "10.0.0.1", "SHEEPFOLD_MASTER is '10.0.0.1'; expected"),
+    ],
+)
+def test_machines_without_an_address_are_refused(
+    nodes: str, master: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHEEPFOLD_NODES", nodes)
+    monkeypatch.setenv("SHEEPFOLD_MASTER", master)
+    with pytest.raises(UserError, match=message):
+        Nodes.from_environment()
+
+
+def test_several_machines_meet_at_the_first(tmp_path: Path) -> None:
+    job_file = tmp_path / "job.json"
+    job_file.write_text(json.dumps({"processes": 4, "nodes": asdict(Nodes(2, "10.0.0.1:29500"))}))
+    command = torchrun(job_file, node=1)
+    for argument in ("--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29500"):
+        assert argument in command
+    assert "--nproc-per-node=4" in command
+    assert "--standalone" not in command

@@ -1,0 +1,118 @@
+"""Suggestions: sensible sizes for a corpus and a time, measured once, taken by the training that follows."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tiny_run import Ran, copy_of_store, direct_session, run_prepare, tiny_settings, write_texts
+
+from flows import pipeline
+from storage.errors import UserError
+from storage.home import Home
+from storage.lineage import manifest_of
+from tasks.session import artifact
+from tasks.settings import ModelSettings, TrainSettings, load_settings
+from tasks.suggest import (
+    batch_for,
+    candidates_of,
+    context_for,
+    promised_loss,
+    read_suggestion,
+    rounded,
+    shape_of_tokens,
+)
+
+CPU = "cpu, 2 threads, torch 2"
+OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")
+
+
+@pytest.mark.parametrize(("count", "nearest"), [(0, 1), (1, 1), (5, 4), (6, 8), (100, 128), (1_000_000, 2**20)])
+def test_counts_are_rounded_to_the_nearest_power_of_two(count: int, nearest: int) -> None:
+    assert rounded(count) == nearest
+
+
+def test_sequences_hold_a_whole_document_as_far_as_that_is_reasonable() -> None:
+    assert [context_for(n, CPU) for n in (3, 100, 250, 100_000)] == [64, 128, 256, 256]
+    assert context_for(100_000, "NVIDIA H100") == 1024
+
+
+def test_batches_have_as_many_tokens_whatever_the_context() -> None:
+    assert {batch_for(context, CPU) * context for context in (64, 128, 256)} == {2048}
+
+
+def test_the_law_prefers_more_tokens_and_more_parameters_and_counts_repetition_less() -> None:
+    base = promised_loss(10**6, 10**7, 10**7)
+    assert promised_loss(10**6, 2 * 10**7, 2 * 10**7) < promised_loss(10**6, 2 * 10**7, 10**7) < base
+    assert promised_loss(2 * 10**6, 10**7, 10**7) < base
+    assert math.isclose(promised_loss(10**6, 10**9, 10**6), promised_loss(10**6, 10**10, 10**6), rel_tol=1e-3)
+
+
+@pytest.mark.parametrize(("tokens", "name"), [(1, "a"), (2_000_000, "a"), (20_000_000, "b"), (10**10, "c")])
+def test_given_tokens_choose_the_size_nearest_to_twenty_a_parameter(tokens: int, name: str) -> None:
+    assert shape_of_tokens({"a": 10**5, "b": 10**6, "c": 10**7}, tokens) == name
+
+
+def test_a_given_preset_is_the_only_candidate() -> None:
+    shapes, plans = candidates_of(ModelSettings("tiny"), TrainSettings(), 300, 64, CPU)
+    assert list(shapes) == list(plans) == ["tiny"]
+
+
+def test_what_is_given_of_the_network_holds_for_every_candidate_that_it_fits() -> None:
+    shapes, _ = candidates_of(ModelSettings(overrides={"n_head": 4}), TrainSettings(), 300, 64, CPU)
+    assert len(shapes) > 2
+    assert {shape["n_head"] for shape in shapes.values()} == {4}
+    with pytest.raises(UserError, match="n_head"):
+        candidates_of(ModelSettings(overrides={"n_head": 7}), TrainSettings(), 300, 64, CPU)
+
+
+@pytest.fixture
+def home(tiny: Ran, tmp_path: Path) -> Home:
+    return copy_of_store(tiny, tmp_path / "home", "train", "dataset", "suggest")
+
+
+def test_a_run_without_a_preset_takes_the_suggestion_and_asks_once(home: Home, tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "texts")
+    settings = load_settings(None, [*OPEN])
+    ran = run_prepare(home, source, settings)
+    with direct_session(home) as session:
+        suggestion = artifact(pipeline.suggest_training(session, settings, ran.prepared))
+        found = read_suggestion(session.store.folder(suggestion))
+        checkpoint = artifact(pipeline.train_model(session, settings, ran.prepared))
+        trained = manifest_of(session.store, checkpoint).settings
+        assert trained["model"] == found["model"]
+        assert trained["train"]["batch_size"] == found["train"]["batch_size"]
+        assert trained["train"]["max_steps"] <= found["max_steps"]
+        assert found["candidates"][0]["name"] == "modern-200k"
+        assert found["why"] and all(reason.endswith(".") for reason in found["why"])
+        assert session.reports["suggest"].computed == 1
+    with direct_session(home) as again:
+        assert artifact(pipeline.suggest_training(again, settings, ran.prepared)) == suggestion
+        assert again.reports["suggest"].computed == 0
+
+
+def test_given_steps_need_no_measurement(home: Home, tmp_path: Path) -> None:
+    settings = load_settings(None, ["curate.validation_share=0.3", "train.max_steps=3"])
+    ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
+    with direct_session(home) as session:
+        suggestion = artifact(pipeline.suggest_training(session, settings, ran.prepared))
+        found = read_suggestion(session.store.folder(suggestion))
+    assert found["step_seconds"] is None
+    assert "tokens a parameter" in json.dumps(found["why"])
+
+
+def test_a_corpus_that_grows_a_little_keeps_its_suggestion(home: Home, tmp_path: Path) -> None:
+    settings = load_settings(None, [*OPEN])
+    refs = []
+    for count in (9, 10):
+        ran = run_prepare(home, write_texts(tmp_path / "texts", range(count)), settings)
+        with direct_session(home) as session:
+            refs.append(artifact(pipeline.suggest_training(session, settings, ran.prepared)))
+    assert refs[0] == refs[1]
+
+
+def test_with_a_preset_and_steps_nothing_is_suggested(tiny: Ran) -> None:
+    assert "suggest" not in tiny.reports
+    assert tiny_settings().model.preset == "tiny"

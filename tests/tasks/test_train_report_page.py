@@ -1,0 +1,143 @@
+"""The report of a training as a page and as Markdown: whole for any training, true figures, words that stay words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from html_tags import Tags
+from train_report_samples import bare, broken, one_step, rich, stopped_early
+
+from tasks.train_report.figures import Curve, Epoch, TrainingFigures
+from tasks.train_report.journal import Event, Notes, Sample
+from tasks.train_report.page import SECTIONS, training_page
+from tasks.train_report.summary import training_summary
+from tasks.train_report.words import facts, lead, worries
+
+Make = Callable[[], TrainingFigures]
+TRAININGS: list[Make] = [rich, bare, one_step, broken, stopped_early]
+
+
+def words_of(figures: TrainingFigures) -> str:
+    return " ".join(Tags(training_page(figures, "fold")).words)
+
+
+def titles(figures: TrainingFigures) -> str:
+    return "\n".join(worry.title for worry in worries(figures))
+
+
+@pytest.mark.parametrize("make", TRAININGS)
+def test_the_page_is_whole_for_any_training(make: Make) -> None:
+    tags = Tags(training_page(make(), "fold"))
+    assert set(SECTIONS) <= set(tags.ids)
+    assert len(tags.ids) == len(set(tags.ids))
+
+
+@pytest.mark.parametrize("make", TRAININGS)
+def test_the_page_fetches_nothing_and_runs_nothing(make: Make) -> None:
+    page = training_page(make(), "fold")
+    tags = Tags(page)
+    assert not tags.names & {"script", "iframe", "object", "embed", "form", "base", "img"}
+    assert all(address.startswith(("#", "data:")) or address == "dataset.html" for address in tags.addresses)
+    assert "url(" not in page and "@import" not in page
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("make", TRAININGS)
+def test_the_summary_is_short_for_any_training(make: Make) -> None:
+    assert len(training_summary(make()).splitlines()) <= 60
+
+
+def test_words_of_documents_are_only_words() -> None:
+    page = training_page(rich(), "<b>fold")
+    assert "<img" not in page and "<b>fold" not in page
+    assert not set(page) & {"\u202e", "\x00"}
+    assert "<img src=x onerror=hit=1>" in words_of(rich()), "in a sample, an event and a prompt"
+    summary = training_summary(rich())
+    assert "\\<img" in summary and not set(summary) & {"\u202e", "\x00"}
+
+
+def test_every_curve_is_drawn_over_the_same_steps() -> None:
+    page = training_page(rich(), "fold")
+    for name in ("loss", "loss-log", "lr", "gradient", "speed", "memory"):
+        assert f'id="curve-{name}"' in page
+    assert page.count("600 values") >= 5
+
+
+def test_figures_follow_from_the_curves() -> None:
+    figures = rich()
+    assert (figures.steps, figures.tokens) == (600, 600 * 4096)
+    assert figures.epochs == pytest.approx(600 * 16 / 3200)
+    seconds = sum(figures.curve("time/step_seconds").values)
+    assert figures.tokens_per_second == pytest.approx(600 * 4096 / seconds)
+    assert figures.share == pytest.approx(figures.tokens_per_second * 8.5e7 / 2.55e11)
+    assert facts(figures)["Tokens"] == "2.46M, 3.00 epochs"
+
+
+def test_tokens_of_steps_whose_time_is_not_known_are_no_speed() -> None:
+    made = rich()
+    half = Curve(range(301, 601), [2.0] * 300)
+    figures = replace(made, curves={**made.curves, "time/step_seconds": half})
+    assert figures.tokens_per_second == pytest.approx(4096 / 2)
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    found = facts(bare())
+    assert {found[name] for name in ("Loss", "Validation loss", "Speed", "Of the machine", "Time of the steps")} == {
+        "–"
+    }
+    assert "left no curve" in lead(bare())
+
+
+def test_a_validation_loss_that_rose_again_is_told_with_its_lowest_step() -> None:
+    assert "The validation loss rose again: 2.900 at step 200, 3.200 at the end" in titles(stopped_early())
+
+
+def test_an_early_stop_is_told() -> None:
+    assert "of 600 steps, it ended here" in lead(stopped_early())
+    assert facts(stopped_early())["Steps"] == "300 of 600"
+
+
+def test_a_loss_that_fell_to_the_end_is_worth_more_steps() -> None:
+    falling = replace(rich(), curves={**rich().curves, "val_sample/loss": Curve([300, 600], [3.0, 2.9])})
+    assert "The validation loss was still falling" in titles(falling)
+    assert "rose again" not in titles(falling)
+
+
+def test_losses_that_are_no_numbers_and_those_that_did_not_fall_are_told() -> None:
+    assert "The loss was not finite at some step" in titles(broken())
+    assert "The loss did not fall: 2.000 at first, 2.500 at the end" in titles(broken())
+
+
+def test_events_are_counted_by_kind_and_the_graver_ones_come_first() -> None:
+    spikes = [Event(step, "spike", "it leapt", 0.0) for step in (30, 40)]
+    figures = replace(rich(), notes=Notes([], [*spikes, Event(10, "resumed", "went on", 0.0)], []))
+    found = [worry for worry in worries(figures) if worry.section == "events"]
+    assert [(worry.level, worry.title) for worry in found] == [
+        ("check", "Loss spike: 2 times, first at step 30"),
+        ("note", "Resumed at step 10"),
+    ]
+
+
+def test_text_that_was_read_often_is_told() -> None:
+    assert "Each training document was read 12.0 times" in titles(replace(rich(), epoch=Epoch(800, 1.0, None)))
+
+
+def test_events_are_marks_of_the_curves_and_rows_of_a_table() -> None:
+    page = training_page(rich(), "fold")
+    assert page.count("resumed: went on from the checkpoint of step 212") >= 2
+    assert "something new" in words_of(rich())
+
+
+def test_of_many_samples_the_first_and_the_last_are_shown() -> None:
+    many = [Sample(step, "prompt", f"text{step}.") for step in range(1, 101)]
+    words = words_of(replace(rich(), notes=Notes([], [], many)))
+    assert "text1." in words and "text100." in words
+    assert sum(f"text{step}." in words for step in range(1, 101)) == 6
+
+
+def test_the_lowest_value_is_the_first_of_equal_ones_and_finite() -> None:
+    assert Curve([1, 2, 3, 4], [math.nan, 2.0, 2.0, math.inf]).lowest == (2, 2.0)
+    assert Curve().lowest[0] == 0
