@@ -52,11 +52,11 @@ def _flow(name: str, home: str, **parameters: Any) -> dict[str, Any]:
     """Run a flow in this process, under the running Prefect server or an embedded one."""
     import importlib
 
-    from flows.embedded import prefect_api
+    from flows.embedded import ends_in_order, prefect_api
     from storage.home import Home
 
     place = Home.from_environment(home or None).create()
-    with prefect_api(place):
+    with ends_in_order(), prefect_api(place):
         flow = getattr(importlib.import_module(f"flows.{name}"), name)
         result: dict[str, Any] = flow(home=str(place.path), **parameters)
     return result

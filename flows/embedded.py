@@ -7,6 +7,7 @@ however that ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from storage.home import Home
@@ -73,7 +74,7 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -99,8 +100,10 @@ def prefect_api(home: Home) -> Iterator[None]:
     os.environ |= {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url}
     try:
         with _without_heartbeat():
-            yield
-            _drain()
+            try:
+                yield
+            finally:
+                _drain()
     finally:
         for name, value in saved.items():
             if value is None:
@@ -108,6 +111,27 @@ def prefect_api(home: Home) -> Iterator[None]:
             else:
                 os.environ[name] = value
         _stop(process)
+
+
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Let SIGTERM end this command with exit status 143 and everything put away: a server, processes, a checkpoint.
+
+    Inside a flow Prefect answers SIGTERM itself, then hands it on to whom it found here; without anyone the process
+    would end on the spot, and as the first process of a container not at all.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not ours to answer
+        return
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 @contextmanager
@@ -135,6 +159,8 @@ def _end_with(parent: int) -> None:
 
 
 def _serve(parent: int, listener: int) -> None:
+    # a service manager tells every process of a command to end; the command still needs its server for a while
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     import uvicorn
     from prefect.server.api.server import create_app
@@ -143,7 +169,16 @@ def _serve(parent: int, listener: int) -> None:
     config = uvicorn.Config(
         application, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=2
     )
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listener)])
+
+    class Server(uvicorn.Server):
+        """A server that the command alone can end."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if sig != signal.SIGTERM:
+                super().handle_exit(sig, frame)
+
+    with contextlib.suppress(KeyboardInterrupt):  # how it ends, once all is put away
+        Server(config).run(sockets=[socket.socket(fileno=listener)])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Weights and training states on disk: safetensors and JSON, written so that a kill leaves all or nothing.
 
 A checkpoint is a directory step-00000200/ with model.safetensors, optimizer.safetensors (optimiser state,
-step counters and random states) and state.json (everything else, and the sha256 of the other two). It is
-written beside its place, flushed to the disk, and renamed into place; a directory whose digests do not agree
-is never loaded. No pickle.
+step counters and random states), history.jsonl (a metric row a line) and state.json (everything else, and the
+sha256 of all four). It is written beside its place, flushed to the disk, and renamed into place; a directory
+whose digests do not agree is never loaded. No pickle.
+
+Each checkpoint says which one was the best so far, so that no kill comes between a checkpoint and that word.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +27,10 @@ from torch import Tensor
 from .architecture import ModelConfig
 from .transformer import Transformer
 
-WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
+WEIGHTS_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
+HISTORY_FILE, STATE_FILE = "history.jsonl", "state.json"
 _STEP_PREFIX, _TEMPORARY_PREFIX = "step-", ".unfinished-"
+_TOLD = 4  # differences that a message names
 _OPTIMIZER_GROUP, _RANDOM_GROUP = "optimizer/", "random/"
 
 
@@ -44,7 +49,9 @@ class Checkpoint:
         validation: digest of the sequences that the history's last validation losses were measured on; they shape
             no weights, so a run may continue with others.
         history: metric rows so far.
-        torch_version, n_threads: what the numbers were computed with.
+        execution: what the numbers were computed with (torch, threads, device, ...); with another they may differ in
+            the last bits.
+        best_step: step of the checkpoint with the lowest validation loss so far; 0 if there was none.
     """
 
     step: int
@@ -56,28 +63,31 @@ class Checkpoint:
     identity: dict[str, str] = field(default_factory=dict)
     validation: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
-    torch_version: str = field(default_factory=lambda: str(torch.__version__))
-    n_threads: int = field(default_factory=torch.get_num_threads)
+    execution: dict[str, str] = field(default_factory=dict)
+    best_step: int = 0
 
 
-_TENSOR_FIELDS = ("weights", "optimizer", "random")
+_FIELDS_IN_FILES = ("weights", "optimizer", "random", "history")
 
 
-def save_checkpoint(folder: Path | str, state: Checkpoint, *, keep: int = 2) -> Path:
-    """Writes a checkpoint into the folder, then removes all but the newest few.
+def save_checkpoint(
+    folder: Path | str, state: Checkpoint, *, keep: int = 2, history_lines: Sequence[str] | None = None
+) -> Path:
+    """Writes a checkpoint into the folder, then removes all but the newest few and the best.
 
     Args:
         folder: holds the run's checkpoints; made if it is not there. One writer at a time.
         state: what to save.
-        keep: number of checkpoints to keep, this one included.
+        keep: number of checkpoints to keep, this one included; the best one is kept beside them.
+        history_lines: the history's rows as `history_line` gives them, where the caller has them already.
 
     Returns:
         The checkpoint's directory.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{_STEP_PREFIX}{state.step:08d}"
-    work = folder / f"{_TEMPORARY_PREFIX}{name}"
+    place = _place(folder, state.step)
+    work = folder / f"{_TEMPORARY_PREFIX}{place.name}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     _write_tensors(work / WEIGHTS_FILE, state.weights)
@@ -86,20 +96,24 @@ def save_checkpoint(folder: Path | str, state: Checkpoint, *, keep: int = 2) -> 
         work / OPTIMIZER_FILE,
         {group + key: tensor for group, tensors in groups.items() for key, tensor in tensors.items()},
     )
-    record = {key: value for key, value in vars(state).items() if key not in _TENSOR_FIELDS}
-    record["sha256"] = {file: _sha256(work / file) for file in (WEIGHTS_FILE, OPTIMIZER_FILE)}
-    with (work / STATE_FILE).open("w", encoding="utf-8") as file:
-        json.dump(record, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    lines = map(history_line, state.history) if history_lines is None else history_lines
+    _write_text(work / HISTORY_FILE, "".join(lines))
+    record = {key: value for key, value in vars(state).items() if key not in _FIELDS_IN_FILES}
+    digests = {file: _sha256(work / file) for file in (WEIGHTS_FILE, OPTIMIZER_FILE, HISTORY_FILE)}
+    digests[STATE_FILE] = _record_digest(record)
+    _write_text(work / STATE_FILE, json.dumps({**record, "sha256": digests}, indent=1))
     _fsync_folder(work)
-    place = folder / name
     if place.exists():  # only a torn one can be here, because a run continues from the newest good one
         _discard(place)
     work.rename(place)
     _fsync_folder(folder)
-    _prune(folder, state.step, keep)
+    _prune(folder, state, keep)
     return place
+
+
+def history_line(row: dict[str, Any]) -> str:
+    """A metric row as a line of JSON; floats come back as the same floats."""
+    return f"{json.dumps(row)}\n"
 
 
 def load_checkpoint(folder: Path | str) -> Checkpoint:
@@ -125,10 +139,13 @@ def load_checkpoint(folder: Path | str) -> Checkpoint:
     record = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))
     del record["sha256"]
     tensors = load_file(place / OPTIMIZER_FILE)
+    with (place / HISTORY_FILE).open(encoding="utf-8") as lines:
+        history = [json.loads(line) for line in lines]
     return Checkpoint(
         weights=load_file(place / WEIGHTS_FILE),
         optimizer=_group(tensors, _OPTIMIZER_GROUP),
         random=_group(tensors, _RANDOM_GROUP),
+        history=history,
         **record,
     )
 
@@ -141,6 +158,34 @@ def latest_checkpoint(folder: Path | str) -> Path | None:
     for leftover in folder.glob(f"{_TEMPORARY_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     return next((place for place in _newest_first(folder) if not _fault(place)), None)
+
+
+def best_checkpoint(folder: Path | str) -> Path | None:
+    """The checkpoint with the lowest validation loss of those up to the newest good one, or None without any.
+
+    Raises:
+        ValueError: it is damaged or gone, although the newest one names it.
+    """
+    newest = latest_checkpoint(folder)
+    if newest is None:
+        return None
+    step = json.loads((newest / STATE_FILE).read_text(encoding="utf-8"))["best_step"]
+    if not step:
+        return None
+    place = _place(Path(folder), step)
+    fault = _fault(place)
+    if fault:
+        raise ValueError(
+            f"the best checkpoint {place} is damaged: {fault}; the weights of {newest.name} are whole, or train anew"
+        )
+    return place
+
+
+def discard_newer(place: Path) -> None:
+    """Removes the checkpoints behind this one: they are damaged if it is the newest good one, and must not count."""
+    for other in _newest_first(place.parent):
+        if other.name > place.name:
+            _discard(other)
 
 
 def save_weights(path: Path | str, model: Transformer) -> None:
@@ -175,12 +220,23 @@ def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device 
     return model.to(device).eval()
 
 
-def differing_entry(saved: dict[str, str], wanted: dict[str, str]) -> str | None:
-    """Says which entry of two identities differs first, or None if they agree."""
-    for key in sorted(saved.keys() | wanted.keys()):
-        if saved.get(key) != wanted.get(key):
-            return f"{key!r} was {saved.get(key)!r} and is now {wanted.get(key)!r}"
-    return None
+def differences(saved: dict[str, str], wanted: dict[str, str]) -> str:
+    """Says which entries of two identities differ, the first few of many; empty if they agree."""
+    keys = [key for key in sorted(saved.keys() | wanted.keys()) if saved.get(key) != wanted.get(key)]
+    told = [
+        f"{key!r} {_was(saved, key)} and {'is now ' + repr(wanted[key]) if key in wanted else 'is not there any more'}"
+        for key in keys[:_TOLD]
+    ]
+    more = [f"{len(keys) - _TOLD} more differ"] if len(keys) > _TOLD else []
+    return "; ".join(told + more)
+
+
+def _was(saved: dict[str, str], key: str) -> str:
+    return f"was {saved[key]!r}" if key in saved else "was not there"
+
+
+def _place(folder: Path, step: int) -> Path:
+    return folder / f"{_STEP_PREFIX}{step:08d}"
 
 
 def _newest_first(folder: Path) -> list[Path]:
@@ -190,22 +246,26 @@ def _newest_first(folder: Path) -> list[Path]:
 def _fault(place: Path) -> str | None:
     """What is wrong with a checkpoint directory, or None."""
     try:
-        digests = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))["sha256"]
-        for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
+        record = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))
+        digests = record.pop("sha256")
+        if _record_digest(record) != digests[STATE_FILE]:
+            return f"{STATE_FILE} does not have the sha256 that it recorded"
+        for name in (WEIGHTS_FILE, OPTIMIZER_FILE, HISTORY_FILE):
             if _sha256(place / name) != digests[name]:
                 return f"{name} does not have the sha256 that {STATE_FILE} recorded"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
-    """Keeps the newest few up to this step; a later one is torn, or the run would have started there."""
-    current = f"{_STEP_PREFIX}{step:08d}"
+def _prune(folder: Path, state: Checkpoint, keep: int) -> None:
+    """Keeps the best and the newest few up to this step; a later one is torn, or the run would have started there."""
+    current = _place(folder, state.step)
     places = _newest_first(folder)
-    kept = [place for place in places if place.name <= current][:keep]
+    newest = [place for place in places if place.name <= current.name][:keep]
+    best = _place(folder, state.best_step)
     for place in places:
-        if place not in kept:
+        if place not in newest and place != best:
             _discard(place)
 
 
@@ -227,12 +287,23 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         os.fsync(file.fileno())
 
 
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _record_digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

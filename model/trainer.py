@@ -13,6 +13,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,20 +24,24 @@ import torch
 from torch import Tensor
 
 from .architecture import ModelConfig
-from .checkpoint import Checkpoint, differing_entry, latest_checkpoint, load_checkpoint, save_checkpoint
+from .checkpoint import Checkpoint, differences
 from .config import TrainConfig
 from .data import Batch, SequenceSource
+from .execution import Execution
+from .guards import EarlyStop
 from .metrics import evaluate_source
 from .optim import load_optimizer_tensors, optimizer_tensors
 from .order import Group, Order
 from .randomness import WEIGHTS_STREAM, derive_seed
+from .saver import CheckpointSaver
 from .schedule import learning_rate
 from .step import Stepper
+from .stopping import StopRequest, TrainingStopped
 from .transformer import Transformer
 
 Row = dict[str, Any]
 
-SAVING_SHARE = 0.03  # of a run's time, at most, goes into checkpoints
+SAVING_SHARE = 0.02  # of a run's time, at most, goes into checkpoints
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Trainer:
         device: where to compute.
         checkpoint_dir: holds this run's checkpoints; None saves nothing.
         checkpoint_seconds: shortest pause between two checkpoints, longer where saving would take more than
-            SAVING_SHARE of the time; the last step is always saved. 0 saves every step.
+            SAVING_SHARE of the time. The last step is always saved, and so is each with the lowest validation loss so
+            far. 0 saves every step.
         identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
             the same identity; the configurations, the number of training sequences, their groups and the initial
             weights belong to it by themselves. The validation sequences do not: they shape no weights.
@@ -83,6 +89,8 @@ class Trainer:
         on_checkpoint: called with (step) before a checkpoint becomes visible, so that the caller can first
             make durable what belongs to the steps it covers.
         on_progress: called with (step, max_steps, metrics) at the end of each step.
+        execution: how to compute; no part of the run's identity.
+        stop: asked after each step whether to stop.
 
     Raises:
         ValueError: there are no sequences to train on, or a group reaches beyond them.
@@ -104,6 +112,8 @@ class Trainer:
         on_metrics: Callable[[int, dict[str, float]], None] | None = None,
         on_checkpoint: Callable[[int], None] | None = None,
         on_progress: Callable[[int, int, dict[str, float]], None] | None = None,
+        execution: Execution = Execution(),
+        stop: StopRequest | None = None,
     ) -> None:
         self.model_config = model_config
         self.train_config = train_config
@@ -120,20 +130,29 @@ class Trainer:
         self.on_metrics = on_metrics
         self.on_checkpoint = on_checkpoint
         self.on_progress = on_progress
+        self.execution = execution
+        self.stop = stop
 
     def fit(self) -> TrainResult:
         """Trains to the last step, from the newest good checkpoint if there is one.
 
         Raises:
             NonFiniteLoss: a loss or gradient is NaN or infinite; good checkpoints stay.
+            OSError: a checkpoint cannot be written.
+            TrainingStopped: it was asked to stop; the step it stopped after is saved.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
+        saver = CheckpointSaver(self.checkpoint_dir, self.execution.keep) if self.checkpoint_dir else None
+        with saver or nullcontext():  # whatever ends the training, what is being saved is saved to its end
+            return self._fit(saver)
+
+    def _fit(self, saver: CheckpointSaver | None) -> TrainResult:
         stepper = _new_stepper(self.model_config, self.train_config, self.device)
         if self.initial_weights is not None:
             _load_initial(stepper.model, self.initial_weights)
         history: list[Row] = []
-        resumed_from, other_validation = self._resume(stepper, history)
-        last_save, pause = time.monotonic(), self.checkpoint_seconds
+        resumed_from, other_validation = self._resume(stepper, history, saver)
+        last_save = time.monotonic()
         for step in range(resumed_from + 1, self.train_config.max_steps + 1):
             started = time.perf_counter()
             row = self._step(stepper, step, history)
@@ -146,16 +165,18 @@ class Trainer:
             metrics = _with_timing(row, history, seconds)
             if self.on_metrics:
                 self.on_metrics(step, metrics)
+            is_best = "val/loss" in row and EarlyStop(0).best(history) == step
             is_last = step == self.train_config.max_steps
-            if self.checkpoint_dir and (is_last or time.monotonic() - last_save >= pause):
-                began = time.monotonic()
-                self._save(stepper, step, history)
+            stopping = self.stop is not None and self.stop.asked and not is_last
+            if saver and (is_last or is_best or stopping or self._is_due(saver, last_save)):
+                self._save(saver, stepper, step, history, is_best)
                 last_save = time.monotonic()
-                # a large model takes long to write: whatever its size, saving stays a small share of the time
-                if pause > 0:
-                    pause = max(self.checkpoint_seconds, (last_save - began) / SAVING_SHARE)
             if self.on_progress:
                 self.on_progress(step, self.train_config.max_steps, metrics)
+            if stopping:
+                if saver:
+                    saver.wait()
+                raise TrainingStopped(step, saved=saver is not None)
         stepper.model.eval()
         return TrainResult(stepper.model, history, self.train_config.max_steps, resumed_from)
 
@@ -181,8 +202,14 @@ class Trainer:
         assert self.val_source is not None
         return evaluate_source(model, self.val_source, self.train_config.batch_size, self.device).loss
 
-    def _save(self, stepper: Stepper, step: int, history: list[Row]) -> None:
-        assert self.checkpoint_dir is not None
+    def _is_due(self, saver: CheckpointSaver, last_save: float) -> bool:
+        """Whether it is time for a checkpoint; a large model's are rarer, so that saving stays a small share of it."""
+        if not self.checkpoint_seconds:
+            return True
+        pause = max(self.checkpoint_seconds, saver.cost / SAVING_SHARE)
+        return not saver.busy and time.monotonic() - last_save >= pause
+
+    def _save(self, saver: CheckpointSaver, stepper: Stepper, step: int, history: list[Row], is_best: bool) -> None:
         if self.on_checkpoint:
             self.on_checkpoint(step)
         state = Checkpoint(
@@ -195,32 +222,32 @@ class Trainer:
             identity=self.identity,
             validation=self._validation,
             history=history,
+            execution=_execution_record(self.execution, self.device),
         )
-        save_checkpoint(self.checkpoint_dir, state)
+        saver.save(state, best=is_best)
 
     @cached_property
     def _validation(self) -> str:
         """Digest of the validation sequences; empty without any."""
         return "" if self.val_source is None else _source_digest(self.val_source, self.train_config.batch_size)
 
-    def _resume(self, stepper: Stepper, history: list[Row]) -> tuple[int, bool]:
+    def _resume(self, stepper: Stepper, history: list[Row], saver: CheckpointSaver | None) -> tuple[int, bool]:
         """Fills stepper and history from the newest good checkpoint.
 
         Returns:
             Its step, 0 if there is none; and whether validation losses to come are measured on other sequences than
             those of the history.
         """
-        place = latest_checkpoint(self.checkpoint_dir) if self.checkpoint_dir else None
-        if place is None:
+        saved = saver.load() if saver else None
+        if saved is None:
             return 0, False
-        saved = load_checkpoint(place)
-        difference = differing_entry(saved.identity, self.identity)
+        difference = differences(saved.identity, self.identity)
         if difference:
             raise ValueError(
-                f"the checkpoint {place} belongs to another run: {difference}. Restore that setting to "
-                f"continue it, or train in another checkpoint folder"
+                f"the checkpoint of step {saved.step} in {self.checkpoint_dir} belongs to another run: {difference}. "
+                f"Restore what it was to continue that run, or train in another checkpoint folder"
             )
-        _warn_if_bits_may_differ(saved)
+        _warn_if_bits_may_differ(saved, _execution_record(self.execution, self.device))
         stepper.model.load_state_dict(saved.weights)
         load_optimizer_tensors(stepper.optimizer, saved.optimizer)
         stepper.random.load(saved.random)
@@ -340,11 +367,28 @@ def _with_timing(row: Row, history: list[Row], seconds: float) -> dict[str, floa
     return {**row, "time/step_seconds": seconds, "time/tokens_per_second": rate}
 
 
-def _warn_if_bits_may_differ(saved: Checkpoint) -> None:
-    found = {"torch": str(torch.__version__), "threads": str(torch.get_num_threads())}
-    difference = differing_entry({"torch": saved.torch_version, "threads": str(saved.n_threads)}, found)
+def _execution_record(execution: Execution, device: torch.device) -> dict[str, str]:
+    """What decides about the last bits, and is no part of what the run is."""
+    on_gpu = device.type == "cuda"
+    return {
+        "torch": str(torch.__version__),
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} {_cpu_kernels()}",
+        "threads": str(torch.get_num_threads()),
+        "kernels": "deterministic" if torch.are_deterministic_algorithms_enabled() else "fastest",
+        "compile": str(execution.compile),
+        "recompute": str(execution.recompute),
+    }
+
+
+def _cpu_kernels() -> str:
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def _warn_if_bits_may_differ(saved: Checkpoint, found: dict[str, str]) -> None:
+    difference = differences(saved.execution, found)
     if difference:
         warnings.warn(
-            f"continuing a run although {difference}; the result may differ in the last bits",
+            f"the run goes on from step {saved.step}, but computes in another way: {difference}; its result may differ "
+            f"in the last bits from that of a run which was not stopped",
             stacklevel=3,
         )

@@ -299,8 +299,15 @@ class PointBuffer:
 
     def fail(self) -> None:
         """Write what waits and mark the run as failed, as far as MLflow takes it."""
+        self._end("FAILED")
+
+    def stop(self) -> None:
+        """Write what waits and mark the run as killed, to be gone on with, as far as MLflow takes it."""
+        self._end("KILLED")
+
+    def _end(self, status: str) -> None:
         self.flush()
-        self._attempt(lambda: self._tracking.finish(self._run_id, "FAILED"))
+        self._attempt(lambda: self._tracking.finish(self._run_id, status))
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         """Whether MLflow did it; the first time that it does not is told."""

@@ -7,6 +7,7 @@ the same run, without a doubled or a missing point.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from tasks.settings import ModelSettings, TrainSettings
 from tasks.stage import Work, stage
 from tasks.tokens.index import COUNTS_FILE, ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
+
+logger = logging.getLogger("sheepfold")
 
 HISTORY_FILE = "history.parquet"
 PRESET_BATCH = 8  # sequences; where the shape is chosen, the batch is, too
@@ -208,6 +211,7 @@ def train(
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import load_weights, save_weights
     from model.order import Group
+    from model.stopping import StopRequest, TrainingStopped, stoppable
 
     network, plan = ModelConfig.from_dict(settings.model), TrainConfig.from_dict(settings.train)
     work.seed(plan.seed)
@@ -220,6 +224,7 @@ def train(
         note = " ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.endswith("loss"))
         work.progress.update(step, total, note)
 
+    stop = StopRequest()
     trainer = Trainer(
         network,
         plan,
@@ -234,11 +239,17 @@ def train(
         on_metrics=lambda step, metrics: points.add(step, curve_names(metrics)),
         on_checkpoint=lambda step: points.flush(),
         on_progress=progress,
+        stop=stop,
     )
     try:
-        result = trainer.fit()
+        result = stoppable(trainer.fit, stop)
     except Exception:
         points.fail()
+        raise
+    except BaseException as interruption:
+        if isinstance(interruption.__cause__, TrainingStopped):
+            logger.warning("%s", interruption.__cause__)
+        points.stop()
         raise
     points.flush()
     save_weights(work.out / WEIGHTS_FILE, result.model)

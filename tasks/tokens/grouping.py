@@ -143,7 +143,10 @@ def group_segments(by: str, request: Mapping[str, Any], send: Send) -> None:
         request: `segments`, the tables of each; `kept`, a file with the kept documents of each; `paths`, a file with
             the places of all documents, or None; `columns`, those that the expression reads; `folder`, where to write.
     """
-    tables = [SegmentTables(*(None if path is None else Path(path) for path in paths)) for paths in request["segments"]]
+    tables = [
+        SegmentTables(Path(normalised), Path(measured), Path(refined), None if scored is None else Path(scored))
+        for normalised, measured, refined, scored in request["segments"]
+    ]
     kept = [pq.read_table(path) for path in request["kept"]]
     paths = None if request["paths"] is None else pq.read_table(request["paths"])
     folder = Path(request["folder"])

@@ -1,0 +1,146 @@
+"""Trainings that are asked to stop: after their step, with a checkpoint, whoever asks and however."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from model import ModelConfig, SpanSource, TrainConfig, Trainer, load_checkpoint
+from model.stopping import StopRequest, TrainingStopped, stoppable
+
+
+class Interruption(BaseException):
+    """What a scheduler raises in the main thread on SIGTERM."""
+
+
+@pytest.fixture
+def raising_handler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """SIGTERM raises in the main thread."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise Interruption
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def act_at(step: int, act: Callable[[], None]) -> Callable[[int, int, dict], None]:
+    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
+        if now == step:
+            act()
+
+    return on_progress
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_was_asked_to_stop_goes_on_from_that_very_step_to_the_same_bits(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 1e9}
+    stop = StopRequest()
+    trainer = Trainer(
+        model_config, train_config, build_source(), **settings, stop=stop, on_progress=act_at(3, stop.ask)
+    )
+    with pytest.raises(TrainingStopped, match="after step 4; its checkpoint is saved") as stopped:
+        trainer.fit()
+    assert (stopped.value.step, stopped.value.saved) == (4, True)
+    resumed = Trainer(model_config, train_config, build_source(), **settings, stop=StopRequest()).fit()
+    assert resumed.resumed_from == 4
+    undisturbed = Trainer(model_config, train_config, build_source()).fit()
+    assert resumed.history == undisturbed.history
+    weights = undisturbed.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items())
+
+
+def test_a_run_without_a_folder_says_that_nothing_was_saved(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    stop = StopRequest()
+    stop.ask()
+    with pytest.raises(TrainingStopped, match="after step 1; nothing was saved"):
+        Trainer(model_config, train_config, build_source(), stop=stop).fit()
+
+
+def test_a_run_that_is_at_its_end_anyway_ends(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    stop = StopRequest()
+    trainer = Trainer(model_config, train_config, build_source(), stop=stop, on_progress=act_at(9, stop.ask))
+    assert trainer.fit().steps == 10
+
+
+def test_a_signal_that_raises_in_the_main_thread_stops_the_training_after_its_step(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+    raising_handler: None,
+) -> None:
+    stop = StopRequest()
+
+    def terminate_and_be_heard() -> None:
+        terminate()
+        stop._asked.wait()
+
+    trainer = Trainer(
+        model_config,
+        train_config,
+        build_source(),
+        checkpoint_dir=tmp_path,
+        stop=stop,
+        on_progress=act_at(3, terminate_and_be_heard),
+    )
+    with pytest.raises(Interruption) as interruption:
+        stoppable(trainer.fit, stop)
+    assert isinstance(interruption.value.__cause__, TrainingStopped)
+    assert load_checkpoint(tmp_path).step == interruption.value.__cause__.step == 4
+
+
+def test_a_second_signal_does_not_wait(raising_handler: None) -> None:
+    stop, release = StopRequest(), threading.Event()
+
+    def be_deaf() -> None:
+        terminate()
+        stop._asked.wait()
+        terminate()
+        release.wait()
+
+    with pytest.raises(Interruption):
+        stoppable(be_deaf, stop)
+    release.set()
+
+
+def test_a_signal_asks_where_a_process_only_trains() -> None:
+    stop = StopRequest()
+    before = signal.getsignal(signal.SIGTERM)
+    with stop.on_signal():
+        assert not stop.asked
+        terminate()
+        assert stop.asked
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stoppable_function_has_the_context_and_the_threads_of_its_caller() -> None:
+    place = contextvars.ContextVar("place", default="")
+    place.set("here")
+    assert stoppable(lambda: (place.get(), torch.get_num_threads()), StopRequest()) == ("here", torch.get_num_threads())
+
+
+def test_an_error_of_a_stoppable_function_is_raised() -> None:
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        stoppable(fail, StopRequest())

@@ -1,0 +1,185 @@
+"""Trainings that are stopped or killed: the next start goes on in the same MLflow run, to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from tiny_run import SETTINGS, Ran, direct_session, home_at, tiny_settings
+
+from flows import pipeline
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.tables import read_rows
+from storage.tracking import Tracking
+from tasks.ingest.sources.resolve import resolve_sources
+from tasks.progress import StageProgress
+from tasks.session import Session, artifact
+from tests.flows.runs import MARK, Command, kill_all, marked_processes, store_contents
+
+STEPS = 3000
+PATIENCE_SECONDS = 300
+
+
+@pytest.fixture
+def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
+    """A home with everything but the training."""
+    return _prepared(tiny, tmp_path / "home", empty_tracking)
+
+
+def _prepared(tiny: Ran, folder: Path, empty_tracking: Path) -> Home:
+    target = home_at(folder)
+    shutil.copyfile(empty_tracking, target.path / "mlflow.db")
+    ignored = shutil.ignore_patterns("train", "evaluate", "generate", "prompts", ".work", ".locks")
+    shutil.copytree(tiny.session.home.store, target.store, ignore=ignored)
+    shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
+    return target
+
+
+def _curve(home: Home) -> tuple[str, Counter[tuple[str, int]]]:
+    """Status of the only run of a home, and how often it holds each point; what MLflow measures itself left out."""
+    tracking = Tracking(home)
+    (run,) = tracking.client.search_runs([tracking.experiment_id])
+    names = [name for name in run.data.metrics if not name.startswith("system/")]
+    points = Counter(
+        (name, point.step) for name in names for point in tracking.client.get_metric_history(run.info.run_id, name)
+    )
+    return run.info.status, points
+
+
+def _last_step(points: Counter[tuple[str, int]]) -> int:
+    return max(step for name, step in points if name == "train/loss")
+
+
+def _checkpoints(home: Home) -> list[int]:
+    folders = Path(home.store, ".work", "train").glob("*/scratch/checkpoints/step-*")
+    return sorted(int(folder.name[-8:]) for folder in folders)
+
+
+class Interruption(BaseException):
+    """What SIGTERM raises in the main thread."""
+
+
+@pytest.fixture
+def raising_handler() -> Iterator[None]:
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise Interruption
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def _train(session: Session, source: Path) -> ArtifactRef:
+    settings = tiny_settings()
+    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
+    prepared = pipeline.prepare(session, "default", settings, ingested)
+    return artifact(pipeline.train_model(session, settings, prepared))
+
+
+def test_a_training_stopped_by_a_signal_goes_on_in_its_run_from_that_very_step(
+    tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, raising_handler: None
+) -> None:
+    assert tiny.checkpoint is not None
+    shown = StageProgress.update
+
+    def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
+        shown(self, done, total, note)
+        if self._name == "train" and done == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+        patches.setattr(StageProgress, "update", update)
+        with pytest.raises(Interruption) as interruption:
+            _train(session, tiny_source)
+    assert "its checkpoint is saved" in str(interruption.value.__cause__)
+    stopped_at = _checkpoints(prepared_home)[-1]
+    status, points = _curve(prepared_home)
+    assert status == "KILLED"
+    assert 7 <= stopped_at == _last_step(points)
+    with direct_session(prepared_home) as session:
+        checkpoint = _train(session, tiny_source)
+        manifest = session.store.find("train", checkpoint.key)
+        assert manifest is not None and manifest.counts["resumed_from"] == stopped_at
+    assert checkpoint == tiny.checkpoint
+    assert set(_curve(prepared_home)[1].values()) == {1}
+
+
+def _command(home: Home, source: Path) -> Command:
+    settings = [f"--set={assignment}" for assignment in (*SETTINGS, f"train.max_steps={STEPS}")]
+    return Command(home.path, ["train", str(source), *settings])
+
+
+def _interrupt(home: Home, source: Path, log: Path, how: Any) -> tuple[int, str]:
+    """Starts the real command, lets it save another checkpoint, and interrupts it; its exit code and what it said."""
+    before = _checkpoints(home)[-1:]
+    command = _command(home, source)
+    process = command.start(log)
+    _until(lambda: _checkpoints(home)[-1:] > before or process.poll() is not None)
+    assert process.poll() is None, log.read_text()
+    how(process, command.variables[MARK])
+    code = process.wait(PATIENCE_SECONDS)
+    _until(lambda: not marked_processes(command.variables[MARK]))  # its server looks for it now and then
+    return code, log.read_text()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _terminate(process: subprocess.Popen[bytes], mark: str) -> None:
+    process.terminate()
+
+
+def _terminate_all(process: subprocess.Popen[bytes], mark: str) -> None:
+    """As a service manager does: the command's server and workers are told to end as well."""
+    for one in marked_processes(mark):
+        os.kill(one, signal.SIGTERM)
+
+
+def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
+    kill_all(mark)
+
+
+@pytest.mark.full
+@pytest.mark.prefect
+@pytest.mark.timeout(1800)
+def test_the_command_is_stopped_and_killed_and_goes_on_in_one_run_to_the_same_bits(
+    tiny: Ran, tiny_source: Path, tmp_path: Path, empty_tracking: Path
+) -> None:
+    home, other = (_prepared(tiny, tmp_path / name, empty_tracking) for name in ("home", "other"))
+    for number, how in enumerate([_terminate, _terminate_all, _kill, _terminate]):
+        code, said = _interrupt(home, tiny_source, tmp_path / f"log-{number}", how)
+        status, points = _curve(home)
+        if how is _kill:
+            assert (code, status) == (-signal.SIGKILL, "RUNNING")
+            continue
+        assert code == 143, said
+        stopped_at = _checkpoints(home)[-1]
+        assert re.search(rf"training stopped as asked after step {stopped_at}; its checkpoint is saved", said), said
+        assert "Traceback" not in said
+        assert (status, _last_step(points)) == ("KILLED", stopped_at)
+    result = _command(home, tiny_source).finish()
+    assert isinstance(result, dict) and result["mlflow_run_id"]
+    manifest = json.loads(next(Path(home.store, "train").glob("*/manifest.json")).read_text())
+    assert manifest["counts"]["resumed_from"] == stopped_at
+    status, points = _curve(home)
+    assert status == "FINISHED" and set(points.values()) == {1}
+    rows = read_rows(next(Path(home.store, "train").glob("*/history.parquet")))
+    assert {(row["metric"], row["step"]) for row in rows} <= points.keys()
+    assert {step for name, step in points if name == "time/step_seconds"} == set(range(1, STEPS + 1))
+    _command(other, tiny_source).finish()
+    assert store_contents(home.path) == store_contents(other.path)
