@@ -17,6 +17,7 @@ from flows.corpus_page import write_corpus_page
 from flows.dataset_page import write_dataset_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
+from flows.train_page import write_training_page
 from storage.catalog import check_corpus_name
 from storage.home import Home
 from tasks.ingest.records import Limits
@@ -26,6 +27,7 @@ from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
 from tasks.tokens.dataset import dataset
 from tasks.tokens.groups import check_expression
+from tasks.training import train
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,6 +129,14 @@ def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str,
         if result.mlflow_run_id:
             for file in (page, card):
                 session.resources.tracking.log_file(result.mlflow_run_id, file)
+    if session.produced.get(train.name):
+        page, summary = write_training_page(session, corpus, result.metrics)
+        summary = f"{summary}\n\nThe whole page: `{page}`\n"
+        create_markdown_artifact(
+            summary, key="sheepfold-training", description=f"How the model of {corpus} was trained"
+        )
+        if result.mlflow_run_id:
+            session.resources.tracking.log_file(result.mlflow_run_id, page)
     table = [
         {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
         for item in result.stages

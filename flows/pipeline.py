@@ -269,6 +269,9 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
         network = model_config(settings.model, _vocab_size(session, prepared.tokenizer))
     if base is not None:
         network["vocab_size"] = base.shape["vocab_size"]  # its rows may be more than the tokeniser has ids
+    if session.resources is not None:
+        session.resources.processes = settings.execution.processes
+        session.resources.execution = settings.execution.fields()
     steps = _resolve_steps(session, settings.train, network, batch_size, prepared.dataset, fitting)
     plan = train_config(settings.train, network, steps, batch_size)
     inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}

@@ -21,7 +21,7 @@ def compile_network(model: Transformer, batch: Batch, device: torch.device, dtyp
     Leaves weights, gradients and random states as they were.
 
     Args:
-        model: the network, on `device`.
+        model: the network; it is moved to the device.
         batch: a micro-batch of the size of those to come; other sizes would be compiled anew.
         device: where to compute.
         dtype: of autocast; None computes in the weights' own.
@@ -37,7 +37,7 @@ def compile_network(model: Transformer, batch: Batch, device: torch.device, dtyp
     try:
         # imports the compiler, which is where some installations fail already
         model.compiled[name] = torch.compile(getattr(model, name), dynamic=False)
-        model.train()
+        model.to(device).train()
         ids, labels = (torch.from_numpy(array).to(device) for array in (batch.inputs, batch.labels))
         with torch.random.fork_rng(devices=devices), autocast:
             model.nll(ids, labels, documents=batch.documents).backward()

@@ -8,6 +8,7 @@ as one that was left alone.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -195,14 +196,13 @@ class OutOfMemory(RuntimeError):
         )
 
 
-_OUT_OF_MEMORY = (
-    "out of memory",  # CUDA, MPS, XPU
-    "can't allocate memory",  # torch's allocator on a CPU
-    "cannot allocate memory",
-    "not enough memory",
-    "bad_alloc",  # C++ code without a message of its own
-    "could not create a memory",  # oneDNN
-    "alloc_failed",  # cuBLAS and cuDNN, which allocate for themselves
+_OUT_OF_MEMORY = re.compile(
+    "out of memory"  # CUDA, MPS, XPU
+    "|can't allocate memory|cannot allocate memory|not enough memory"  # torch's allocator on a CPU, the system
+    "|bad_alloc"  # C++ code without a message of its own
+    "|could not create a (memory|primitive(?! descriptor))"  # oneDNN; what it does not support is a descriptor's fault
+    "|alloc_failed",  # cuBLAS and cuDNN, which allocate for themselves
+    re.IGNORECASE,
 )
 
 
@@ -210,7 +210,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whatever device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def split(batch: Batch, parts: int) -> Iterator[Batch]:

@@ -20,9 +20,9 @@ from torch import Tensor
 WEIGHTS_STREAM, DROPOUT_STREAM = 0, 1
 
 
-def derive_seed(seed: int, stream: int) -> int:
-    """The seed of one named stream of a run."""
-    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def derive_seed(seed: int, *stream: int) -> int:
+    """The seed of one named stream of a run; further numbers tell its branches apart, all 0 being the stream itself."""
+    return int(np.random.SeedSequence([seed, *stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from .compiling import compile_network
 from .config import TrainConfig
 from .data import IGNORE, Batch, trim
+from .distributed import SINGLE, Network, Ranks, is_sharded, pack_random, unpack_random, whole
 from .execution import Execution
 from .kernels import keep_freed_memory
 from .optim import build_optimizer, set_learning_rate
@@ -64,38 +65,47 @@ class Stepper:
     """A network with all that changes when it takes a step: optimiser, loss scaler, dropout's random stream.
 
     Args:
-        model: the network, on `device`.
+        model: the network; it is moved to the device, or with Execution.sharding "fsdp" cut into parts.
         config: training settings.
         device: where to compute.
         execution: how to compute.
+        ranks: the processes that take the step together.
 
     Attributes:
+        network: the network as the ranks share it.
         notes: what is done in another way than asked for, a sentence each.
     """
 
     def __init__(
-        self, model: Transformer, config: TrainConfig, device: torch.device, execution: Execution | None = None
+        self,
+        model: Transformer,
+        config: TrainConfig,
+        device: torch.device,
+        execution: Execution | None = None,
+        ranks: Ranks = SINGLE,
     ) -> None:
         self.execution = execution or Execution()
         self.notes: list[str] = []
         self.model = model
         self.config = config
         self.device = device
-        self.optimizer = build_optimizer(model, config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.random = RandomState(derive_seed(config.seed, DROPOUT_STREAM), device)
-        self._parameters = list(model.parameters())
+        self.ranks = ranks
         if device.type == "cpu":
             keep_freed_memory()
         model.recompute = self.execution.recompute
         if self.execution.compile:
-            self._compile()
+            self._compile()  # before the ranks listen to gradients, because it tries some
+        self.network = Network(model, device, ranks, self.execution.sharding)
+        self.optimizer = build_optimizer(model, config)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.random = self._random_stream(0)
+        self._parameters = list(model.parameters())
 
     def run(self, batches: Sequence[Batch], lr: float, step: int, indices: Sequence[int]) -> StepResult:
         """Takes one optimiser step.
 
         Args:
-            batches: the micro-batches.
+            batches: this rank's micro-batches.
             lr: learning rate.
             step: number of this step, from 1, for messages.
             indices: numbers of the sequences, for messages.
@@ -105,17 +115,18 @@ class Stepper:
                 below 1); the weights are as before.
             ValueError: a token id lies outside the vocabulary.
         """
-        tokens = sum(int((batch.labels != IGNORE).sum()) for batch in batches)
+        (tokens,) = map(int, self.ranks.sum(sum(int((batch.labels != IGNORE).sum()) for batch in batches)))
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         with self.random.running():
-            for batch in batches:
-                # A step without any label has loss 0 and gradient 0: the divisor only must not be 0.
-                loss = self._nll(batch) / max(1, tokens)
-                self.scaler.scale(loss).backward()
+            for number, batch in enumerate(batches, start=1):
+                with self.network.accumulating(more=number < len(batches)):
+                    # A step without any label has loss 0 and gradient 0: the divisor only must not be 0.
+                    loss = self._nll(batch) / max(1, tokens)
+                    self.scaler.scale(loss).backward()
                 losses.append(loss.detach())
-        mean = float(torch.stack(losses).sum())
+        (mean,) = self.ranks.sum(float(torch.stack(losses).sum()))
         if not math.isfinite(mean):
             raise NonFiniteLoss(f"the loss is {mean}", step, indices)
         set_learning_rate(self.optimizer, lr)
@@ -134,13 +145,13 @@ class Stepper:
         ids = torch.from_numpy(inputs).to(self.device, non_blocking=True)
         targets = torch.from_numpy(labels).to(self.device, non_blocking=True)
         with self._autocast():
-            return self.model.nll(ids, targets, documents=documents)
+            return self.network.nll(ids, targets, documents)
 
     def _update(self, step: int, indices: Sequence[int]) -> float:
         """Clips and applies the gradients; returns their norm."""
         self.scaler.unscale_(self.optimizer)
         max_norm = self.config.clip_norm if self.config.clip_norm > 0 else math.inf
-        total = torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
+        total = whole(torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None]))
         norm = float(total)
         if norm > max_norm:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, total)
@@ -157,7 +168,12 @@ class Stepper:
         return 0.0
 
     def _compile(self) -> None:
-        shape = (self.config.batch_size, self.model.config.max_seq_len)
+        if is_sharded(self.ranks, self.execution.sharding):
+            self.notes.append("the network is trained without torch.compile, which does not go with sharding='fsdp'")
+            return
+        self.model.to(self.device)
+        own = self.ranks.share(np.zeros((self.config.grad_accum, self.config.batch_size)))
+        shape = (own.shape[1], self.model.config.max_seq_len)
         batch = Batch(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
         note = compile_network(self.model, batch, self.device, _AUTOCAST.get(self.config.precision))
         if note:
@@ -166,3 +182,27 @@ class Stepper:
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self.config.precision)
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Weights, optimiser and random states as a checkpoint has them; all ranks call it, the first gets it."""
+        return {
+            "weights": self.network.weights(),
+            "optimizer": self.network.optimizer_tensors(self.optimizer),
+            "random": pack_random(self.ranks, self.random.tensors()),
+        }
+
+    def load(
+        self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], random: dict[str, Tensor], step: int
+    ) -> None:
+        """Puts back what state() gave, after `step` steps, whatever the number of ranks was; every rank passes it."""
+        self.network.load_weights(weights)
+        self.network.load_optimizer_tensors(self.optimizer, optimizer)
+        own = unpack_random(self.ranks, random)
+        if own is None:
+            self.random = self._random_stream(step)  # a rank that was not there draws what nobody has drawn
+        else:
+            self.random.load(own)
+
+    def _random_stream(self, step: int) -> RandomState:
+        branch = (self.ranks.rank, step) if self.ranks.rank else ()
+        return RandomState(derive_seed(self.config.seed, DROPOUT_STREAM, *branch), self.device)

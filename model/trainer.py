@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from .architecture import ModelConfig
-from .checkpoint import Checkpoint, differences
+from .checkpoint import Checkpoint, differences, load_checkpoint
 from .config import TrainConfig
 from .data import Batch, SequenceSource
+from .distributed import SINGLE, Ranks, check_share
 from .execution import Execution
 from .guards import EarlyStop
-from .metrics import evaluate_source
-from .optim import load_optimizer_tensors, optimizer_tensors
+from .kernels import release_freed_memory
 from .order import Group, Order
 from .randomness import WEIGHTS_STREAM, derive_seed
 from .saver import CheckpointSaver
@@ -88,12 +88,17 @@ class Trainer:
             killed run are computed, and reported, again.
         on_checkpoint: called with (step) before a checkpoint becomes visible, so that the caller can first
             make durable what belongs to the steps it covers.
+        on_event: called with (step, kind, message) where something is done in another way than asked for.
         on_progress: called with (step, max_steps, metrics) at the end of each step.
+        on_sample: called with (step, network) after an evaluation, where one process trains; it may let the network
+            write something, but must change nothing of it and draw from no global random stream.
         execution: how to compute; no part of the run's identity.
-        stop: asked after each step whether to stop.
+        ranks: the processes that train together, each with a Trainer of the same arguments. The first writes
+            checkpoints and is the only one that calls back; all of them read checkpoint_dir.
+        stop: asked after each step whether to stop; of several ranks, one that is asked to stops all.
 
     Raises:
-        ValueError: there are no sequences to train on, or a group reaches beyond them.
+        ValueError: there are no sequences to train on, a group reaches beyond them, or the ranks cannot share a step.
     """
 
     def __init__(
@@ -111,8 +116,11 @@ class Trainer:
         initial_weights: Mapping[str, Tensor] | None = None,
         on_metrics: Callable[[int, dict[str, float]], None] | None = None,
         on_checkpoint: Callable[[int], None] | None = None,
+        on_event: Callable[[int, str, str], None] | None = None,
         on_progress: Callable[[int, int, dict[str, float]], None] | None = None,
+        on_sample: Callable[[int, Transformer], None] | None = None,
         execution: Execution = Execution(),
+        ranks: Ranks = SINGLE,
         stop: StopRequest | None = None,
     ) -> None:
         self.model_config = model_config
@@ -127,9 +135,13 @@ class Trainer:
         self.initial_weights = initial_weights
         if initial_weights is not None:
             self.identity["initial_weights"] = _digest(initial_weights)
-        self.on_metrics = on_metrics
-        self.on_checkpoint = on_checkpoint
-        self.on_progress = on_progress
+        check_share(train_config.batch_size, train_config.grad_accum, ranks.world_size)
+        self.ranks = ranks
+        self.on_metrics = on_metrics if ranks.is_first else None
+        self.on_checkpoint = on_checkpoint if ranks.is_first else None
+        self.on_event = on_event if ranks.is_first else None
+        self.on_progress = on_progress if ranks.is_first else None
+        self.on_sample = on_sample if ranks.world_size == 1 else None
         self.execution = execution
         self.stop = stop
 
@@ -142,16 +154,21 @@ class Trainer:
             TrainingStopped: it was asked to stop; the step it stopped after is saved.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
-        saver = CheckpointSaver(self.checkpoint_dir, self.execution.keep) if self.checkpoint_dir else None
+        saver = None
+        if self.checkpoint_dir and self.ranks.is_first:
+            saver = CheckpointSaver(self.checkpoint_dir, self.execution.keep)
         with saver or nullcontext():  # whatever ends the training, what is being saved is saved to its end
             return self._fit(saver)
 
     def _fit(self, saver: CheckpointSaver | None) -> TrainResult:
-        stepper = _new_stepper(self.model_config, self.train_config, self.device)
+        stepper = _new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
         if self.initial_weights is not None:
-            _load_initial(stepper.model, self.initial_weights)
+            _load_initial(stepper, self.initial_weights)
         history: list[Row] = []
         resumed_from, other_validation = self._resume(stepper, history, saver)
+        if self.on_event:
+            for note in stepper.notes:
+                self.on_event(resumed_from, "execution", note)
         last_save = time.monotonic()
         for step in range(resumed_from + 1, self.train_config.max_steps + 1):
             started = time.perf_counter()
@@ -160,15 +177,20 @@ class Trainer:
             if other_validation and step == resumed_from + 1:
                 row["val/source_changed"] = 1.0
             if self._is_evaluated(step) and self.val_source is not None:
-                row["val/loss"] = self._evaluate(stepper.model)
+                row["val/loss"] = self._evaluate(stepper)
+                if self.on_sample:
+                    self.on_sample(step, stepper.model)
             history.append(row)
             metrics = _with_timing(row, history, seconds)
             if self.on_metrics:
                 self.on_metrics(step, metrics)
             is_best = "val/loss" in row and EarlyStop(0).best(history) == step
             is_last = step == self.train_config.max_steps
-            stopping = self.stop is not None and self.stop.asked and not is_last
-            if saver and (is_last or is_best or stopping or self._is_due(saver, last_save)):
+            stopping, is_due = self.ranks.any(
+                self.stop is not None and self.stop.asked and not is_last,
+                saver is not None and self._is_due(saver, last_save),
+            )
+            if self.checkpoint_dir and (is_last or is_best or stopping or is_due):
                 self._save(saver, stepper, step, history, is_best)
                 last_save = time.monotonic()
             if self.on_progress:
@@ -176,15 +198,19 @@ class Trainer:
             if stopping:
                 if saver:
                     saver.wait()
-                raise TrainingStopped(step, saved=saver is not None)
-        stepper.model.eval()
-        return TrainResult(stepper.model, history, self.train_config.max_steps, resumed_from)
+                raise TrainingStopped(step, saved=self.checkpoint_dir is not None)
+        model = stepper.network.plain()
+        model.compiled.clear()
+        model.recompute = False
+        release_freed_memory()
+        return TrainResult(model, history, self.train_config.max_steps, resumed_from)
 
     def _step(self, stepper: Stepper, step: int, history: list[Row]) -> Row:
         config = self.train_config
         size = config.batch_size * config.grad_accum
         indices = self.order.at(np.arange((step - 1) * size, step * size))
-        batches = [self.train_source.batch(part) for part in indices.reshape(config.grad_accum, config.batch_size)]
+        parts = self.ranks.share(indices.reshape(config.grad_accum, config.batch_size))
+        batches = [self.train_source.batch(part) for part in parts]
         lr = learning_rate(step - 1, config)
         result = stepper.run(batches, lr, step, indices.tolist())
         return {
@@ -198,9 +224,9 @@ class Trainer:
     def _is_evaluated(self, step: int) -> bool:
         return step % self.train_config.eval_every == 0 or step == self.train_config.max_steps
 
-    def _evaluate(self, model: Transformer) -> float:
+    def _evaluate(self, stepper: Stepper) -> float:
         assert self.val_source is not None
-        return evaluate_source(model, self.val_source, self.train_config.batch_size, self.device).loss
+        return stepper.network.evaluate(self.val_source, self.train_config.batch_size, self.device).loss
 
     def _is_due(self, saver: CheckpointSaver, last_save: float) -> bool:
         """Whether it is time for a checkpoint; a large model's are rarer, so that saving stays a small share of it."""
@@ -209,22 +235,41 @@ class Trainer:
         pause = max(self.checkpoint_seconds, saver.cost / SAVING_SHARE)
         return not saver.busy and time.monotonic() - last_save >= pause
 
-    def _save(self, saver: CheckpointSaver, stepper: Stepper, step: int, history: list[Row], is_best: bool) -> None:
+    def _save(
+        self, saver: CheckpointSaver | None, stepper: Stepper, step: int, history: list[Row], is_best: bool
+    ) -> None:
+        """Saves on the first rank, which is the one with a saver, what all of them hold."""
+        tensors = stepper.state()
+        if saver is None:
+            return
         if self.on_checkpoint:
             self.on_checkpoint(step)
         state = Checkpoint(
             step=step,
             position=step * self.train_config.grad_accum,
-            weights=stepper.model.state_dict(),
-            optimizer=optimizer_tensors(stepper.optimizer),
-            random=stepper.random.tensors(),
+            weights=tensors["weights"],
+            optimizer=tensors["optimizer"],
+            random=tensors["random"],
             scaler=stepper.scaler.state_dict(),
             identity=self.identity,
             validation=self._validation,
             history=history,
-            execution=_execution_record(self.execution, self.device),
+            execution=self._execution_record(),
         )
         saver.save(state, best=is_best)
+
+    def _execution_record(self) -> dict[str, str]:
+        """What decides about the last bits, and is no part of what the run is."""
+        on_gpu = self.device.type == "cuda"
+        return {
+            "torch": str(torch.__version__),
+            "device": torch.cuda.get_device_name(self.device) if on_gpu else f"{self.device.type} {_cpu_kernels()}",
+            "threads": str(torch.get_num_threads()),
+            "kernels": "deterministic" if torch.are_deterministic_algorithms_enabled() else "fastest",
+            "compile": str(self.execution.compile),
+            "recompute": str(self.execution.recompute),
+            "processes": f"{n} by {self.execution.sharding}" if (n := self.ranks.world_size) > 1 else "1",
+        }
 
     @cached_property
     def _validation(self) -> str:
@@ -239,6 +284,14 @@ class Trainer:
             those of the history.
         """
         saved = saver.load() if saver else None
+        newest = self.ranks.from_first(saved and saved.step)
+        if newest is not None and saved is None and self.checkpoint_dir is not None:
+            saved = load_checkpoint(self.checkpoint_dir)
+            if saved.step != newest:
+                raise ValueError(
+                    f"rank {self.ranks.rank} finds the checkpoint of step {saved.step} in {self.checkpoint_dir}, and "
+                    f"the first rank that of step {newest}; all ranks need the same folder"
+                )
         if saved is None:
             return 0, False
         difference = differences(saved.identity, self.identity)
@@ -247,10 +300,9 @@ class Trainer:
                 f"the checkpoint of step {saved.step} in {self.checkpoint_dir} belongs to another run: {difference}. "
                 f"Restore what it was to continue that run, or train in another checkpoint folder"
             )
-        _warn_if_bits_may_differ(saved, _execution_record(self.execution, self.device))
-        stepper.model.load_state_dict(saved.weights)
-        load_optimizer_tensors(stepper.optimizer, saved.optimizer)
-        stepper.random.load(saved.random)
+        if self.ranks.is_first:
+            _warn_if_bits_may_differ(saved, self._execution_record())
+        stepper.load(saved.weights, saved.optimizer, saved.random, saved.step)
         if saved.scaler:
             stepper.scaler.load_state_dict(saved.scaler)
         history.extend(saved.history)
@@ -260,7 +312,7 @@ class Trainer:
             and any("val/loss" in row for row in history)
             and saved.validation != self._validation
         )
-        if changed:
+        if changed and self.ranks.is_first:
             warnings.warn(
                 f"from step {saved.step + 1} on, validation losses are measured on other validation sequences than "
                 f"before; the history marks that step with val/source_changed",
@@ -270,7 +322,13 @@ class Trainer:
 
 
 def measure_step_seconds(
-    model_config: ModelConfig, train_config: TrainConfig, device: torch.device | str = "cpu", steps: int = 8
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    device: torch.device | str = "cpu",
+    steps: int = 8,
+    *,
+    execution: Execution = Execution(),
+    ranks: Ranks = SINGLE,
 ) -> float:
     """How long an optimiser step takes here: the median over steps on random tokens, after two to warm up.
 
@@ -279,28 +337,33 @@ def measure_step_seconds(
         train_config: gives micro-batch, accumulation and precision.
         device: where to compute.
         steps: number of steps that are measured.
+        execution: how to compute.
+        ranks: the processes that take the steps together; all of them call.
 
     Returns:
         Seconds per optimiser step; evaluation and checkpoints are not in it.
     """
-    stepper = _new_stepper(model_config, train_config, torch.device(device))
+    stepper = _new_stepper(model_config, train_config, torch.device(device), execution, ranks)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
-    shape = (train_config.batch_size, model_config.max_seq_len + 1)
+    n_batches, n_rows = ranks.share(np.empty((train_config.grad_accum, train_config.batch_size))).shape
+    shape = (n_rows, model_config.max_seq_len + 1)
     seconds = []
     for step in range(1, steps + 3):
-        ids = [generator.integers(model_config.vocab_size, size=shape) for _ in range(train_config.grad_accum)]
+        ids = [generator.integers(model_config.vocab_size, size=shape) for _ in range(n_batches)]
         started = time.perf_counter()
         stepper.run([Batch(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[2:])
 
 
-def _new_stepper(model_config: ModelConfig, train_config: TrainConfig, device: torch.device) -> Stepper:
+def _new_stepper(
+    model_config: ModelConfig, train_config: TrainConfig, device: torch.device, execution: Execution, ranks: Ranks
+) -> Stepper:
     # Initial weights are drawn on the CPU, so that every device starts from the same ones.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
         model = Transformer(model_config)
-    return Stepper(model.to(device), train_config, device)
+    return Stepper(model, train_config, device, execution, ranks)
 
 
 def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
@@ -314,9 +377,9 @@ def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
     return Order(groups, seed)
 
 
-def _load_initial(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+def _load_initial(stepper: Stepper, weights: Mapping[str, Tensor]) -> None:
     try:
-        model.load_state_dict(weights)
+        stepper.network.load_weights(weights)
     except RuntimeError as error:
         raise ValueError(
             f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made with"
@@ -365,19 +428,6 @@ def _with_timing(row: Row, history: list[Row], seconds: float) -> dict[str, floa
     before = history[-2]["tokens"] if len(history) > 1 else 0
     rate = (row["tokens"] - before) / seconds
     return {**row, "time/step_seconds": seconds, "time/tokens_per_second": rate}
-
-
-def _execution_record(execution: Execution, device: torch.device) -> dict[str, str]:
-    """What decides about the last bits, and is no part of what the run is."""
-    on_gpu = device.type == "cuda"
-    return {
-        "torch": str(torch.__version__),
-        "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} {_cpu_kernels()}",
-        "threads": str(torch.get_num_threads()),
-        "kernels": "deterministic" if torch.are_deterministic_algorithms_enabled() else "fastest",
-        "compile": str(execution.compile),
-        "recompute": str(execution.recompute),
-    }
 
 
 def _cpu_kernels() -> str:

@@ -34,6 +34,7 @@ _TABLES = {
     ("dataset", "sequences.parquet"): schemas.SEQUENCES,
     ("dataset", "token_counts.parquet"): schemas.TOKEN_COUNTS,
     ("train", "history.parquet"): schemas.HISTORY,
+    ("train", "telemetry.parquet"): schemas.HISTORY,
     ("evaluate", "metrics.parquet"): schemas.METRICS,
     ("generate", "completions.parquet"): schemas.COMPLETIONS,
 }

@@ -74,7 +74,8 @@ def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> b
 
 def prepare_bundle(checkpoint_folder: Path, target: Path) -> Path:
     """Copy a bundle and the code that runs it into one folder."""
-    shutil.copytree(checkpoint_folder, target, ignore=shutil.ignore_patterns("manifest.json", "history.parquet"))
+    beside = ("manifest.json", "history.parquet", "telemetry.parquet", "journal.json")  # of the training, not the model
+    shutil.copytree(checkpoint_folder, target, ignore=shutil.ignore_patterns(*beside))
     root = Path(__file__).resolve().parent.parent
     code = target / "code"
     skip = shutil.ignore_patterns("__pycache__")

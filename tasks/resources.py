@@ -10,7 +10,7 @@ import threading
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from storage.home import Home
 from tasks.ingest.records import Limits
@@ -77,6 +77,8 @@ class Resources:
         self.token_engine = "auto"  # what encodes: the fastest engine that agrees with the reference, or `reference`
         self.bundle_folder: Path | None = None  # a model folder to be taken into the store
         self.run_tags: dict[str, str] = {}  # what MLflow runs are tagged with
+        self.processes = 1  # that share a training, on each machine
+        self.execution: dict[str, Any] = {}  # fields of `model.execution.Execution`
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None
         self._apart: Apart | None = None

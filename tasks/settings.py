@@ -222,6 +222,39 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
+class ExecutionSettings:
+    """How a training is computed, on which nothing that it computes depends but the last bits.
+
+    Attributes:
+        processes: that train together on this machine, each with a GPU (or a share of the cores) of its own; see
+            `tasks.launch` for several machines.
+        compile: let torch.compile fuse the network; where it cannot, the run goes on without it and says why.
+        recompute: forget activations and compute them again, which takes less memory and more time.
+        sharding: with several processes, `ddp` (each holds all weights) or `fsdp` (each holds a part).
+        halve_batch: when memory runs out, compute micro-batches in halves instead of stopping.
+        keep: number of newest checkpoints that are kept beside the best.
+    """
+
+    processes: int = 1
+    compile: bool = False
+    recompute: bool = False
+    sharding: str = "ddp"
+    halve_batch: bool = True
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        from model.execution import Execution
+
+        if self.processes < 1:
+            raise ValueError(f"execution.processes is {self.processes}, expected 1 or more")
+        Execution.from_dict(self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `model.execution.Execution`."""
+        return {name: value for name, value in asdict(self).items() if name != "processes"}
+
+
+@dataclass(frozen=True)
 class GenerateSettings:
     """How text is sampled."""
 
@@ -263,6 +296,7 @@ class Settings:
     mix: MixSettings = field(default_factory=MixSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
 
 

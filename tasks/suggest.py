@@ -190,7 +190,7 @@ def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Ca
     shape, plan = settings.shapes[best.name], settings.train[best.name]
     if settings.document_tokens:
         yield (
-            f"Sequences of {shape['max_seq_len']} tokens: a document has about {settings.document_tokens:,} on average, "
+            f"Sequences of {shape['max_seq_len']} tokens: a document has about {settings.document_tokens:,}, "
             f"and longer ones than {LONGEST[_kind(settings.device)]} are slow on this device."
         )
     if not settings.minutes:

@@ -10,27 +10,34 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import storage.tracking as tracking_module
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.schemas import HISTORY, SHARD_FILE
+from storage.schemas import HISTORY
 from storage.store import Store
 from storage.tables import read_rows, write_table
+from storage.tracking import Tracking
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.resources import describe_device
+from tasks.launch import Callbacks, Job, Launched, launch
+from tasks.resources import describe_device, usable_cores
 from tasks.settings import ModelSettings, TrainSettings
 from tasks.stage import Work, stage
 from tasks.tokens.index import COUNTS_FILE, ReadGroup, groups_of, load_index
-from tasks.tokens.tokenizer import PAD, TOKENIZER_FILE
+from tasks.tokens.sequences import open_sequences
+from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
+from tasks.train_report.samples import Sampler, first_ids
+from tasks.train_report.watch import Watch, sync_journal
+
+if TYPE_CHECKING:
+    from model.stopping import StopRequest
 
 logger = logging.getLogger("sheepfold")
 
@@ -132,26 +139,12 @@ def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) ->
 
 def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit: int | None = None) -> Any:
     """Sequences of one split, mapped from their shards; a fixed sample of them where there are more than `limit`."""
-    from model.data import SpanSource
-    from model.order import order
+    return open_sequences(work.folder(dataset), shard_folders(work, dataset), split, seq_len, limit)
 
-    index = load_index(work.folder(dataset), split)
-    if limit is not None and len(index) > limit:
-        index = index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
-    folders = {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
-    shards = [np.load(folders[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
-    spans = (index.shard, index.start, index.length)
-    if len(index) == len(index.shard):  # a sequence of one piece sees nothing else, and takes no mask to say so
-        return SpanSource(shards, *spans, seq_len=seq_len, pad_id=PAD, ahead=index.ahead)
-    return SpanSource(
-        shards,
-        *spans,
-        seq_len=seq_len,
-        pad_id=PAD,
-        offsets=index.offsets,
-        ahead=index.ahead,
-        isolated=index.isolated,
-    )
+
+def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
+    """Where the token shards of a dataset lie, by key."""
+    return {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
 
 
 def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -174,9 +167,7 @@ def _flat(settings: TrainStageSettings) -> dict[str, Any]:
     }
 
 
-def sync_run(
-    tracking: tracking_module.Tracking, key: str, settings: TrainStageSettings, tags: dict[str, str], folder: Path
-) -> str:
+def sync_run(tracking: Tracking, key: str, settings: TrainStageSettings, tags: dict[str, str], folder: Path) -> str:
     """Make MLflow hold the whole curve of a finished training, and say so; returns the run's id.
 
     MLflow is a projection of the store: a run that a kill left unfinished, or that was lost, is completed from the
@@ -184,9 +175,17 @@ def sync_run(
     """
     run_id = tracking.ensure_run(key, f"train-{key[:8]}", _flat(settings), tags)
     points = [(row["metric"], row["step"], row["value"]) for row in read_rows(folder / HISTORY_FILE)]
-    tracking.log_missing(run_id, points)
+    tracking.log_missing(run_id, [*points, *sync_journal(tracking, run_id, folder)])
     tracking.finish(run_id)
     return run_id
+
+
+def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network: Any) -> Sampler:
+    """Draws samples while a network is trained, from the beginnings of training documents."""
+    index = load_index(work.folder(dataset), "train")
+    folders = shard_folders(work, dataset)
+    known = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
+    return Sampler(known, first_ids(index, folders, known, network.max_seq_len), network.vocab_size)
 
 
 def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
@@ -196,7 +195,75 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
     return {name: bool(written.get(name, True)) for name in ("bos", "eos")}
 
 
-@stage("train", version=3)
+def _in_place(
+    work: Work,
+    settings: TrainStageSettings,
+    dataset: ArtifactRef,
+    identity: dict[str, str],
+    start: Path | None,
+    callbacks: Callbacks,
+    stop: StopRequest,
+    on_sample: Callable[[int, Any], None],
+) -> Launched:
+    """Train in this process."""
+    from model import ModelConfig, TrainConfig, Trainer
+    from model.checkpoint import load_weights, save_weights
+    from model.execution import Execution
+    from model.order import Group
+
+    network = ModelConfig.from_dict(settings.model)
+    trainer = Trainer(
+        network,
+        TrainConfig.from_dict(settings.train),
+        source_of(work, dataset, "train", network.max_seq_len),
+        source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
+        groups=[Group(item.first, item.count, item.reads) for item in groups_of(work.folder(dataset))],
+        device=work.resources.device,
+        checkpoint_dir=work.scratch / "checkpoints",
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        identity=identity,
+        initial_weights=None if start is None else load_weights(start, network).state_dict(),
+        execution=Execution.from_dict(work.resources.execution),
+        on_metrics=callbacks.metrics,
+        on_checkpoint=callbacks.checkpoint,
+        on_event=callbacks.event,
+        on_progress=callbacks.progress,
+        on_sample=on_sample,
+        stop=stop,
+    )
+    result = trainer.fit()
+    save_weights(work.scratch / WEIGHTS_FILE, result.model)
+    return Launched(work.scratch / WEIGHTS_FILE, result.history, result.steps, result.resumed_from)
+
+
+def _in_processes(
+    work: Work,
+    settings: TrainStageSettings,
+    dataset: ArtifactRef,
+    identity: dict[str, str],
+    start: Path | None,
+    callbacks: Callbacks,
+) -> Launched:
+    """Train in several processes, each with a device of its own."""
+    job = Job(
+        settings.model,
+        settings.train,
+        work.resources.execution,
+        device=work.resources.device,
+        threads=max(1, usable_cores() // work.resources.processes),
+        deterministic=work.resources.deterministic,
+        dataset=str(work.folder(dataset)),
+        shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},
+        validation_sample=VALIDATION_SAMPLE,
+        checkpoints=str(work.scratch / "checkpoints"),
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        identity=identity,
+        initial_weights="" if start is None else str(start),
+    )
+    return launch(job, work.resources.processes, work.scratch / "ranks", callbacks)
+
+
+@stage("train", version=4)
 def train(
     work: Work,
     settings: TrainStageSettings,
@@ -208,51 +275,56 @@ def train(
     """Train the network, from the weights of a base if there is one; the artefact is a bundle."""
     import torch
 
-    from model import ModelConfig, TrainConfig, Trainer
-    from model.checkpoint import load_weights, save_weights
-    from model.order import Group
+    from model import ModelConfig
+    from model.checkpoint import load_weights
     from model.stopping import StopRequest, TrainingStopped, stoppable
 
-    network, plan = ModelConfig.from_dict(settings.model), TrainConfig.from_dict(settings.train)
-    work.seed(plan.seed)
+    network = ModelConfig.from_dict(settings.model)
+    work.seed(settings.train["seed"])
     tracking = work.resources.tracking
     run_id = tracking.ensure_run(work.key, f"train-{work.key[:8]}", _flat(settings), work.resources.run_tags)
     tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
-    points = tracking_module.PointBuffer(tracking, run_id)
-
-    def progress(step: int, total: int, metrics: dict[str, Any]) -> None:
-        note = " ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.endswith("loss"))
-        work.progress.update(step, total, note)
-
-    stop = StopRequest()
-    trainer = Trainer(
+    watch = Watch(
+        work.scratch,
+        tracking,
+        run_id,
+        work.progress,
         network,
-        plan,
-        source_of(work, dataset, "train", network.max_seq_len),
-        source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
-        groups=[Group(item.first, item.count, item.reads) for item in groups_of(work.folder(dataset))],
         device=work.resources.device,
-        checkpoint_dir=work.scratch / "checkpoints",
-        checkpoint_seconds=CHECKPOINT_SECONDS,
-        identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
-        initial_weights=None if base is None else load_weights(work.folder(base) / WEIGHTS_FILE, network).state_dict(),
-        on_metrics=lambda step, metrics: points.add(step, curve_names(metrics)),
-        on_checkpoint=lambda step: points.flush(),
-        on_progress=progress,
-        stop=stop,
+        precision=settings.train["precision"],
+        sampler=sampler_of(work, dataset, tokenizer, network),
+        processes=work.resources.processes,
     )
+    stop = StopRequest()
+    callbacks = Callbacks(
+        metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
+        checkpoint=watch.checkpoint,
+        progress=watch.progress,
+        event=watch.event,
+        stop_asked=lambda: stop.asked,
+    )
+    identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
+    start = None if base is None else work.folder(base) / WEIGHTS_FILE
     try:
-        result = stoppable(trainer.fit, stop)
+        if work.resources.processes > 1:
+            result = stoppable(lambda: _in_processes(work, settings, dataset, identity, start, callbacks), stop)
+        else:
+            result = stoppable(
+                lambda: _in_place(work, settings, dataset, identity, start, callbacks, stop, watch.sample), stop
+            )
+        watch.finish(load_weights(result.weights, network), result.steps)
     except Exception:
-        points.fail()
+        watch.fail()
         raise
     except BaseException as interruption:
         if isinstance(interruption.__cause__, TrainingStopped):
             logger.warning("%s", interruption.__cause__)
-        points.stop()
+        watch.stop()
         raise
-    points.flush()
-    save_weights(work.out / WEIGHTS_FILE, result.model)
+    finally:
+        watch.close()
+    watch.write(work.out)
+    shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
     framing = framing_of(work.store, dataset)
     config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest, **framing}
     (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))

@@ -118,6 +118,10 @@ class Watch:
         """The training failed: what is known so far goes to MLflow, and the run is marked."""
         self._points.fail()
 
+    def stop(self) -> None:
+        """The training was stopped, to be gone on with: what is known so far goes to MLflow, and the run is marked."""
+        self._points.stop()
+
     def close(self) -> None:
         """Look on no more."""
         self._open.close()

@@ -105,8 +105,7 @@ def test_the_verdict_follows_from_the_last_rows_alone() -> None:
     assert used.judge(history, 4.5, 1.0) == fresh.judge(history[-WINDOW:], 4.5, 1.0)
 
 
-@pytest.mark.parametrize("lr", [3e-4, 3e-3, 1e-2])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("lr", "seed"), [(3e-4, 1), (3e-3, 2), (1e-2, 3)])
 def test_no_alarm_in_real_runs(
     lr: float, seed: int, model_config: ModelConfig, build_source: Callable[..., SpanSource]
 ) -> None:
@@ -167,6 +166,8 @@ def test_losses_on_other_validation_sequences_do_not_count() -> None:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB)"), True),
         (RuntimeError("could not create a memory object"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive descriptor for a matmul primitive"), False),
         (RuntimeError("std::bad_alloc"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),

@@ -69,6 +69,12 @@ def curve(session: Session, run_id: str) -> list[tuple[str, int]]:
     return [(name, point.step) for name in names for point in client.get_metric_history(run_id, name)]
 
 
+def kept_points(folder: Path) -> list[tuple[str, int]]:
+    """(metric, step) of every point that the artefact holds, clock values among them."""
+    rows = [*read_rows(folder / "history.parquet"), *read_rows(folder / "telemetry.parquet")]
+    return sorted((row["metric"], row["step"]) for row in rows)
+
+
 def run_of(session: Session, checkpoint: ArtifactRef) -> Any:
     tracking = session.resources.tracking
     return tracking.client.get_run(tracking.find_run(checkpoint.key))
@@ -84,8 +90,10 @@ def test_the_artefact_is_a_complete_bundle(tiny: Ran) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
         "history.parquet",
+        "journal.json",
         "manifest.json",
         "model.safetensors",
+        "telemetry.parquet",
         "token_counts.parquet",
         "tokenizer.json",
     ]
@@ -275,8 +283,7 @@ def test_a_training_survives_an_mlflow_that_answers_no_more_and_its_curve_is_com
         assert checkpoint == tiny.checkpoint
         points = curve(session, ensure_training_run(session, checkpoint))
         assert run_of(session, checkpoint).info.status == "FINISHED"
-    rows = read_rows(Path(prepared_home.store) / "train" / checkpoint.key / "history.parquet")
-    assert sorted(points) == sorted((row["metric"], row["step"]) for row in rows)
+    assert sorted(points) == kept_points(Path(prepared_home.store) / "train" / checkpoint.key)
 
 
 def test_a_lost_tracking_database_is_filled_again_from_the_artefact(tiny: Ran, tmp_path: Path) -> None:
@@ -287,8 +294,7 @@ def test_a_lost_tracking_database_is_filled_again_from_the_artefact(tiny: Ran, t
         run_id = ensure_training_run(session, tiny.checkpoint)
         points = curve(session, run_id)
         assert run_of(session, tiny.checkpoint).info.status == "FINISHED"
-    rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
-    assert sorted(points) == sorted((row["metric"], row["step"]) for row in rows)
+    assert sorted(points) == kept_points(tiny.folder(tiny.checkpoint))
 
 
 def test_the_run_holds_the_settings_and_the_dataset(tiny: Ran) -> None:

@@ -1,0 +1,181 @@
+"""What a training leaves to look at: telemetry beside the history, samples, a page; once, whatever happened."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
+from tiny_run import Ran, direct_session, text_of
+
+from flows import pipeline
+from flows.actions import ensure_training_run
+from flows.train_page import write_training_page
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.tables import read_rows
+from tasks.session import Session
+from tasks.train_report.collect import collect_training
+from tasks.train_report.figures import TrainingFigures
+from tasks.train_report.journal import Notes, read_notes
+from tasks.train_report.page import training_page
+
+__all__ = ["prepared_home"]  # a fixture of that module
+
+N_STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def figures(tiny: Ran) -> TrainingFigures:
+    assert tiny.checkpoint is not None and tiny.metrics is not None
+    return collect_training(tiny.session.store, tiny.checkpoint, tiny.metrics, ["dataset.html"])
+
+
+def notes_of(session: Session, checkpoint: ArtifactRef) -> Notes:
+    return read_notes(session.store.folder(checkpoint))
+
+
+def test_every_step_has_its_time_its_speed_and_its_memory(figures: TrainingFigures) -> None:
+    for name in ("time/step_seconds", "time/tokens_per_second", "memory/resident_mb"):
+        assert list(figures.curve(name).steps) == list(range(1, N_STEPS + 1)), name
+        assert min(figures.curve(name).values) > 0
+
+
+def test_figures_are_those_of_the_history_and_of_the_dataset(tiny: Ran, figures: TrainingFigures) -> None:
+    rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
+    assert figures.loss.values == [row["value"] for row in rows if row["metric"] == "train/loss"]
+    record = json.loads((tiny.folder(tiny.prepared.dataset) / "dataset.json").read_text())
+    assert figures.epoch is not None
+    assert figures.epoch.sequences == record["splits"]["train"]["sequences"]
+    assert figures.epoch.tokens == record["splits"]["train"]["labels"]
+    assert figures.epochs == pytest.approx(N_STEPS * 4 / figures.epoch.sequences)
+    assert figures.share is not None and 0 < figures.share < 1.5
+
+
+def test_the_history_itself_holds_no_clock(tiny: Ran) -> None:
+    rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
+    assert not [row["metric"] for row in rows if row["metric"].startswith(("time/", "memory/"))]
+
+
+def test_samples_continue_training_documents_and_never_those_held_out(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    samples = notes_of(tiny.session, tiny.checkpoint).samples
+    assert {sample.step for sample in samples} >= {N_STEPS}
+    texts = {number: " ".join(text_of(number).split()) for number in range(12)}
+    rows = read_rows(tiny.folder(tiny.prepared.evalset) / "documents.parquet")
+    held_out = {" ".join(row["text"].split()) for row in rows}
+    assert held_out
+    for prompt in {sample.prompt for sample in samples}:
+        begun = [text for text in texts.values() if text.startswith(" ".join(prompt.split()))]
+        assert begun and not set(begun) & held_out
+
+
+def test_samples_are_a_table_of_the_run(tiny: Ran, tiny_source: Path) -> None:
+    assert tiny.checkpoint is not None
+    client = tiny.session.resources.tracking.client
+    run = run_of(tiny.session, tiny.checkpoint)
+    path = client.download_artifacts(run.info.run_id, "samples.json")
+    table = json.loads(Path(path).read_text())
+    samples = notes_of(tiny.session, tiny.checkpoint).samples
+    assert table == {
+        "columns": ["step", "prompt", "text"],
+        "data": [[item.step, item.prompt, item.text] for item in samples],
+    }
+    assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "samples.json", "type": "table"}]
+
+
+def test_samples_change_no_bit(
+    tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny.checkpoint is not None
+    monkeypatch.setattr("tasks.training.sampler_of", lambda *_: None)
+    with direct_session(prepared_home) as session:
+        without = train_in(session, tiny_source)
+        assert bits(session, without) == bits(tiny.session, tiny.checkpoint)
+        assert notes_of(session, without).samples == []
+
+
+def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
+    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (3, 7):
+        with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+            interrupt_after(patches, step)
+            with pytest.raises(Interrupted):
+                train_in(session, tiny_source)
+    with direct_session(prepared_home) as session:
+        checkpoint = train_in(session, tiny_source)
+        run_id = ensure_training_run(session, checkpoint)
+        points = Counter(curve(session, run_id))
+        notes = notes_of(session, checkpoint)
+        telemetry = collect_training(session.store, checkpoint)
+    assert set(points.values()) == {1}
+    assert {("memory/resident_mb", step) for step in range(1, N_STEPS + 1)} <= points.keys()
+    assert len(telemetry.curve("time/step_seconds").steps) == N_STEPS
+    assert [(event.step, event.kind) for event in notes.events] == [(3, "resumed"), (7, "resumed")]
+    assert len(notes.starts) == 3
+    assert max(Counter((sample.step, sample.prompt) for sample in notes.samples).values()) == 1
+
+
+def test_a_lost_run_gets_its_telemetry_and_its_samples_back(
+    tiny: Ran, tiny_source: Path, prepared_home: Home, empty_tracking: Path
+) -> None:
+    with direct_session(prepared_home) as session:
+        checkpoint = train_in(session, tiny_source)
+    shutil.copyfile(empty_tracking, prepared_home.path / "mlflow.db")
+    with direct_session(prepared_home) as session:
+        run_id = ensure_training_run(session, checkpoint)
+        points = Counter(curve(session, run_id))
+        tracking = session.resources.tracking
+        assert tracking.has_file(run_id, "samples.json")
+    assert points["memory/resident_mb", N_STEPS] == points["time/tokens_per_second", 1] == 1
+
+
+def test_the_bar_shows_loss_speed_share_and_time_left(
+    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("tasks.progress.StageProgress.update", lambda self, done, total, note="": notes.append(note))
+    with direct_session(prepared_home) as session:
+        train_in(session, tiny_source)
+    last = [note for note in notes if note.startswith("loss ")][-1]
+    for word in (" val ", " tokens/s, ", " % of the machine, ", " left"):
+        assert word in last
+
+
+def page_of(tiny: Ran, metrics: dict[str, Any]) -> tuple[Path, str]:
+    session = tiny.session
+    pipeline.remember(session, train=tiny.checkpoint)
+    return write_training_page(session, "page", metrics)
+
+
+def test_the_page_is_written_and_only_drawn_again_after_a_change(tiny: Ran) -> None:
+    page, summary = page_of(tiny, {})
+    assert page.name == "training.html" and page.read_text().startswith("<!doctype html>")
+    assert "| Parameters |" in summary
+    page.write_text("by hand")
+    assert page_of(tiny, {}) == (page, summary) and page.read_text() == "by hand"
+    assert tiny.metrics is not None
+    page_of(tiny, tiny.metrics)
+    assert "Bits per byte" in page.read_text()
+
+
+def test_a_training_from_before_there_were_journals_has_a_page_too(
+    tiny: Ran, tiny_source: Path, prepared_home: Home
+) -> None:
+    with direct_session(prepared_home) as session:
+        checkpoint = train_in(session, tiny_source)
+        folder = session.store.folder(checkpoint)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name in ("telemetry.parquet", "journal.json"):
+            (folder / name).unlink()
+            manifest["files"] = [entry for entry in manifest["files"] if entry["name"] != name]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        old = collect_training(session.store, checkpoint)
+    assert math.isnan(old.tokens_per_second) and old.share is None and old.steps == N_STEPS
+    assert "<!doctype html>" in training_page(old, "old")
