@@ -384,30 +384,17 @@ def checkpoint_rows(full: bool) -> Iterator[Row]:
 
 def _saving(loop: OurLoop, folder: Path) -> tuple[Callable[[int], None], Callable[[], None]]:
     """Ways to begin a save and to wait for its end."""
-    from model.checkpoint import Checkpoint, save_checkpoint
+    from model.checkpoint import Checkpoint
     from model.optim import optimizer_tensors
+    from model.saver import CheckpointSaver
 
-    stepper = loop.stepper
+    stepper, saver = loop.stepper, CheckpointSaver(folder)
 
-    def state(step: int) -> Checkpoint:
-        return Checkpoint(
-            step=step,
-            position=step,
-            weights=stepper.model.state_dict(),
-            optimizer=optimizer_tensors(stepper.optimizer),
-            random=stepper.random.tensors(),
-            scaler=stepper.scaler.state_dict(),
-            identity={},
-            validation="",
-            history=[],
-        )
+    def save(step: int) -> None:
+        state = {"weights": stepper.model.state_dict(), "optimizer": optimizer_tensors(stepper.optimizer)}
+        saver.save(Checkpoint(step, step, **state, random=stepper.random.tensors()))
 
-    try:
-        from model.saver import CheckpointSaver
-    except ImportError:
-        return lambda step: save_checkpoint(folder, state(step)) and None, lambda: None
-    saver = CheckpointSaver(folder, keep=2)
-    return lambda step: saver.save(state(step)), saver.wait
+    return save, saver.wait
 
 
 def loss_rows(name: str, full: bool, device: str, own_tokens: Path | None) -> Iterator[Row]:

@@ -8,7 +8,6 @@ rising: only weights, optimiser, scaler and random streams return, and the seque
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,19 +33,15 @@ class Rollbacks:
         self.folder = folder
         self.interval = max(FEWEST_STEPS, math.ceil(max_steps / STATES_PER_RUN))
 
-    def begin(self, state: Checkpoint) -> None:
-        """Keeps the state before the first step, and forgets what another run left."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.keep(state)
-
     def is_anchor(self, step: int) -> bool:
         """Whether the state after this step is kept."""
         return step % self.interval == 0
 
     def keep(self, state: Checkpoint) -> None:
-        """Keeps a state. The run's own checkpoint of that step must be on the disk already.
+        """Keeps a state and forgets older ones, and what another run may have left of later steps.
 
-        A run that goes on from an older one could need states that are forgotten here.
+        The run's own checkpoint of that step must be on the disk already: a run that goes on from an older one could
+        need states that are forgotten here.
         """
         save_checkpoint(self.folder, state, keep=KEPT)
 

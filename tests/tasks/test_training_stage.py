@@ -28,6 +28,7 @@ from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
 from tasks.session import Session, artifact
+from tasks.suggest import read_suggestion
 from tasks.training import steps_of_epochs, steps_of_tokens
 
 N_STEPS = 20
@@ -314,8 +315,8 @@ def test_minutes_become_steps_once(tiny_source: Path, prepared_home: Home, monke
     # another measurement would say something else
     monkeypatch.setattr("model.trainer.measure_step_seconds", lambda *_: 1e-9)
     again = run_whole(prepared_home, tiny_source, settings)
-    assert first.reports["budget"].computed == 1
-    assert again.reports["budget"].cached
+    assert first.reports["suggest"].computed == 1
+    assert again.reports["suggest"].cached
     assert again.checkpoint == first.checkpoint
 
 
@@ -329,10 +330,8 @@ def test_another_number_of_minutes_is_measured_anew(
         settings = tiny_settings("train.max_steps=0", f"train.minutes={minutes}")
         with direct_session(prepared_home) as session:
             prepared = run_prepare(prepared_home, tiny_source, settings).prepared
-            network = pipeline.model_config(settings.model, 40)
-            found = pipeline._resolve_steps(session, settings.train, network, artifact(prepared.dataset))
-            assert isinstance(found, int)
-            return found
+            suggestion = artifact(pipeline.suggest_training(session, settings, prepared))
+            return int(read_suggestion(session.store.folder(suggestion))["max_steps"])
 
     assert steps(0.1) == int(6 * 0.92 / 0.1)
     seconds[0] = 0.05
