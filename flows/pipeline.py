@@ -38,7 +38,7 @@ from tasks.suggest import (
     suggest,
 )
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
-from tasks.tokens.fit import FitSettings, tokenizer
+from tasks.tokens.fit import FitSettings, check_tokenizer, tokenizer
 from tasks.tokens.groups import check_expression, groups_call
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.shards import TokeniseSettings, tokenise
@@ -84,14 +84,27 @@ def _tokenizer(session: Session, corpus: str, settings: Settings, curated: Maybe
     """The corpus's tokeniser: the pinned one while its settings are asked for, else a new one."""
     name = f"tokenizer/{corpus}"
     pinned = _pinned(session, name, tokenizer.name)
-    asked = FitSettings.of(settings.tokenizer)
-    if pinned is not None and manifest_of(session.store, pinned).settings == asdict(asked):
+    known = manifest_of(session.store, pinned).settings if pinned is not None else None
+    asked = FitSettings.of(settings.tokenizer, known)
+    if pinned is not None and known == asdict(asked):
         return session.reuse(tokenizer, pinned)
     if session.resources is not None and settings.tokenizer.file:
         session.resources.tokenizer_file = Path(settings.tokenizer.file).expanduser()
     fitted = session.run(tokenizer, asked, curated=curated, documents=documents)
     _pin(session, name, fitted)
     return fitted
+
+
+def check_asked(session: Session, corpus: str, settings: Settings) -> None:
+    """Refuse, before anything runs, a base or a tokeniser that could not be had after an hour of ingestion.
+
+    Raises:
+        UserError: if there is no such base, or the settings contradict it; if the tokeniser's file is not there and the
+            corpus has no such tokeniser, or holds none.
+    """
+    settings = with_base(settings, find_base(session, settings))
+    pinned = _pinned(session, f"tokenizer/{corpus}", tokenizer.name)
+    check_tokenizer(settings.tokenizer, manifest_of(session.store, pinned).settings if pinned is not None else None)
 
 
 def _evalset(session: Session, corpus: str, settings: Settings, ingested: Ingested) -> Maybe:
@@ -140,7 +153,7 @@ def prepare(session: Session, corpus: str, settings: Settings, ingested: Ingeste
     """
     curated, documents = ingested.curated, ingested.texts
     settings = with_base(settings, find_base(session, settings))
-    _check_split(session, curated)
+    _check_split(session, curated, ingested.snapshot)
     frozen = _evalset(session, corpus, settings, ingested)
     fitted = _tokenizer(session, corpus, settings, curated, documents)
     framing = TokeniseSettings(settings.tokenizer.bos, settings.tokenizer.eos)
@@ -179,16 +192,24 @@ class EmptyCorpus(UserError):
     """There is not enough text to train on and to measure on."""
 
 
-def _check_split(session: Session, curated: Maybe) -> None:
+def _check_split(session: Session, curated: Maybe, listing: Maybe) -> None:
     if isinstance(curated, Pending):
         return
     counts = manifest_of(session.store, curated).counts
-    if not (counts["train"] and counts["validation"]):
+    if counts["train"] and counts["validation"]:
+        return
+    found = manifest_of(session.store, listing).counts["rows"] if isinstance(listing, ArtifactRef) else 0
+    if not found:
         raise EmptyCorpus(
-            f"the corpus has {counts['train']} document(s) to train on and {counts['validation']} to measure on; at "
-            "least one of each is needed, and none may stand in another: add documents; `sheepfold ingest SOURCE` and "
-            'then `sheepfold sql "select * from quarantine"` say what became of those that are there'
+            "there are no files in the sources, so there is nothing to train on: name a folder or file with documents, "
+            "and see whether patterns or a .gitignore leave everything out"
         )
+    raise EmptyCorpus(
+        f"of {found} file(s) found, the corpus has {counts['train']} document(s) to train on and "
+        f"{counts['validation']} to measure on; at least one of each is needed, and none may stand in another: add "
+        'documents; `sheepfold ingest SOURCE` and then `sheepfold sql "select * from quarantine"` say what became of '
+        "those that are there"
+    )
 
 
 def _seq_len(session: Session, settings: Settings, shards: Sequence[Maybe]) -> int:
@@ -392,6 +413,7 @@ def plan(session: Session, sources: Sequence[Source], corpus: str, settings: Set
     """Go the whole way without computing anything; the session's report says what would be done."""
     if settings.mix.by.strip():
         check_expression(settings.mix.by)
+    check_asked(session, corpus, settings)
     ingested = ingest(session, sources, settings)
     prepared = prepare(session, corpus, settings, ingested)
     checkpoint = train_model(session, settings, prepared)

@@ -39,6 +39,7 @@ def prepare(
     """Ingest what is new, then normalise, split, tokenise and cut into sequences."""
     settings = flow_settings(config, overrides, model__preset=preset)
     with flow_session(home, corpus, refresh, retry_failed, workers, limits=settings.limits) as session:
+        pipeline.check_asked(session, corpus, settings)
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
         pipeline.remember_ingested(session, ingested)

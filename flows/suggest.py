@@ -52,6 +52,7 @@ def suggest(
         train__max_tokens=max_tokens,
     )
     with flow_session(home, corpus, refresh, retry_failed, workers, limits=settings.limits) as session:
+        pipeline.check_asked(session, corpus, settings)
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
         pipeline.remember(session, suggest=pipeline.suggest_training(session, settings, prepared))

@@ -58,6 +58,7 @@ def train(
         train__seed=seed,
     )
     with flow_session(home, corpus, refresh, retry_failed, workers, deterministic, settings.limits) as session:
+        pipeline.check_asked(session, corpus, settings)
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
         checkpoint = artifact(pipeline.train_model(session, settings, prepared))

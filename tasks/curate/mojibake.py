@@ -56,7 +56,8 @@ def repair_mojibake(text: str) -> str:
     Returns:
         The repaired text, or `text` itself where nothing is broken or nothing is certain.
     """
-    if text.isascii():
+    # the lines of a text take several times its memory
+    if text.isascii() or not (_HINT.search(text) or _CONTROLS.search(text)):
         return text
     lines = text.split("\n")
     odd = "\n".join([line for line in lines if not line.isascii()])  # often a small part of the text
