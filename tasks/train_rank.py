@@ -135,6 +135,7 @@ def _train(job: Job, place: Path, channel: Channel, ranks: Ranks, stop: StopRequ
     from model.execution import Execution
     from model.order import Group
     from model.randomness import seed_everything
+    from tasks.speed import memory
     from tasks.tokens.index import groups_of
     from tasks.tokens.sequences import open_sequences
 
@@ -157,7 +158,7 @@ def _train(job: Job, place: Path, channel: Channel, ranks: Ranks, stop: StopRequ
         ranks=ranks,
         stop=stop,
         on_event=lambda step, kind, message: channel.tell(event=[step, kind, message]),
-        on_metrics=lambda step, metrics: channel.tell(metrics=[step, metrics]),
+        on_metrics=lambda step, metrics: channel.tell(metrics=[step, {**metrics, **memory(device.type)}]),
         on_checkpoint=channel.confirm_checkpoint,
         on_progress=lambda step, total, metrics: channel.tell(progress=[step, total, metrics]),
     )

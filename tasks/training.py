@@ -263,7 +263,7 @@ def _in_processes(
     return launch(job, work.resources.processes, work.scratch / "ranks", callbacks)
 
 
-@stage("train", version=4)
+@stage("train", version=4, modules=("tasks.train_rank",))
 def train(
     work: Work,
     settings: TrainStageSettings,

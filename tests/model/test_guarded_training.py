@@ -1,0 +1,296 @@
+"""Runs in which something goes wrong: leaps, broken weights, no more progress; and the same bits after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import (
+    ModelConfig,
+    NonFiniteLoss,
+    SpanSource,
+    TrainConfig,
+    Trainer,
+    TrainResult,
+    Transformer,
+    evaluate_source,
+    load_checkpoint,
+)
+from model.data import Batch
+from model.guards import TrainingDiverged
+from model.order import order
+from model.step import Stepper
+
+LEAP = 60  # the step whose sequences are noise
+N_SEQUENCES, LENGTH, ROWS, STEPS = 400, 16, 4, 75
+
+NETWORK = ModelConfig(31, max_seq_len=LENGTH, n_layer=1, n_head=2, d_model=32, drop_resid=0.05)
+PLAIN = TrainConfig(STEPS, batch_size=ROWS, lr=2e-2, eval_every=STEPS)
+
+
+def source_with_noise(first: int = LEAP, last: int = LEAP, seed: int = PLAIN.seed) -> SpanSource:
+    """Text that is learned quickly, but for the sequences of some steps."""
+    generator, n_ids = np.random.default_rng(0), N_SEQUENCES * LENGTH + 1
+    text = ((np.arange(n_ids) * 7 + generator.integers(0, 3, n_ids)) % 31).astype(np.uint16)
+    noise = generator.integers(0, 31, n_ids).astype(np.uint16)
+    for place in order(N_SEQUENCES, seed, 0)[(first - 1) * ROWS : last * ROWS]:
+        text[place * LENGTH : (place + 1) * LENGTH] = noise[place * LENGTH : (place + 1) * LENGTH]
+    start = np.arange(N_SEQUENCES) * LENGTH
+    return SpanSource([text], np.zeros(N_SEQUENCES), start, np.full(N_SEQUENCES, LENGTH + 1), LENGTH, 0)
+
+
+class Interrupted(Exception):
+    """Stands for a kill inside this process."""
+
+
+def stop_at(step: int) -> Callable[[int, int, dict], None]:
+    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
+        if now == step:
+            raise Interrupted
+
+    return on_progress
+
+
+class Events(list[tuple[int, str, str]]):
+    """What a run said, but for what it always says."""
+
+    def __call__(self, step: int, kind: str, message: str) -> None:
+        if kind not in ("kernel", "advice"):
+            self.append((step, kind, message))
+
+
+def run(action: str, folder: Path | None = None, **settings: Any) -> TrainResult:
+    config = dataclasses.replace(PLAIN, spike_action=action, **settings.pop("config", {}))
+    source = settings.pop("source", None) or source_with_noise()
+    settings = {"checkpoint_seconds": 0, "on_event": Events(), **settings}
+    return Trainer(NETWORK, config, source, checkpoint_dir=folder, **settings).fit()
+
+
+def assert_same_run(left: TrainResult, right: TrainResult) -> None:
+    assert left.history == right.history
+    others = right.model.state_dict()
+    for name, value in left.model.state_dict().items():
+        assert torch.equal(value, others[name]), name
+
+
+def assert_same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
+    events = Events()
+    found = run("report", on_event=events, documents_of=lambda numbers: f"Read: {len(numbers)} of them.")
+    unwatched = run("report", config={"spike_zscore": 1e9})
+    (row,) = (row for row in found.history if "spike/score" in row)
+    assert row["step"] == LEAP and row["spike/score"] > 8
+    assert [{k: v for k, v in row.items() if k != "spike/score"} for row in found.history] == unwatched.history
+    ((step, kind, message),) = events
+    assert (step, kind) == (LEAP, "spike")
+    assert message.startswith(f"step {LEAP} leaps: the ") and message.endswith("Read: 4 of them.")
+
+
+def test_without_a_listener_a_leap_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match=f"step {LEAP} leaps"):
+        run("report", on_event=None)
+
+
+def test_the_update_of_a_leap_is_left_out(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run("skip", tmp_path, on_progress=stop_at(LEAP))
+    before, after = (load_checkpoint(tmp_path / f"step-{step:08d}") for step in (LEAP - 1, LEAP))
+    assert_same_tensors(before.weights, after.weights)
+    assert_same_tensors(before.optimizer, after.optimizer)
+    assert after.history[-1]["spike/skipped"] == 1.0
+
+
+def test_a_leap_leads_back_and_on_with_the_next_sequences(tmp_path: Path) -> None:
+    events = Events()
+    with pytest.raises(Interrupted):
+        run("rollback", tmp_path, on_progress=stop_at(LEAP), on_event=events)
+    back, now = load_checkpoint(tmp_path / "rollback/step-00000050"), load_checkpoint(tmp_path)
+    assert_same_tensors(back.weights, now.weights)
+    assert_same_tensors(back.optimizer, now.optimizer)
+    assert (now.step, now.history[-1]["spike/rolled_back_to"]) == (LEAP, 50.0)
+    assert "its update is left out, and the run goes on from the state of step 50" in events[0][2]
+    read: list[int] = []
+    source = source_with_noise()
+
+    class Recorded:
+        def __len__(self) -> int:
+            return len(source)
+
+        def batch(self, indices: np.ndarray) -> Batch:
+            read.extend(indices.tolist())
+            return source.batch(indices)
+
+    result = run("rollback", tmp_path, source=Recorded())
+    assert [row["step"] for row in result.history] == list(range(1, STEPS + 1))
+    assert read == order(N_SEQUENCES, PLAIN.seed, 0)[LEAP * ROWS : STEPS * ROWS].tolist()
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+@pytest.mark.parametrize("pause", [0, 3600], ids=["saved-each-step", "saved-rarely"])
+def test_a_run_with_a_leap_ends_with_the_same_bits_after_interruptions(
+    action: str, pause: float, tmp_path: Path
+) -> None:
+    undisturbed = run(action, tmp_path / "whole", checkpoint_seconds=3600)
+    assert any("spike/skipped" in row for row in undisturbed.history)
+    for step in (LEAP - 1, LEAP, LEAP + 2, 71):
+        with pytest.raises(Interrupted):
+            run(action, tmp_path / "killed", checkpoint_seconds=pause, on_progress=stop_at(step))
+    resumed = run(action, tmp_path / "killed")
+    assert resumed.resumed_from > 0 or action == "skip"
+    assert_same_run(undisturbed, resumed)
+
+
+def test_a_run_that_leaps_whatever_it_reads_is_stopped(tmp_path: Path) -> None:
+    source = source_with_noise(LEAP, N_SEQUENCES // ROWS)
+    with pytest.raises(
+        TrainingDiverged, match=f"at step {LEAP + 3}, after 3 returns to the state of step 50 with other"
+    ):
+        run("rollback", tmp_path, source=source)
+
+
+def test_a_rollback_without_its_states_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run("rollback", tmp_path, on_progress=stop_at(LEAP - 1))
+    for place in (tmp_path / "rollback").iterdir():
+        place.rename(tmp_path / f"gone-{place.name}")
+    with pytest.raises(FileNotFoundError, match=f"step {LEAP} is to be undone, but .* has no state of step 55"):
+        run("rollback", tmp_path)
+
+
+def test_half_precision_leaves_a_leap_out_too(tmp_path: Path) -> None:
+    result = run("skip", tmp_path, config={"precision": "fp16"})
+    assert [row["step"] for row in result.history if "spike/skipped" in row] == [LEAP]
+
+
+def test_guards_that_need_something_refuse_to_go_without(build_source: Callable[..., SpanSource]) -> None:
+    with pytest.raises(ValueError, match="spike_action='rollback' goes back to a checkpoint; give a checkpoint_dir"):
+        run("rollback")
+    with pytest.raises(ValueError, match="patience=3 waits for the validation loss"):
+        run("report", config={"patience": 3})
+
+
+# The end of progress: the network learns few sequences by heart, and the validation loss turns.
+
+LEARNED = TrainConfig(200, batch_size=8, lr=1e-2, eval_every=5, patience=2)
+
+
+def learn(folder: Path | None = None, config: TrainConfig = LEARNED, **settings: Any) -> tuple[TrainResult, Any]:
+    noise = np.random.default_rng(5).integers(0, 31, 2000).astype(np.uint16)
+    train, val = (
+        SpanSource([noise], np.zeros(16), first + np.arange(16) * 20, np.full(16, 17), 16, 0) for first in (0, 1000)
+    )
+    settings = {"checkpoint_seconds": 0, "on_event": Events(), **settings}
+    return Trainer(NETWORK, config, train, val, checkpoint_dir=folder, **settings).fit(), val
+
+
+@pytest.mark.parametrize("with_folder", [False, True])
+def test_a_run_ends_early_with_the_best_weights(with_folder: bool, tmp_path: Path) -> None:
+    events = Events()
+    result, val = learn(tmp_path if with_folder else None, on_event=events)
+    losses = {row["step"]: row["val/loss"] for row in result.history if "val/loss" in row}
+    best = min(losses, key=lambda step: losses[step])
+    assert (result.best_step, result.steps) == (best, best + 2 * LEARNED.eval_every)
+    assert result.history[-1]["step"] == result.steps < LEARNED.max_steps
+    assert evaluate_source(result.model, val, 8).loss == losses[best]
+    ((step, kind, message),) = events
+    assert (step, kind) == (result.steps, "early stop")
+    assert f"ends at step {step} of 200 with the weights of step {best}" in message
+
+
+def test_an_early_end_comes_at_the_same_step_after_interruptions(tmp_path: Path) -> None:
+    undisturbed, _ = learn()
+    for step in (3, undisturbed.steps - 6, undisturbed.steps - 1, undisturbed.steps):
+        with pytest.raises(Interrupted):
+            learn(tmp_path, on_progress=stop_at(step))
+    again, _ = learn(tmp_path, on_metrics=pytest.fail)  # it had ended: nothing is computed
+    assert again.resumed_from == undisturbed.steps
+    assert again.best_step == undisturbed.best_step
+    assert_same_run(undisturbed, again)
+
+
+def test_with_patience_the_last_step_is_not_preferred_to_the_best() -> None:
+    result, val = learn(config=dataclasses.replace(LEARNED, max_steps=60, patience=1000))
+    losses = [row["val/loss"] for row in result.history if "val/loss" in row]
+    assert result.steps == 60 and losses[-1] > min(losses)
+    assert evaluate_source(result.model, val, 8).loss == min(losses)
+
+
+# Numbers that are none.
+
+
+def test_poisoned_weights_are_named_and_nothing_is_saved(
+    build_model: Callable[..., Transformer], build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    model = build_model()
+    with torch.no_grad():
+        model.norm.weight[3] = math.nan
+        model.blocks[1].attention.qkv.weight[0, 0] = math.inf
+    trainer = Trainer(
+        model.config,
+        TrainConfig(5, batch_size=4),
+        build_source(),
+        checkpoint_dir=tmp_path,
+        initial_weights=model.state_dict(),
+    )
+    with pytest.raises(
+        NonFiniteLoss, match=r"loss is nan at step 1, .* weights themselves are not finite: .* and 1 more"
+    ):
+        trainer.fit()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_of_a_step_the_guilty_sequences_and_their_documents_are_named(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_with_noise()
+    guilty = int(order(N_SEQUENCES, PLAIN.seed, 0)[6 * ROWS + 2])  # the third one of step 7
+    marked = source.batch(np.array([guilty])).inputs[0]
+    original = Stepper._nll
+
+    def nll(stepper: Stepper, batch: Batch) -> torch.Tensor:
+        found = original(stepper, batch)
+        if not (batch.inputs == marked).all(axis=1).any():
+            return found
+        # the root's value at 0 is 0, its slope is infinite
+        return found * math.nan if what == "loss" else found + (0 * stepper.model.norm.weight).sum().sqrt()
+
+    def documents_of(numbers: Sequence[int]) -> str:
+        return f"Document of {list(numbers)}."
+
+    monkeypatch.setattr(Stepper, "_nll", nll)
+    with pytest.raises(NonFiniteLoss) as caught:
+        run("report", tmp_path, source=source, documents_of=documents_of)
+    assert (caught.value.step, caught.value.suspects) == (7, [guilty])
+    assert f"Alone, only [{guilty}] are so: look at them. Document of [{guilty}]." in str(caught.value)
+    saved = load_checkpoint(tmp_path)
+    assert saved.step == 6
+    assert all(tensor.isfinite().all() for tensor in saved.weights.values())
+
+
+def test_a_validation_loss_that_is_no_number_stops_the_run(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Transformer.nll
+
+    def nll(model: Transformer, *arguments: Any, **named: Any) -> torch.Tensor:
+        found = original(model, *arguments, **named)
+        return found if model.training else found * math.nan
+
+    monkeypatch.setattr(Transformer, "nll", nll)
+    with pytest.raises(NonFiniteLoss, match="the validation loss is nan at step 4; the last checkpoint"):
+        Trainer(model_config, train_config, build_source(), build_source(n=5, seed=1)).fit()
