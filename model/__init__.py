@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .data import SpanSource
     from .gains import local_gains
     from .generation import Completion, generate
+    from .guards import OutOfMemory, TrainingDiverged
     from .hf import from_hf, to_hf
     from .metrics import NllSum, evaluate_source
     from .presets import PRESETS, preset
@@ -37,6 +38,7 @@ _HOMES = {
     "data": ["SpanSource"],
     "gains": ["local_gains"],
     "generation": ["Completion", "generate"],
+    "guards": ["OutOfMemory", "TrainingDiverged"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum", "evaluate_source"],
     "presets": ["PRESETS", "preset"],
@@ -62,11 +64,13 @@ __all__ = [
     "ModelConfig",
     "NllSum",
     "NonFiniteLoss",
+    "OutOfMemory",
     "SpanSource",
     "Trace",
     "TrainConfig",
     "TrainResult",
     "Trainer",
+    "TrainingDiverged",
     "Transformer",
     "count_parameters",
     "evaluate_source",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -128,6 +129,13 @@ class EarlyStop:
         best = self.best(history)
         return bool(self.patience) and best is not None and len(steps) - 1 - steps.index(best) >= self.patience
 
+    def verdict(self, history: Rows, max_steps: int) -> str:
+        """Why the run ends after its last row, as a sentence."""
+        return (
+            f"the validation loss has not fallen in {self.patience} evaluations: the run ends at step "
+            f"{history[-1]['step']} of {max_steps} with the weights of step {self.best(history)}"
+        )
+
 
 def _comparable(history: Rows) -> list[tuple[int, float]]:
     """(step, validation loss) of the evaluations since the validation sequences last changed; NaN is left out."""
@@ -213,6 +221,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
+@contextmanager
+def telling_of_memory(
+    doing: str, device: torch.device, shape: ModelConfig, config: TrainConfig, execution: Execution
+) -> Iterator[None]:
+    """Inside, an error that means too little memory becomes an OutOfMemory; arguments as there."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(doing, device, shape, config, execution, error) from error
+
+
 def split(batch: Batch, parts: int) -> Iterator[Batch]:
     """A micro-batch in so many parts of nearly equal numbers of rows, or in single rows where it has fewer.
 
@@ -251,7 +272,7 @@ def non_finite_rows(
             weight.grad = None
         loss = nll(row)
         if loss.isfinite():
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         if not loss.isfinite() or not all(one.grad is None or one.grad.isfinite().all() for one in weights):
             found.append(number)
     for weight in weights:

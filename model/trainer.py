@@ -9,11 +9,12 @@ save, never what is computed.
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,19 +24,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .advice import advice, attention_kernel
 from .architecture import ModelConfig
-from .checkpoint import Checkpoint, differences, load_checkpoint
+from .checkpoint import Checkpoint, best_checkpoint, differences, load_checkpoint
 from .config import TrainConfig
 from .data import Batch, SequenceSource
 from .distributed import SINGLE, Ranks, check_share
 from .execution import Execution
-from .guards import EarlyStop
+from .guards import SPLIT, EarlyStop, telling_of_memory
 from .kernels import release_freed_memory
 from .order import Group, Order
 from .randomness import WEIGHTS_STREAM, derive_seed
 from .saver import CheckpointSaver
 from .schedule import learning_rate
-from .step import Stepper
+from .spikes import SpikeGuard
+from .step import NonFiniteLoss, Stepper
 from .stopping import StopRequest, TrainingStopped
 from .transformer import Transformer
 
@@ -50,18 +53,21 @@ class TrainResult:
 
     Attributes:
         model: the trained network, in evaluation mode.
-        history: one row per optimiser step with step, tokens (labels trained on so far), train/loss, lr,
-            grad_norm, and val/loss where an evaluation took place. A row with val/source_changed (1) is the first
-            after a resume with other validation sequences: losses before and from there on do not compare. No clock
-            values: equal runs have equal histories.
+        history: one row per optimiser step with step, tokens (labels read so far, also where a guard undid what was
+            learned from them), train/loss, lr, grad_norm, val/loss where an evaluation took place, and what `guards`
+            names where one stepped in. A row with val/source_changed (1) is the first after a resume with other
+            validation sequences: losses before and from there on do not compare. No clock values: equal runs have
+            equal histories.
         steps: optimiser steps done over all starts of the run.
         resumed_from: step of the checkpoint that this start went on from; 0 if it began anew.
+        best_step: with patience, the step whose weights the network has: that with the lowest validation loss.
     """
 
     model: Transformer
     history: list[Row]
     steps: int
     resumed_from: int
+    best_step: int | None = None
 
 
 class Trainer:
@@ -88,17 +94,20 @@ class Trainer:
             killed run are computed, and reported, again.
         on_checkpoint: called with (step) before a checkpoint becomes visible, so that the caller can first
             make durable what belongs to the steps it covers.
-        on_event: called with (step, kind, message) where something is done in another way than asked for.
+        on_event: called with (step, kind, message) where something happens that the person should know: "advice",
+            "execution", "kernel", "spike", "memory" or "early stop". Without it, all but the kernel are warnings.
         on_progress: called with (step, max_steps, metrics) at the end of each step.
         on_sample: called with (step, network) after an evaluation, where one process trains; it may let the network
             write something, but must change nothing of it and draw from no global random stream.
+        documents_of: says of which documents sequences with these numbers are made, for messages.
         execution: how to compute; no part of the run's identity.
         ranks: the processes that train together, each with a Trainer of the same arguments. The first writes
             checkpoints and is the only one that calls back; all of them read checkpoint_dir.
         stop: asked after each step whether to stop; of several ranks, one that is asked to stops all.
 
     Raises:
-        ValueError: there are no sequences to train on, a group reaches beyond them, or the ranks cannot share a step.
+        ValueError: there are no sequences to train on, a group reaches beyond them, the ranks cannot share a step,
+            patience is asked for without sequences to evaluate on, or a rollback without a folder for checkpoints.
     """
 
     def __init__(
@@ -119,6 +128,7 @@ class Trainer:
         on_event: Callable[[int, str, str], None] | None = None,
         on_progress: Callable[[int, int, dict[str, float]], None] | None = None,
         on_sample: Callable[[int, Transformer], None] | None = None,
+        documents_of: Callable[[Sequence[int]], str] | None = None,
         execution: Execution = Execution(),
         ranks: Ranks = SINGLE,
         stop: StopRequest | None = None,
@@ -142,8 +152,19 @@ class Trainer:
         self.on_event = on_event if ranks.is_first else None
         self.on_progress = on_progress if ranks.is_first else None
         self.on_sample = on_sample if ranks.world_size == 1 else None
+        self.documents_of = documents_of
         self.execution = execution
         self.stop = stop
+        folder = None if self.checkpoint_dir is None else self.checkpoint_dir / "rollback"
+        self._spikes = SpikeGuard(train_config, folder, lambda step, message: self._tell(step, "spike", message))
+        self._early_stop = EarlyStop(train_config.patience)
+        if train_config.patience and val_source is None:
+            raise ValueError(
+                f"patience={train_config.patience} waits for the validation loss, but there are no sequences to "
+                f"evaluate on; give val_source, or patience=0"
+            )
+        if train_config.patience and ranks.world_size > 1 and checkpoint_dir is None:
+            raise ValueError("patience ends a run with its best weights, which several processes find in a folder only")
 
     def fit(self) -> TrainResult:
         """Trains to the last step, from the newest good checkpoint if there is one.
@@ -151,6 +172,8 @@ class Trainer:
         Raises:
             NonFiniteLoss: a loss or gradient is NaN or infinite; good checkpoints stay.
             OSError: a checkpoint cannot be written.
+            OutOfMemory: the network, a step or an evaluation does not fit into memory.
+            TrainingDiverged: the run leaps again and again, whatever sequences it reads.
             TrainingStopped: it was asked to stop; the step it stopped after is saved.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
@@ -161,49 +184,63 @@ class Trainer:
             return self._fit(saver)
 
     def _fit(self, saver: CheckpointSaver | None) -> TrainResult:
-        stepper = _new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
+        with self._telling_of_memory("the network"):
+            stepper = _new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
         if self.initial_weights is not None:
             _load_initial(stepper, self.initial_weights)
         history: list[Row] = []
         resumed_from, other_validation = self._resume(stepper, history, saver)
-        if self.on_event:
-            for note in stepper.notes:
-                self.on_event(resumed_from, "execution", note)
+        step, is_last = resumed_from, self._is_last(resumed_from, history)
+        if not is_last:
+            self._tell_what_to_know(stepper, step)
+        if step == 0 and self._spikes.rollbacks:
+            self._keep_anchor(stepper, step, history)
         last_save = time.monotonic()
-        for step in range(resumed_from + 1, self.train_config.max_steps + 1):
+        while not is_last:
+            step += 1
             started = time.perf_counter()
             row = self._step(stepper, step, history)
             seconds = time.perf_counter() - started
             if other_validation and step == resumed_from + 1:
                 row["val/source_changed"] = 1.0
             if self._is_evaluated(step) and self.val_source is not None:
-                row["val/loss"] = self._evaluate(stepper)
+                row["val/loss"] = self._evaluate(stepper, step)
                 if self.on_sample:
                     self.on_sample(step, stepper.model)
             history.append(row)
             metrics = _with_timing(row, history, seconds)
             if self.on_metrics:
                 self.on_metrics(step, metrics)
-            is_best = "val/loss" in row and EarlyStop(0).best(history) == step
-            is_last = step == self.train_config.max_steps
+            is_best = "val/loss" in row and self._early_stop.best(history) == step
+            is_last = self._is_last(step, history)
+            if is_last and step < self.train_config.max_steps:
+                self._tell(step, "early stop", self._early_stop.verdict(history, self.train_config.max_steps))
+            if is_best and self.train_config.patience and self.checkpoint_dir is None:
+                self._best_weights = {name: one.clone() for name, one in stepper.network.weights().items()}
             stopping, is_due = self.ranks.any(
                 self.stop is not None and self.stop.asked and not is_last,
                 saver is not None and self._is_due(saver, last_save),
             )
-            if self.checkpoint_dir and (is_last or is_best or stopping or is_due):
+            is_anchor = self._spikes.is_anchor(step)
+            if self.checkpoint_dir and (is_last or is_best or is_anchor or stopping or is_due):
                 self._save(saver, stepper, step, history, is_best)
                 last_save = time.monotonic()
+            if is_anchor:
+                if saver:
+                    saver.wait()
+                self._keep_anchor(stepper, step, history)
             if self.on_progress:
                 self.on_progress(step, self.train_config.max_steps, metrics)
             if stopping:
                 if saver:
                     saver.wait()
                 raise TrainingStopped(step, saved=self.checkpoint_dir is not None)
+        best = self._load_best(stepper, history, saver)
         model = stepper.network.plain()
         model.compiled.clear()
         model.recompute = False
         release_freed_memory()
-        return TrainResult(model, history, self.train_config.max_steps, resumed_from)
+        return TrainResult(model, history, step, resumed_from, best)
 
     def _step(self, stepper: Stepper, step: int, history: list[Row]) -> Row:
         config = self.train_config
@@ -212,21 +249,68 @@ class Trainer:
         parts = self.ranks.share(indices.reshape(config.grad_accum, config.batch_size))
         batches = [self.train_source.batch(part) for part in parts]
         lr = learning_rate(step - 1, config)
-        result = stepper.run(batches, lr, step, indices.tolist())
-        return {
+        split = stepper.split
+        try:
+            result = stepper.run(batches, lr, step, indices.tolist(), self._spikes.accept(history))
+        except NonFiniteLoss as error:
+            if self.documents_of is None:
+                raise
+            raise error.of_documents(self.documents_of(error.suspects or error.indices)) from error
+        row: Row = {
             "step": step,
             "tokens": result.tokens + (history[-1]["tokens"] if history else 0),
             "train/loss": result.loss,
             "lr": lr,
             "grad_norm": result.grad_norm,
         }
+        if result.split > split:
+            row[SPLIT] = float(result.split)
+            self._tell(
+                step,
+                "memory",
+                f"memory ran out; from step {step} on each micro-batch of {config.batch_size} sequences is computed in "
+                f"{result.split} parts, with the same effective batch. The result may differ in the last bits",
+            )
+        self._spikes.after(row, result.applied, history, stepper, lambda: self._documents(indices.tolist()))
+        return row
+
+    def _documents(self, indices: Sequence[int]) -> str:
+        return "" if self.documents_of is None or not self.ranks.is_first else self.documents_of(indices)
+
+    def _tell(self, step: int, kind: str, message: str) -> None:
+        if self.on_event is not None:
+            self.on_event(step, kind, message)
+        elif kind != "kernel" and self.ranks.is_first:
+            warnings.warn(message, stacklevel=4)
+
+    def _tell_what_to_know(self, stepper: Stepper, step: int) -> None:
+        for sentence in advice(self.train_config, self.device):
+            self._tell(step, "advice", sentence)
+        for note in stepper.notes:
+            self._tell(step, "execution", note)
+        kernel = attention_kernel(self.model_config, self.train_config, self.device, execution=self.execution)
+        self._tell(step, "kernel", kernel)
+
+    def _is_last(self, step: int, history: list[Row]) -> bool:
+        """Whether the run ends with the step of the last row."""
+        if step == self.train_config.max_steps:
+            return True
+        return bool(history) and "val/loss" in history[-1] and self._early_stop.is_over(history)
 
     def _is_evaluated(self, step: int) -> bool:
         return step % self.train_config.eval_every == 0 or step == self.train_config.max_steps
 
-    def _evaluate(self, stepper: Stepper) -> float:
+    def _evaluate(self, stepper: Stepper, step: int) -> float:
         assert self.val_source is not None
-        return stepper.network.evaluate(self.val_source, self.train_config.batch_size, self.device).loss
+        rows = max(1, self.train_config.batch_size // stepper.split)
+        with self._telling_of_memory(f"the evaluation after step {step}"):
+            found = stepper.network.evaluate(self.val_source, rows, self.device)
+        if found.tokens and not math.isfinite(found.loss):
+            raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
+        return found.loss
+
+    def _telling_of_memory(self, doing: str) -> AbstractContextManager[None]:
+        return telling_of_memory(doing, self.device, self.model_config, self.train_config, self.execution)
 
     def _is_due(self, saver: CheckpointSaver, last_save: float) -> bool:
         """Whether it is time for a checkpoint; a large model's are rarer, so that saving stays a small share of it."""
@@ -239,12 +323,17 @@ class Trainer:
         self, saver: CheckpointSaver | None, stepper: Stepper, step: int, history: list[Row], is_best: bool
     ) -> None:
         """Saves on the first rank, which is the one with a saver, what all of them hold."""
-        tensors = stepper.state()
+        state = self._state(stepper, step, history)
         if saver is None:
             return
         if self.on_checkpoint:
             self.on_checkpoint(step)
-        state = Checkpoint(
+        saver.save(state, best=is_best)
+
+    def _state(self, stepper: Stepper, step: int, history: list[Row]) -> Checkpoint:
+        """The checkpoint of a step; all ranks call it, the first gets the tensors."""
+        tensors = stepper.state()
+        return Checkpoint(
             step=step,
             position=step * self.train_config.grad_accum,
             weights=tensors["weights"],
@@ -256,7 +345,30 @@ class Trainer:
             history=history,
             execution=self._execution_record(),
         )
-        saver.save(state, best=is_best)
+
+    def _keep_anchor(self, stepper: Stepper, step: int, history: list[Row]) -> None:
+        """Keeps a state to go back to. The run's own checkpoint of the step is on the disk already."""
+        state = self._state(stepper, step, history)
+        if self._spikes.rollbacks and self.ranks.is_first:
+            self._spikes.rollbacks.keep(state)
+
+    def _load_best(self, stepper: Stepper, history: list[Row], saver: CheckpointSaver | None) -> int | None:
+        """Gives the network the best weights, if the run is to end with them; returns their step."""
+        best = self._early_stop.best(history)
+        if not self.train_config.patience or best is None:
+            return None
+        if best != history[-1]["step"]:
+            if self.checkpoint_dir is None:
+                weights = self._best_weights
+            else:
+                if saver:
+                    saver.wait()
+                self.ranks.barrier()  # only then is it on the disk for all
+                place = best_checkpoint(self.checkpoint_dir)
+                assert place is not None  # the newest checkpoint is that of the last row, and knows of the best one
+                weights = load_checkpoint(place).weights
+            stepper.network.load_weights(weights)
+        return best
 
     def _execution_record(self) -> dict[str, str]:
         """What decides about the last bits, and is no part of what the run is."""
@@ -306,6 +418,7 @@ class Trainer:
         if saved.scaler:
             stepper.scaler.load_state_dict(saved.scaler)
         history.extend(saved.history)
+        stepper.split = int(next((row[SPLIT] for row in reversed(history) if SPLIT in row), 1))
         changed = (
             saved.step < self.train_config.max_steps
             and self.val_source is not None

@@ -25,6 +25,7 @@ from storage.schemas import HISTORY
 from storage.store import Store
 from storage.tables import read_rows, write_table
 from storage.tracking import Tracking
+from tasks.blame import name_documents
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.launch import Callbacks, Job, Launched, launch
 from tasks.resources import describe_device, usable_cores
@@ -223,6 +224,7 @@ def _in_place(
         checkpoint_seconds=CHECKPOINT_SECONDS,
         identity=identity,
         initial_weights=None if start is None else load_weights(start, network).state_dict(),
+        documents_of=lambda sequences: name_documents(work.store, dataset, sequences),
         execution=Execution.from_dict(work.resources.execution),
         on_metrics=callbacks.metrics,
         on_checkpoint=callbacks.checkpoint,
@@ -275,7 +277,7 @@ def train(
     """Train the network, from the weights of a base if there is one; the artefact is a bundle."""
     import torch
 
-    from model import ModelConfig
+    from model import ModelConfig, NonFiniteLoss, OutOfMemory, TrainingDiverged
     from model.checkpoint import load_weights
     from model.stopping import StopRequest, TrainingStopped, stoppable
 
@@ -313,6 +315,12 @@ def train(
                 lambda: _in_place(work, settings, dataset, identity, start, callbacks, stop, watch.sample), stop
             )
         watch.finish(load_weights(result.weights, network), result.steps)
+    except (NonFiniteLoss, OutOfMemory, TrainingDiverged) as error:
+        watch.fail()
+        told = f"the training stopped: {error}"
+        if isinstance(error, NonFiniteLoss) and work.resources.processes > 1:  # ranks do not know the documents
+            told += f". {name_documents(work.store, dataset, error.indices)}"
+        raise UserError(told) from error
     except Exception:
         watch.fail()
         raise

@@ -78,6 +78,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit of a proce
 def test_a_batch_that_does_not_fit_is_computed_in_parts_with_the_same_result() -> None:
     roomy, tight = (train_with_little_memory(32, 256, spare, halve=True) for spare in (8192, 160))
     assert roomy["events"] == []
+    assert "error" not in tight, tight
     parts = [row["memory/split"] for row in tight["history"] if "memory/split" in row]
     assert parts and parts[-1] > 1
     assert len(tight["events"]) == len(parts)
@@ -187,7 +188,7 @@ def test_an_update_or_an_evaluation_that_does_not_fit_says_so(
         patch.setattr(torch.optim.AdamW, "step", fail)
         with pytest.raises(OutOfMemory, match="the update of step 1 does not fit into the memory of cpu"):
             Trainer(model_config, config, build_source()).fit()
-    monkeypatch.setattr("model.trainer.evaluate_source", fail)
+    monkeypatch.setattr("model.distributed.evaluate_source", fail)
     with pytest.raises(OutOfMemory, match="the evaluation after step 2 does not fit"):
         Trainer(model_config, config, build_source(), build_source()).fit()
 
