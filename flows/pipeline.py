@@ -277,14 +277,15 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
             return session.run(train, waiting, dataset=prepared.dataset, tokenizer=prepared.tokenizer)
     assert isinstance(prepared.dataset, ArtifactRef)
     assert isinstance(prepared.tokenizer, ArtifactRef)
-    batch_size, fitting = PRESET_BATCH, 0
+    batch_size, optimizer, fitting = PRESET_BATCH, "adamw", 0
     by_time = not (settings.train.max_steps or settings.train.max_tokens)
     if by_time or settings.model.preset == AUTO:
         suggestion = suggest_training(session, settings, prepared)
         if isinstance(suggestion, Pending):
             return session.run(train, TrainStageSettings({}, {}), dataset=suggestion, tokenizer=prepared.tokenizer)
         found = read_suggestion(session.store.folder(suggestion))
-        network, batch_size, fitting = found["model"], found["train"]["batch_size"], found["max_steps"]
+        network, fitting = found["model"], found["max_steps"]
+        batch_size, optimizer = found["train"]["batch_size"], found["train"]["optimizer"]
         remember(session, suggest=suggestion)
     else:
         network = model_config(settings.model, _vocab_size(session, prepared.tokenizer))
@@ -294,7 +295,7 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
         session.resources.processes = settings.execution.processes
         session.resources.execution = settings.execution.fields()
     steps = _resolve_steps(session, settings.train, network, batch_size, prepared.dataset, fitting)
-    plan = train_config(settings.train, network, steps, batch_size)
+    plan = train_config(settings.train, network, steps, batch_size, optimizer)
     inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}
     if base is not None:
         inputs["base"] = base.checkpoint

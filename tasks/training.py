@@ -70,7 +70,11 @@ def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
 
 
 def train_config(
-    settings: TrainSettings, network: dict[str, Any], max_steps: int, batch_size: int = PRESET_BATCH
+    settings: TrainSettings,
+    network: dict[str, Any],
+    max_steps: int,
+    batch_size: int = PRESET_BATCH,
+    optimizer: str = "adamw",
 ) -> dict[str, Any]:
     """The complete training configuration of a network for a number of steps.
 
@@ -82,6 +86,7 @@ def train_config(
     defaults = {
         "eval_every": max(1, math.ceil(max_steps / 10)),
         "batch_size": batch_size,
+        "optimizer": optimizer,
         "lr": round(min(4e-3, 0.5 / network["d_model"]), 6),
     }
     values = {**defaults, **settings.overrides}

@@ -214,8 +214,8 @@ def test_a_training_killed_at_random_moments_ends_with_the_bits_of_one_left_alon
     assert zygote.wait() == 0
     step_seconds = (time.monotonic() - started) / STEPS
     moments = random.Random(name)
-    kills = ended = 0
-    while kills < KILLS or not ended:
+    kills = ended = code = 0
+    while kills < KILLS or code:  # every run that was begun is brought to its end
         folder = tmp_path / f"run-{ended}"
         folder.mkdir(exist_ok=True)
         before = _newest(folder)
@@ -223,7 +223,7 @@ def test_a_training_killed_at_random_moments_ends_with_the_bits_of_one_left_alon
         if moments.random() < 0.7:  # the others are killed anywhere, while they load what there is among it
             while _newest(folder) == before and Path(f"/proc/{child}").exists():
                 time.sleep(0.001)
-        time.sleep(moments.uniform(0, 3 * step_seconds))
+        time.sleep(moments.uniform(0, 2 * step_seconds))
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         code = zygote.wait()

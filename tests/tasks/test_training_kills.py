@@ -125,11 +125,15 @@ def _interrupt(home: Home, source: Path, log: Path, how: Any) -> tuple[int, str]
     before = _checkpoints(home)[-1:]
     command = _command(home, source)
     process = command.start(log)
-    _until(lambda: _checkpoints(home)[-1:] > before or process.poll() is not None)
-    assert process.poll() is None, log.read_text()
-    how(process, command.variables[MARK])
-    code = process.wait(PATIENCE_SECONDS)
-    _until(lambda: not marked_processes(command.variables[MARK]))  # its server looks for it now and then
+    mark = command.variables[MARK]
+    try:
+        _until(lambda: _checkpoints(home)[-1:] > before or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        how(process, mark)
+        code = process.wait(PATIENCE_SECONDS)
+        _until(lambda: not marked_processes(mark))  # its server looks for it now and then
+    finally:
+        kill_all(mark)
     return code, log.read_text()
 
 
