@@ -35,7 +35,7 @@ R = TypeVar("R")
 # Parameters that several flows share, described once for the forms of the UI.
 Source = Annotated[str, Field(description="Folders or files with documents, one per line.")]
 Corpus = Annotated[str, Field(description="Name of the corpus; its tokeniser and evaluation set are kept under it.")]
-Preset = Annotated[str, Field(description="Shape of the network, such as small or modern-15m; empty for what is suggested.")]
+Preset = Annotated[str, Field(description="Shape of the network, such as modern-15m; empty takes what is suggested.")]
 Minutes = Annotated[float, Field(description="Training time in minutes; fixed as a number of steps by a probe.", ge=0)]
 MaxSteps = Annotated[int, Field(description="Optimiser steps; 0 leaves it to the tokens or minutes.", ge=0)]
 MaxTokens = Annotated[int, Field(description="Training tokens; 0 leaves it to the minutes.", ge=0)]
