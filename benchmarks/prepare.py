@@ -175,7 +175,9 @@ def _large_tables(folder: Path, tables: Sequence[Path]) -> Iterator[Path]:
         words = [text.split(" ") for text in rows["text"].to_pylist()]
         turned = [" ".join(part[number:] + part[:number]) for part in words]
         path = folder / f"{number}.parquet"
-        changed = rows.set_column(rows.schema.get_field_index("text"), REFINED.field("text"), [turned])
+        changed = rows.set_column(
+            rows.schema.get_field_index("text"), REFINED.field("text"), pa.array(turned, pa.large_string())
+        )
         pq.write_table(changed.cast(REFINED), path, 1_000)
         yield path
 

@@ -22,7 +22,7 @@ from .data import IGNORE, Batch, trim
 from .distributed import SINGLE, Network, Ranks, is_sharded, pack_random, unpack_random, whole
 from .execution import Execution
 from .guards import OutOfMemory, is_out_of_memory, non_finite_rows, non_finite_weights, shown, split
-from .kernels import keep_freed_memory
+from .kernels import keep_freed_memory, release_freed_memory
 from .optim import build_optimizer, set_learning_rate
 from .randomness import DROPOUT_STREAM, RandomState, derive_seed
 from .transformer import Transformer
@@ -174,8 +174,11 @@ class Stepper:
             # gradients may be there already, so the whole step is computed anew, with the same random numbers.
             self.split *= 2
             self.random.load(before)
+            # what the allocators keep of it is of no use to libraries that allocate for themselves
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+            elif self.device.type == "cpu":
+                release_freed_memory()
 
     def _backward(self, batches: Sequence[Batch], divisor: int) -> float:
         losses: list[Tensor] = []

@@ -26,9 +26,11 @@ CHILD = """
 import json, re, resource, sys
 import numpy as np, torch
 torch.set_num_threads(1)
-from model import ModelConfig, SpanSource, TrainConfig, Trainer
+from model import ModelConfig, SpanSource, TrainConfig, Trainer, step
 from model.execution import Execution
 
+# The limit is one on addresses. Memory that is kept for later would count, though a machine could have it back.
+step.keep_freed_memory = lambda: False
 rows, length, spare, halve = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) * 2**20, sys.argv[4] == "halve"
 shape = ModelConfig(512, max_seq_len=length, n_layer=2, n_head=2, d_model=64)
 shard = (np.arange(2**16) * 7 % 509).astype(np.uint16)
@@ -76,7 +78,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit of a proce
 
 @linux
 def test_a_batch_that_does_not_fit_is_computed_in_parts_with_the_same_result() -> None:
-    roomy, tight = (train_with_little_memory(32, 256, spare, halve=True) for spare in (8192, 160))
+    roomy, tight = (train_with_little_memory(128, 256, spare, halve=True) for spare in (8192, 400))
     assert roomy["events"] == []
     assert "error" not in tight, tight
     parts = [row["memory/split"] for row in tight["history"] if "memory/split" in row]
