@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from .hf import from_hf, to_hf
     from .metrics import NllSum, evaluate_source
     from .presets import PRESETS, preset
+    from .probe import measure_step_seconds
     from .randomness import seed_everything
     from .step import NonFiniteLoss
     from .trace import Trace, operators
-    from .trainer import Trainer, TrainResult, measure_step_seconds
+    from .trainer import Trainer, TrainResult
     from .transformer import Transformer
 
 # Loaded at first use: settings and presets are read by commands that need no torch, which takes seconds to import.
@@ -42,10 +43,11 @@ _HOMES = {
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum", "evaluate_source"],
     "presets": ["PRESETS", "preset"],
+    "probe": ["measure_step_seconds"],
     "randomness": ["seed_everything"],
     "step": ["NonFiniteLoss"],
     "trace": ["Trace", "operators"],
-    "trainer": ["TrainResult", "Trainer", "measure_step_seconds"],
+    "trainer": ["TrainResult", "Trainer"],
     "transformer": ["Transformer"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

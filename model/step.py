@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .architecture import ModelConfig
 from .compiling import compile_network
 from .config import TrainConfig
 from .data import IGNORE, Batch, trim
@@ -24,7 +25,7 @@ from .execution import Execution
 from .guards import OutOfMemory, is_out_of_memory, non_finite_rows, non_finite_weights, shown, split
 from .kernels import keep_freed_memory, release_freed_memory
 from .optim import build_optimizer, set_learning_rate
-from .randomness import DROPOUT_STREAM, RandomState, derive_seed
+from .randomness import DROPOUT_STREAM, WEIGHTS_STREAM, RandomState, derive_seed
 from .transformer import Transformer
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -303,3 +304,14 @@ class Stepper:
     def _random_stream(self, step: int) -> RandomState:
         branch = (self.ranks.rank, step) if self.ranks.rank else ()
         return RandomState(derive_seed(self.config.seed, DROPOUT_STREAM, *branch), self.device)
+
+
+def new_stepper(
+    model_config: ModelConfig, train_config: TrainConfig, device: torch.device, execution: Execution, ranks: Ranks
+) -> Stepper:
+    """A stepper of a new network, whose weights are drawn from the configuration's seed."""
+    # Initial weights are drawn on the CPU, so that every device starts from the same ones.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
+        model = Transformer(model_config)
+    return Stepper(model, train_config, device, execution, ranks)

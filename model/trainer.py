@@ -8,9 +8,7 @@ save, never what is computed.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +26,17 @@ from .advice import advice, attention_kernel
 from .architecture import ModelConfig
 from .checkpoint import Checkpoint, best_checkpoint, differences, load_checkpoint
 from .config import TrainConfig
-from .data import Batch, SequenceSource
+from .data import SequenceSource
 from .distributed import SINGLE, Ranks, check_share
 from .execution import Execution
 from .guards import SPLIT, EarlyStop, telling_of_memory
+from .identity import execution_record, full_identity, source_digest, warn_if_bits_may_differ, weights_digest
 from .kernels import release_freed_memory
 from .order import Group, Order
-from .randomness import WEIGHTS_STREAM, derive_seed
 from .saver import CheckpointSaver
 from .schedule import learning_rate
 from .spikes import SpikeGuard
-from .step import NonFiniteLoss, Stepper
+from .step import NonFiniteLoss, Stepper, new_stepper
 from .stopping import StopRequest, TrainingStopped
 from .transformer import Transformer
 
@@ -141,10 +139,10 @@ class Trainer:
         self.device = torch.device(device)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.checkpoint_seconds = checkpoint_seconds
-        self.identity = _full_identity(identity or {}, model_config, train_config, train_source, self.order)
+        self.identity = full_identity(identity or {}, model_config, train_config, train_source, self.order)
         self.initial_weights = initial_weights
         if initial_weights is not None:
-            self.identity["initial_weights"] = _digest(initial_weights)
+            self.identity["initial_weights"] = weights_digest(initial_weights)
         check_share(train_config.batch_size, train_config.grad_accum, ranks.world_size)
         self.ranks = ranks
         self.on_metrics = on_metrics if ranks.is_first else None
@@ -185,7 +183,7 @@ class Trainer:
 
     def _fit(self, saver: CheckpointSaver | None) -> TrainResult:
         with self._telling_of_memory("the network"):
-            stepper = _new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
+            stepper = new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
         if self.initial_weights is not None:
             _load_initial(stepper, self.initial_weights)
         history: list[Row] = []
@@ -343,7 +341,7 @@ class Trainer:
             identity=self.identity,
             validation=self._validation,
             history=history,
-            execution=self._execution_record(),
+            execution=execution_record(self.execution, self.device, self.ranks.world_size),
         )
 
     def _keep_anchor(self, stepper: Stepper, step: int, history: list[Row]) -> None:
@@ -370,23 +368,10 @@ class Trainer:
             stepper.network.load_weights(weights)
         return best
 
-    def _execution_record(self) -> dict[str, str]:
-        """What decides about the last bits, and is no part of what the run is."""
-        on_gpu = self.device.type == "cuda"
-        return {
-            "torch": str(torch.__version__),
-            "device": torch.cuda.get_device_name(self.device) if on_gpu else f"{self.device.type} {_cpu_kernels()}",
-            "threads": str(torch.get_num_threads()),
-            "kernels": "deterministic" if torch.are_deterministic_algorithms_enabled() else "fastest",
-            "compile": str(self.execution.compile),
-            "recompute": str(self.execution.recompute),
-            "processes": f"{n} by {self.execution.sharding}" if (n := self.ranks.world_size) > 1 else "1",
-        }
-
     @cached_property
     def _validation(self) -> str:
         """Digest of the validation sequences; empty without any."""
-        return "" if self.val_source is None else _source_digest(self.val_source, self.train_config.batch_size)
+        return "" if self.val_source is None else source_digest(self.val_source, self.train_config.batch_size)
 
     def _resume(self, stepper: Stepper, history: list[Row], saver: CheckpointSaver | None) -> tuple[int, bool]:
         """Fills stepper and history from the newest good checkpoint.
@@ -413,7 +398,7 @@ class Trainer:
                 f"Restore what it was to continue that run, or train in another checkpoint folder"
             )
         if self.ranks.is_first:
-            _warn_if_bits_may_differ(saved, self._execution_record())
+            warn_if_bits_may_differ(saved, execution_record(self.execution, self.device, self.ranks.world_size))
         stepper.load(saved.weights, saved.optimizer, saved.random, saved.step)
         if saved.scaler:
             stepper.scaler.load_state_dict(saved.scaler)
@@ -432,51 +417,6 @@ class Trainer:
                 stacklevel=3,
             )
         return saved.step, changed
-
-
-def measure_step_seconds(
-    model_config: ModelConfig,
-    train_config: TrainConfig,
-    device: torch.device | str = "cpu",
-    steps: int = 8,
-    *,
-    execution: Execution = Execution(),
-    ranks: Ranks = SINGLE,
-) -> float:
-    """How long an optimiser step takes here: the median over steps on random tokens, after two to warm up.
-
-    Args:
-        model_config: the network's shape.
-        train_config: gives micro-batch, accumulation and precision.
-        device: where to compute.
-        steps: number of steps that are measured.
-        execution: how to compute.
-        ranks: the processes that take the steps together; all of them call.
-
-    Returns:
-        Seconds per optimiser step; evaluation and checkpoints are not in it.
-    """
-    stepper = _new_stepper(model_config, train_config, torch.device(device), execution, ranks)
-    generator = np.random.Generator(np.random.Philox(key=[0, 0]))
-    n_batches, n_rows = ranks.share(np.empty((train_config.grad_accum, train_config.batch_size))).shape
-    shape = (n_rows, model_config.max_seq_len + 1)
-    seconds = []
-    for step in range(1, steps + 3):
-        ids = [generator.integers(model_config.vocab_size, size=shape) for _ in range(n_batches)]
-        started = time.perf_counter()
-        stepper.run([Batch(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[2:])
-
-
-def _new_stepper(
-    model_config: ModelConfig, train_config: TrainConfig, device: torch.device, execution: Execution, ranks: Ranks
-) -> Stepper:
-    # Initial weights are drawn on the CPU, so that every device starts from the same ones.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
-        model = Transformer(model_config)
-    return Stepper(model, train_config, device, execution, ranks)
 
 
 def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
@@ -499,59 +439,7 @@ def _load_initial(stepper: Stepper, weights: Mapping[str, Tensor]) -> None:
         ) from error
 
 
-def _source_digest(source: SequenceSource, batch_size: int) -> str:
-    """sha256 over all inputs, labels and documents, in order."""
-    digest = hashlib.sha256()
-    for first in range(0, len(source), batch_size):
-        batch = source.batch(np.arange(first, min(first + batch_size, len(source))))
-        for ids in (batch.inputs, batch.labels):
-            digest.update(f"{ids.shape}\n".encode())
-            digest.update(np.ascontiguousarray(ids).tobytes())
-        if batch.documents is not None:
-            digest.update(f"{batch.documents}\n".encode())
-    return digest.hexdigest()
-
-
-def _digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes, types and bits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _full_identity(
-    identity: Mapping[str, str],
-    model_config: ModelConfig,
-    train_config: TrainConfig,
-    train_source: SequenceSource,
-    order: Order,
-) -> dict[str, str]:
-    own = {f"model.{name}": repr(value) for name, value in model_config.to_dict().items()}
-    own |= {f"train.{name}": repr(value) for name, value in train_config.to_dict().items()}
-    own["train_sequences"] = str(len(train_source))
-    own["train_sequences_read"] = ", ".join(
-        f"{group.reads} of {group.count} from {group.first}" for group in order.groups
-    )
-    return {**own, **identity}
-
-
 def _with_timing(row: Row, history: list[Row], seconds: float) -> dict[str, float]:
     before = history[-2]["tokens"] if len(history) > 1 else 0
     rate = (row["tokens"] - before) / seconds
     return {**row, "time/step_seconds": seconds, "time/tokens_per_second": rate}
-
-
-def _cpu_kernels() -> str:
-    return str(torch.backends.cpu.get_cpu_capability())
-
-
-def _warn_if_bits_may_differ(saved: Checkpoint, found: dict[str, str]) -> None:
-    difference = differences(saved.execution, found)
-    if difference:
-        warnings.warn(
-            f"the run goes on from step {saved.step}, but computes in another way: {difference}; its result may differ "
-            f"in the last bits from that of a run which was not stopped",
-            stacklevel=3,
-        )

@@ -151,7 +151,7 @@ def suggest(work: Work, settings: SuggestSettings) -> str:
 def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iterator[Candidate]:
     """The candidates from the smallest on, timed until they promise less than the one before, or do not fit."""
     from model import ModelConfig, TrainConfig
-    from model.trainer import measure_step_seconds
+    from model.probe import measure_step_seconds
 
     room = SHARE_OF_MEMORY * _memory_bytes(work.resources.device)
     before, tried, last = math.inf, 0, 0.0

@@ -118,7 +118,7 @@ def _measure(job: Job, ranks: Ranks) -> dict[str, Any]:
     from model import ModelConfig, TrainConfig
     from model.distributed import rank_device
     from model.execution import Execution
-    from model.trainer import measure_step_seconds
+    from model.probe import measure_step_seconds
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
     execution = Execution.from_dict(job.execution)

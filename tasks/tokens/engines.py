@@ -12,15 +12,17 @@ This module does not travel inside served models.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -226,6 +228,8 @@ class GigatokenEngine(Engine):
     def _renew(self) -> None:
         from gigatoken.gigatoken_rs import load_hf_json
 
+        self._backend: Any = None  # before there is another one, which would stand beside it
+        _return_freed_memory()
         self._backend = load_hf_json(self._spec)
         self._resident = _resident_bytes()
         self._since = self._since_check = 0
@@ -248,6 +252,12 @@ class GigatokenEngine(Engine):
         grown = self._since * CACHE_PER_BYTE if resident is None else resident - (self._resident or 0)
         if grown > CACHE_BYTES:
             self._renew()
+
+
+def _return_freed_memory() -> None:
+    """Give what was freed back to the system, where its C library can: else it would not be seen to be free."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident_bytes() -> int | None:
