@@ -225,9 +225,11 @@ def default_training(name: str, steps: int, device: str) -> dict[str, Any]:
         rows = SHAPES[name].rows
         return {"max_steps": steps, "batch_size": rows, "lr": 1e-3, "optimizer": "muon", "precision": "bf16"}
     from tasks.settings import TrainSettings
+    from tasks.suggest import OPTIMIZER, batch_for
     from tasks.training import train_config
 
-    return train_config(TrainSettings(), default_network(name), steps)
+    rows = batch_for(SHAPES[name].context, device)
+    return train_config(TrainSettings(), default_network(name), steps, rows, OPTIMIZER)
 
 
 def build(side: str, name: str, tokens: Path, device: str, steps: int) -> Any:
