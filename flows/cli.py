@@ -29,9 +29,7 @@ app = typer.Typer(
 )
 
 Sources = Annotated[list[str], typer.Argument(help="Folders or files with documents.", show_default=False)]
-Preset = Annotated[
-    str, typer.Option(help="Shape of the network (see `count`); empty takes what `suggest` proposes.")
-]
+Preset = Annotated[str, typer.Option(help="Shape of the network (see `count`); empty takes what `suggest` proposes.")]
 Config = Annotated[str, typer.Option(help="Configuration file, TOML or JSON.")]
 Minutes = Annotated[float, typer.Option(help="Training time in minutes (default 5).", min=0)]
 MaxSteps = Annotated[int, typer.Option(help="Optimiser steps instead of minutes.", min=0)]

@@ -163,7 +163,7 @@ def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iter
             continue
         plan = TrainConfig.from_dict(settings.train[name])
         network = ModelConfig.from_dict(settings.shapes[name])
-        seconds = measure_step_seconds(network, plan, work.resources.device, 8 if last < SLOW_STEP else 2)
+        seconds = measure_step_seconds(network, plan, work.resources.device, 5 if last < SLOW_STEP else 2)
         last = seconds
         steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
         read = steps * plan.batch_size * plan.grad_accum * settings.shapes[name]["max_seq_len"]
