@@ -229,7 +229,7 @@ def default_training(name: str, steps: int, device: str) -> dict[str, Any]:
     from tasks.training import train_config
 
     rows = batch_for(SHAPES[name].context, device)
-    return train_config(TrainSettings(), default_network(name), steps, rows, OPTIMIZER)
+    return train_config(TrainSettings(), default_network(name), steps, batch_size=rows, optimizer=OPTIMIZER)
 
 
 def build(side: str, name: str, tokens: Path, device: str, steps: int) -> Any:

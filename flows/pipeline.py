@@ -30,6 +30,7 @@ from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
 from tasks.settings import AUTO, Settings, TrainSettings
 from tasks.suggest import (
+    SUGGESTED,
     SuggestSettings,
     candidates_of,
     context_for,
@@ -44,7 +45,6 @@ from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.shards import TokeniseSettings, tokenise
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 from tasks.training import (
-    PRESET_BATCH,
     TrainStageSettings,
     model_config,
     steps_of_epochs,
@@ -247,16 +247,16 @@ def suggest_training(session: Session, settings: Settings, prepared: Prepared) -
 
 
 def _resolve_steps(
-    session: Session, settings: TrainSettings, network: dict[str, Any], batch_size: int, cut: ArtifactRef, fitting: int
+    session: Session, settings: TrainSettings, probe: dict[str, Any], cut: ArtifactRef, fitting: int
 ) -> int:
     """Number of steps of a training: as given, or from tokens, or those that fit the minutes.
 
     Args:
+        probe: the training's configuration, but for its steps.
         fitting: steps that fit the minutes.
     """
     if settings.max_steps:
         return settings.max_steps
-    probe = train_config(settings, network, 1_000, batch_size)
     counts = manifest_of(session.store, cut).counts
     most = steps_of_epochs(settings.max_epochs, probe, counts["train_reads"])
     if settings.max_tokens:
@@ -277,7 +277,7 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
             return session.run(train, waiting, dataset=prepared.dataset, tokenizer=prepared.tokenizer)
     assert isinstance(prepared.dataset, ArtifactRef)
     assert isinstance(prepared.tokenizer, ArtifactRef)
-    batch_size, optimizer, fitting = PRESET_BATCH, "adamw", 0
+    suggested, fitting = {}, 0
     by_time = not (settings.train.max_steps or settings.train.max_tokens)
     if by_time or settings.model.preset == AUTO:
         suggestion = suggest_training(session, settings, prepared)
@@ -285,7 +285,7 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
             return session.run(train, TrainStageSettings({}, {}), dataset=suggestion, tokenizer=prepared.tokenizer)
         found = read_suggestion(session.store.folder(suggestion))
         network, fitting = found["model"], found["max_steps"]
-        batch_size, optimizer = found["train"]["batch_size"], found["train"]["optimizer"]
+        suggested = {name: found["train"][name] for name in SUGGESTED}
         remember(session, suggest=suggestion)
     else:
         network = model_config(settings.model, _vocab_size(session, prepared.tokenizer))
@@ -294,8 +294,9 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
     if session.resources is not None:
         session.resources.processes = settings.execution.processes
         session.resources.execution = settings.execution.fields()
-    steps = _resolve_steps(session, settings.train, network, batch_size, prepared.dataset, fitting)
-    plan = train_config(settings.train, network, steps, batch_size, optimizer)
+    probe = train_config(settings.train, network, 1_000, **suggested)
+    steps = _resolve_steps(session, settings.train, probe, prepared.dataset, fitting)
+    plan = train_config(settings.train, network, steps, **suggested)
     inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}
     if base is not None:
         inputs["base"] = base.checkpoint

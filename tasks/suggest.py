@@ -25,6 +25,8 @@ from tasks.training import train_config
 
 SUGGESTION_FILE = "suggestion.json"
 OPTIMIZER = "muon"  # reaches a loss in fewer tokens than AdamW, by more than its steps take longer
+PATIENCE = 3  # a small text is soon learnt by heart: then the weights before that are taken
+SUGGESTED = ("batch_size", "optimizer", "patience")  # fields of a training that a suggestion decides
 SHARE_OF_BUDGET = 0.92  # of the minutes goes to steps; the rest to evaluation and checkpoints
 MIN_STEPS = 20  # that minutes become, however few they are
 SLOW_STEP = 0.2  # seconds; the next larger network is timed for fewer steps
@@ -246,7 +248,8 @@ def candidates_of(
             continue
         shapes[name] = shape
         if model.preset == AUTO:
-            plans[name] = train_config(train, shape, 1_000, batch_for(shape["max_seq_len"], device), OPTIMIZER)
+            rows = batch_for(shape["max_seq_len"], device)
+            plans[name] = train_config(train, shape, 1_000, batch_size=rows, optimizer=OPTIMIZER, patience=PATIENCE)
         else:
             plans[name] = train_config(train, shape, 1_000)
     if problem is not None and not shapes:

@@ -69,27 +69,23 @@ def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
     return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
 
 
-def train_config(
-    settings: TrainSettings,
-    network: dict[str, Any],
-    max_steps: int,
-    batch_size: int = PRESET_BATCH,
-    optimizer: str = "adamw",
-) -> dict[str, Any]:
+def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int, **suggested: Any) -> dict[str, Any]:
     """The complete training configuration of a network for a number of steps.
 
     Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), and a
     learning rate that falls with the width, from 0.004 for the smallest networks to GPT-2's 0.0006.
+
+    Args:
+        suggested: fields of `model.TrainConfig` that take the place of these, and give way to the settings'.
     """
     from model.config import TrainConfig
 
     defaults = {
         "eval_every": max(1, math.ceil(max_steps / 10)),
-        "batch_size": batch_size,
-        "optimizer": optimizer,
+        "batch_size": PRESET_BATCH,
         "lr": round(min(4e-3, 0.5 / network["d_model"]), 6),
     }
-    values = {**defaults, **settings.overrides}
+    values = {**defaults, **suggested, **settings.overrides}
     return TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed}).to_dict()
 
 
