@@ -213,7 +213,10 @@ def test_a_parse_that_python_itself_fails_is_made_again(monkeypatch: pytest.Monk
         return parse(source)
 
     expected = fingerprint("tasks.tokens.packing")
-    monkeypatch.setattr("tasks.fingerprint.ast.parse", meets_another)
-    _parsed.cache_clear()
-    assert fingerprint("tasks.tokens.packing") == expected
+    with monkeypatch.context() as patch:  # only here: whoever reports a failure parses, too
+        patch.setattr("tasks.fingerprint._memos", [])
+        patch.setattr("tasks.fingerprint.ast.parse", meets_another)
+        _parsed.cache_clear()
+        found = fingerprint("tasks.tokens.packing")
+    assert found == expected
     assert failures == []
