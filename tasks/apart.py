@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import UserError
-from tasks.ingest.pool.messages import MessageReader, queue_messages, write_ascii_message
+from tasks.ingest.pool.child import take_requests
+from tasks.ingest.pool.messages import MessageReader, write_ascii_message
 
 WORTH_A_PROCESS = 2**23  # bytes of tables, unpacked, over all calls; less is done sooner than a process has started
 GROWN_BYTES = 2**28  # then the next call has a fresh process: what one leaves behind is added to what another needs
@@ -203,7 +204,7 @@ def main() -> None:
     results = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the messages
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_take_requests, args=(requests,), daemon=True).start()
+    threading.Thread(target=take_requests, args=(requests,), daemon=True).start()  # ends with the parent
 
     def progress(done: int, total: int) -> None:
         write_ascii_message(results, {"progress": [done, total]})
@@ -227,12 +228,6 @@ class _WithoutPandas(importlib.abc.MetaPathFinder):
         """Refuses pandas, and finds nothing else."""
         if fullname == "pandas":
             raise ModuleNotFoundError("tables are made without pandas here", name=fullname)
-
-
-def _take_requests(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Passes calls on, and ends this process with its parent: what it makes would lie where the next run works."""
-    queue_messages(0, requests)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ import pypdfium2 as pdfium
 from PIL import Image
 
 from tasks.ingest.pictures.image import FORMATS, to_grey
-from tasks.ingest.pool.messages import queue_messages, write_message
+from tasks.ingest.pool.child import limit_added_memory, take_requests
+from tasks.ingest.pool.messages import write_message
 from tasks.ingest.sources.opening import open_regular
 
 MAX_SIZE = (420, 560)  # width and height in pixels: twice what is shown, so that words can be made out
@@ -45,8 +46,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_take_requests, args=(requests,), daemon=True).start()
-    _limit_memory()
+    threading.Thread(target=take_requests, args=(requests,), daemon=True).start()
+    limit_added_memory(MEMORY_BYTES)
     write_message(answers, {"ready": True})
     while True:
         write_message(answers, answer(requests.get()))
@@ -127,23 +128,6 @@ def _encoded(picture: Image.Image) -> dict[str, Any]:
         picture.convert("L").save(out, "JPEG", quality=QUALITY, optimize=True)
     jpeg = base64.b64encode(out.getvalue()).decode("ascii")
     return {"jpeg": jpeg, "width": picture.width, "height": picture.height}
-
-
-def _take_requests(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Passes requests on until the parent closes its end or dies."""
-    queue_messages(0, requests)
-    os._exit(0)
-
-
-def _limit_memory() -> None:
-    """Limits the address space to what there is and so much more; only Linux enforces it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    except (OSError, ValueError):
-        return
-    wanted = pages * resource.getpagesize() + MEMORY_BYTES
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 from storage.errors import UserError
 from storage.schemas import GROUPS
 from tasks.corpora.view import DocumentView, SegmentTables, empty_view
-from tasks.ingest.pool.messages import queue_messages, write_ascii_message
+from tasks.ingest.pool.child import limit_added_memory, take_requests
+from tasks.ingest.pool.messages import write_ascii_message
 from tasks.tokens.mix import ADVICE, SHOWN_CHARS, shown
 
 MEMORY_BYTES = 2**31  # that an expression may add to what the process has
@@ -57,7 +58,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not get between the messages
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_take_requests, args=(requests,), daemon=True).start()
+    threading.Thread(target=take_requests, args=(requests,), daemon=True).start()
 
     def send(message: dict[str, Any]) -> None:
         write_ascii_message(answers, message)
@@ -69,7 +70,7 @@ def main() -> None:
 
 def serve(request: Mapping[str, Any], send: Send) -> None:
     """Answer one request; a refusal says what the person can do."""
-    limit_memory()
+    limit_added_memory(MEMORY_BYTES)
     by = request["by"]
     try:
         if "segments" in request:
@@ -151,7 +152,7 @@ def group_segments(by: str, request: Mapping[str, Any], send: Send) -> None:
     paths = None if request["paths"] is None else pq.read_table(request["paths"])
     folder = Path(request["folder"])
     view = DocumentView(tables, kept, paths, request["columns"], QUERY_BYTES, folder / "spilled")
-    limit_memory()  # what was read by now is not the expression's
+    limit_added_memory(MEMORY_BYTES)  # what was read by now is not the expression's
     for number, expected in enumerate(view):
         part = _group_segment(view.connection, by)
         if part.num_rows != expected:
@@ -160,23 +161,6 @@ def group_segments(by: str, request: Mapping[str, Any], send: Send) -> None:
         pq.write_table(part, path)
         send({"table": str(path)})
     send({"done": True})
-
-
-def limit_memory() -> None:
-    """Limit the address space to what there is and so much more; only Linux enforces it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    except (OSError, ValueError):
-        return
-    wanted = pages * resource.getpagesize() + MEMORY_BYTES
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-def _take_requests(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Passes requests on until the parent closes its end or dies."""
-    queue_messages(0, requests)
-    os._exit(0)
 
 
 def _refused(nodes: Sequence[Mapping[str, Any]], unsteady: set[str]) -> list[str]:
