@@ -104,7 +104,7 @@ def ensure_training_run(session: Session, checkpoint: ArtifactRef) -> str:
 def log_evaluation(session: Session, run_id: str, checkpoint: ArtifactRef, metrics: dict[str, float]) -> None:
     """Put an evaluation's figures at the end of the training's curve, unless they stand there already."""
     manifest = session.store.find(checkpoint.stage, checkpoint.key)
-    step = int(manifest.settings["train"]["max_steps"]) if manifest else 0
+    step = int(manifest.counts["rows"]) if manifest else 0  # it may have ended early
     known = session.resources.tracking.latest_metrics(run_id)
     points = [(name, step, value) for name, value in metrics.items() if known.get(name) != value]
     session.resources.tracking.log_points(run_id, points)

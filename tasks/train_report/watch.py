@@ -27,7 +27,7 @@ logger = logging.getLogger("sheepfold")
 SAMPLES_FILE = "samples.json"
 CLOCK_VALUES = ("time/", "memory/")  # metrics that equal runs do not share; they are no part of the history
 _SHOWN = 160  # characters of a sample in the log
-_QUIET = ("resumed", "kernel", "note")  # events that are no warnings
+_QUIET = ("resumed", "kernel", "early stop")  # events that are no warnings
 
 
 class Watch:

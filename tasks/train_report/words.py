@@ -19,17 +19,13 @@ LITTLE_SHARE = 0.15  # of the machine's limit below which something else than ar
 EVENTS = {
     "resumed": "resumed",
     "spike": "loss spike",
-    "skip": "update left out",
-    "rollback": "went back",
-    "halved": "batch halved",
-    "out_of_memory": "out of memory",
-    "early_stop": "early stop",
-    "stopped": "stopped",
+    "memory": "batch in parts",
+    "early stop": "early stop",
     "kernel": "attention kernel",
     "advice": "advice",
     "execution": "computed otherwise",
 }
-_GOOD_TO_KNOW = ("resumed", "early_stop", "stopped", "advice", "execution")
+_GOOD_TO_KNOW = ("resumed", "early stop", "advice", "execution")
 _ONLY_LISTED = ("kernel", "note", "start")  # nothing to look at first
 
 

@@ -49,7 +49,7 @@ def rich(steps: int = 600) -> TrainingFigures:
         Event(0, "kernel", "attention runs on scaled_dot_product_attention's flash kernel", 1.79e9),
         Event(212, "resumed", "went on from the checkpoint of step 212", 1.79e9 + 3600),
         Event(333, "spike", f"the loss leapt to 9.1 in the document {HOSTILE}", 1.79e9 + 4000),
-        Event(400, "halved", "the micro-batch is computed in halves: the device has no more memory", 1.79e9 + 5000),
+        Event(400, "memory", "the micro-batch is computed in halves: the device has no more memory", 1.79e9 + 5000),
         Event(401, "something_new", "a kind that this page does not know", 1.79e9 + 5000),
     ]
     prompts = ["The sheep were counted at dusk, and ", HOSTILE]
