@@ -239,11 +239,11 @@ def test_text_of_a_table_that_is_no_utf8_is_repaired(tmp_path: Path) -> None:
 
 
 def test_damage_in_a_table_costs_one_row_group(tmp_path: Path) -> None:
-    path = table(
-        tmp_path, {"text": [f"{n} {os.urandom(300).hex()}" for n in range(3000)]}, rows=1000, compression="zstd"
-    )
+    path = table(tmp_path, {"text": [f"{n} " + "word " * 100 for n in range(3000)]}, rows=1000)
+    # the header of a page: damage inside of compressed text may decode to other text, as tables carry no checksums
+    header = pq.read_metadata(path).row_group(1).column(0).data_page_offset
     data = bytearray(path.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 5000] = b"\0" * 5000
+    data[header : header + 64] = b"\0" * 64
     path.write_bytes(data)
     rows = read(path)
     ((number, outcome),) = refusals(rows).items()
