@@ -2,8 +2,8 @@
 
 A checkpoint is a directory step-00000200/ with model.safetensors, optimizer.safetensors (optimiser state,
 step counters and random states), history.jsonl (a metric row a line) and state.json (everything else, and the
-sha256 of all four). It is written beside its place, flushed to the disk, and renamed into place; a directory
-whose digests do not agree is never loaded. No pickle.
+sha256 of all four, taken while they are written). It is written beside its place, flushed to the disk, and renamed
+into place; a directory whose digests do not agree is never loaded. No pickle.
 
 Each checkpoint says which one was the best so far, so that no kill comes between a checkpoint and that word.
 """
@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from .architecture import ModelConfig
+from .tensor_file import write_tensors
 from .transformer import Transformer
 
 WEIGHTS_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
@@ -90,17 +91,18 @@ def save_checkpoint(
     work = folder / f"{_TEMPORARY_PREFIX}{place.name}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    _write_tensors(work / WEIGHTS_FILE, state.weights)
     groups = {_OPTIMIZER_GROUP: state.optimizer, _RANDOM_GROUP: state.random}
-    _write_tensors(
-        work / OPTIMIZER_FILE,
-        {group + key: tensor for group, tensors in groups.items() for key, tensor in tensors.items()},
-    )
     lines = map(history_line, state.history) if history_lines is None else history_lines
-    _write_text(work / HISTORY_FILE, "".join(lines))
     record = {key: value for key, value in vars(state).items() if key not in _FIELDS_IN_FILES}
-    digests = {file: _sha256(work / file) for file in (WEIGHTS_FILE, OPTIMIZER_FILE, HISTORY_FILE)}
-    digests[STATE_FILE] = _record_digest(record)
+    digests = {
+        WEIGHTS_FILE: write_tensors(work / WEIGHTS_FILE, state.weights),
+        OPTIMIZER_FILE: write_tensors(
+            work / OPTIMIZER_FILE,
+            {group + key: tensor for group, tensors in groups.items() for key, tensor in tensors.items()},
+        ),
+        HISTORY_FILE: _write_text(work / HISTORY_FILE, "".join(lines)),
+        STATE_FILE: _record_digest(record),
+    }
     _write_text(work / STATE_FILE, json.dumps({**record, "sha256": digests}, indent=1))
     _fsync_folder(work)
     if place.exists():  # only a torn one can be here, because a run continues from the newest good one
@@ -190,7 +192,7 @@ def discard_newer(place: Path) -> None:
 
 def save_weights(path: Path | str, model: Transformer) -> None:
     """Writes the model's weights alone as one safetensors file; a tied head is stored once."""
-    _write_tensors(Path(path), model.state_dict())
+    write_tensors(Path(path), model.state_dict())
 
 
 def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device | str = "cpu") -> Transformer:
@@ -281,17 +283,14 @@ def _group(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+def _write_text(path: Path, text: str) -> str:
+    """Writes and flushes to the disk; returns the sha256 of the file's bytes."""
+    data = text.encode()
+    with path.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Checkpoints written beside the training: a consistent copy is taken at once, a thread brings it to the disk.
 
-The training waits for the copy alone, which is memory to memory. One copy is under way at a time: whoever saves faster
-than the disk takes it waits for the one before. What a kill leaves is `checkpoint`'s business, and the same as if the
-training had waited.
+The training waits for the copy alone, which is memory to memory, and into the memory of the copy before: to get new
+memory from the system takes longer than to copy. One copy is under way at a time: whoever saves faster than the disk
+takes it waits for the one before. What a kill leaves is `checkpoint`'s business, and the same as if the training had
+waited.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from .checkpoint import (
@@ -45,6 +48,7 @@ class CheckpointSaver:
         self._best_step = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._memory: dict[str, dict[str, Tensor]] = {}  # of the last copy, by group and name
         self._lines: list[tuple[dict[str, Any], str]] = []  # history rows that were put into text before
 
     def load(self) -> Checkpoint | None:
@@ -89,9 +93,9 @@ class CheckpointSaver:
             self._best_step = state.step
         copy = dataclasses.replace(
             state,
-            weights=_copied(state.weights),
-            optimizer=_copied(state.optimizer),
-            random=_copied(state.random),
+            weights=self._copied("weights", state.weights),
+            optimizer=self._copied("optimizer", state.optimizer),
+            random=self._copied("random", state.random),
             scaler=dict(state.scaler),
             history=list(state.history),
             best_step=self._best_step,
@@ -141,7 +145,13 @@ class CheckpointSaver:
         known[same:] = [(row, history_line(row)) for row in history[same:]]
         return [line for _, line in known]
 
-
-def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in main memory that nobody else holds."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    def _copied(self, group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies in main memory that nobody but the next save touches; in that of the last one where they fit."""
+        before, found = self._memory.get(group, {}), {}
+        for name, tensor in tensors.items():
+            place = before.get(name)
+            if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
+                place = torch.empty(tensor.shape, dtype=tensor.dtype)
+            found[name] = place.copy_(tensor.detach())
+        self._memory[group] = found
+        return found
