@@ -1,12 +1,15 @@
 """Everything that looks on while a training runs: the bar, the curve in MLflow, the journal, samples, system metrics.
 
 It is told what the trainer tells (`metrics`, `checkpoint`, `progress`, `event`, `sample`), and changes nothing of it.
+MLflow takes about as long for a point as a small network for a token. So it gets losses, learning rates and gradient
+norms of every step, and one in a second of the clock values, all of which the journal keeps.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +29,25 @@ logger = logging.getLogger("sheepfold")
 
 SAMPLES_FILE = "samples.json"
 CLOCK_VALUES = ("time/", "memory/")  # metrics that equal runs do not share; they are no part of the history
+STEP_SECONDS = "time/step_seconds"
+CLOCK_PAUSE = 1.0  # seconds of steps between two of which MLflow gets the clock values
 _SHOWN = 160  # characters of a sample in the log
 _QUIET = ("resumed", "kernel", "early stop")  # events that are no warnings
+
+
+class ClockSteps:
+    """Says of which steps MLflow gets the clock values: the first one, and then one in `CLOCK_PAUSE` of their time."""
+
+    def __init__(self) -> None:
+        self._since = math.inf
+
+    def takes(self, seconds: float) -> bool:
+        """Whether the next step is one of them, which took so long."""
+        self._since += seconds
+        if self._since < CLOCK_PAUSE:
+            return False
+        self._since = 0.0
+        return True
 
 
 class Watch:
@@ -64,6 +84,7 @@ class Watch:
         self._device = device
         self._sampler = sampler
         self._points = PointBuffer(tracking, run_id)
+        self._clock_steps = ClockSteps()
         self._journal = Journal(scratch / LINES_FILE)
         cost, limit = flops_per_token(network), limit_of(device, precision)
         self._speed = Speedometer(cost / processes, limit)
@@ -80,8 +101,10 @@ class Watch:
             values = {**values, **memory(self._device)}
         clock = {name: value for name, value in values.items() if name.startswith(CLOCK_VALUES)}
         self._journal.telemetry(step, clock)
-        # the number of the step is what the curve is drawn over
-        self._points.add(step, {name: value for name, value in values.items() if name != "step"})
+        left_out = {"step"}  # which is what the curve is drawn over
+        if not self._clock_steps.takes(values.get(STEP_SECONDS, CLOCK_PAUSE)):
+            left_out |= clock.keys()
+        self._points.add(step, {name: value for name, value in values.items() if name not in left_out})
 
     def checkpoint(self, step: int) -> None:
         """A checkpoint of this step becomes visible now: what belongs to it is made durable before."""
@@ -147,7 +170,7 @@ class Watch:
 
 
 def sync_journal(tracking: Tracking, run_id: str, folder: Path) -> list[tuple[str, int, float]]:
-    """Make MLflow hold the samples of a finished training; returns the points of its telemetry.
+    """Make MLflow hold the samples of a finished training; returns those points of its telemetry that belong there.
 
     Args:
         folder: the training's artefact.
@@ -158,7 +181,18 @@ def sync_journal(tracking: Tracking, run_id: str, folder: Path) -> list[tuple[st
     path = folder / TELEMETRY_FILE
     if not path.is_file():
         return []
-    return [(row["metric"], row["step"], row["value"]) for row in stream_rows(path)]
+    points = [(row["metric"], row["step"], row["value"]) for row in stream_rows(path)]
+    steps = _clock_steps((step, value) for metric, step, value in points if metric == STEP_SECONDS)
+    return [point for point in points if point[1] in steps]
+
+
+def _clock_steps(timed: Iterable[tuple[int, float]]) -> set[int]:
+    """Of steps and their seconds, in their order, those of which MLflow gets the clock values; the last is one."""
+    chosen, found, step = ClockSteps(), set(), 0
+    for step, seconds in timed:
+        if chosen.takes(seconds):
+            found.add(step)
+    return found | {step}
 
 
 def _log_samples(tracking: Tracking, run_id: str, samples: Sequence[Sample]) -> None:
