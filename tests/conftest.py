@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -41,6 +43,17 @@ def chromium() -> Iterator[Any]:
 
     with headless_chromium() as browser:
         yield browser
+
+
+@pytest.fixture(scope="session")
+def strace(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where strace is missing or may not trace."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    log = tmp_path_factory.mktemp("strace") / "log"
+    probe = subprocess.run(["strace", "-o", str(log), "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"this machine does not let strace trace: {probe.stderr.strip()}")
 
 
 @pytest.fixture(scope="session")

@@ -108,17 +108,6 @@ def _calls(log: Path) -> list[tuple[str, int]]:
     return points
 
 
-@pytest.fixture(scope="module")
-def strace(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skips where strace is missing or may not trace."""
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
-    log = tmp_path_factory.mktemp("strace") / "log"
-    probe = subprocess.run(["strace", "-o", str(log), "true"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"this machine does not let strace trace: {probe.stderr.strip()}")
-
-
 def _folder_of_three(folder: Path) -> Path:
     """Steps 1 (the best), 2 and 3."""
     with CheckpointSaver(folder) as saver:
