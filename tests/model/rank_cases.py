@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import guarded_cases
 import numpy as np
 import torch
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, TrainResult
 from model.distributed import SINGLE, Ranks, connect
 from model.execution import Execution
+from model.identity import weights_digest
 from model.step import Stepper
 from model.stopping import StopRequest
 
@@ -54,6 +57,7 @@ def trainer_of(
     stop_at: int = 0,
     n_val: int = 5,
     recompute: bool = False,
+    compiled: bool = False,
 ) -> Trainer:
     """A small training; with `stop_at` all ranks are interrupted after that step."""
     trainer = Trainer(
@@ -61,7 +65,7 @@ def trainer_of(
         TrainConfig(**{"max_steps": 6, "batch_size": 4, "grad_accum": 2, "eval_every": 3, "lr": 3e-3, **train}),
         source_of(),
         source_of(n_val, seed=1),
-        execution=Execution(sharding=sharding, recompute=recompute),
+        execution=Execution(compiled, recompute, sharding),
         ranks=ranks,
         checkpoint_dir=folder,
         checkpoint_seconds=0,
@@ -110,6 +114,45 @@ def stopped_training(ranks: Ranks, *, step: int, **settings: Any) -> Outcome:
     return told(trainer.fit())
 
 
+def leaping_training(ranks: Ranks, *, action: str, folder: str, sharding: str = "ddp") -> Outcome:
+    """Trains on text of which one step's sequences are noise, and does about it what the configuration says."""
+    config = dataclasses.replace(guarded_cases.PLAIN, spike_action=action)
+    return _guarded(config, guarded_cases.source_with_noise(), None, folder, sharding, ranks)
+
+
+def patient_training(ranks: Ranks, *, folder: str, sharding: str = "ddp") -> Outcome:
+    """Trains until the validation loss has turned."""
+    return _guarded(guarded_cases.LEARNED, *guarded_cases.sources_to_learn(), folder, sharding, ranks)
+
+
+def _guarded(
+    config: TrainConfig,
+    train: SpanSource,
+    val: SpanSource | None,
+    folder: str,
+    sharding: str,
+    ranks: Ranks,
+) -> Outcome:
+    """What a rank tells, with the digest of the weights that it holds as a whole, and the events that it tells of."""
+    events: list[tuple[int, str]] = []
+    trainer = Trainer(
+        guarded_cases.NETWORK,
+        config,
+        train,
+        val,
+        execution=Execution(sharding=sharding),
+        ranks=ranks,
+        checkpoint_dir=folder,
+        checkpoint_seconds=3600,
+        on_event=lambda step, kind, message: events.append((step, kind)),
+    )
+    result = trainer.fit()
+    whole = sharding == "ddp" or ranks.is_first
+    digest = weights_digest(result.model.state_dict()) if whole else ""
+    told_of = [event for event in events if event[1] in ("spike", "early stop")]
+    return {**told(result), "weights": digest, "best_step": result.best_step, "events": told_of}
+
+
 def spoilt_training(ranks: Ranks, *, rank: int, call: int, how: str, **settings: Any) -> Outcome:
     """Trains, and on one rank something goes wrong in a micro-batch, counted from 1."""
     original, n_read = Stepper._nll, [0]
@@ -142,12 +185,15 @@ def talking(ranks: Ranks) -> Outcome:
     }
 
 
-def run_ranks(case: Callable[..., Outcome], place: Path, /, **settings: Any) -> list[Outcome]:
+def run_ranks(
+    case: Callable[..., Outcome], place: Path, /, deadline_seconds: float = DEADLINE, **settings: Any
+) -> list[Outcome]:
     """Lets two processes run a case together.
 
     Args:
         case: a function of this module; takes the ranks and the settings.
         place: a folder for their answers.
+        deadline_seconds: that they may take.
 
     Returns:
         Of each rank what it told; {"error": ...} where it failed, {"exit": ...} where it died.
@@ -163,14 +209,14 @@ def run_ranks(case: Callable[..., Outcome], place: Path, /, **settings: Any) -> 
     ]
     for process in processes:
         process.start()
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + deadline_seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
     hanging = [process for process in processes if process.is_alive()]
     for process in hanging:
         process.kill()
         process.join()
-    assert not hanging, f"{len(hanging)} ranks still wait after {DEADLINE} seconds"
+    assert not hanging, f"{len(hanging)} ranks still wait after {deadline_seconds} seconds"
     return [
         json.loads(answer.read_text()) if answer.exists() else {"exit": process.exitcode}
         for answer, process in zip(answers, processes, strict=True)

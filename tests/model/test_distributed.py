@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import rank_cases
 import torch
+from guarded_cases import LEAP, LEARNED
 from rank_cases import Interrupted, Outcome, run_ranks, told, trainer_of
 
 from model import TrainConfig, load_checkpoint
 from model.distributed import SINGLE, Ranks
+from model.identity import weights_digest
 from model.order import order
 
 SHARDINGS = ["ddp", "fsdp"]
@@ -207,4 +209,47 @@ def test_no_rank_waits_for_one_that_died(sharding: str, tmp_path: Path) -> None:
 def test_every_validation_sequence_counts_once_however_the_batches_go_round(n_val: int, tmp_path: Path) -> None:
     settings = {"model": {}, "train": {"max_steps": 2, "batch_size": 2, "eval_every": 1}, "n_val": n_val}
     (first, _) = run_ranks(rank_cases.training, tmp_path, sharding="fsdp", **settings)
+    assert_like(first["history"], alone(**settings)["history"])
+
+
+@pytest.mark.parametrize(("sharding", "action"), [("ddp", "skip"), ("ddp", "rollback"), ("fsdp", "rollback")])
+def test_ranks_do_the_same_about_a_leap(sharding: str, action: str, tmp_path: Path) -> None:
+    settings = {"action": action, "sharding": sharding, "folder": str(tmp_path / "run")}
+    first, second = run_ranks(rank_cases.leaping_training, tmp_path, **settings)
+    assert "error" not in first, first
+    assert first["history"] == second["history"]
+    if sharding == "ddp":
+        assert first["weights"] == second["weights"]
+    assert (first["events"], second["events"]) == ([[LEAP, "spike"]], [])
+    (row,) = (row for row in first["history"] if "spike/score" in row)
+    assert (row["step"], row["spike/skipped"], row.get("spike/rolled_back_to")) == (
+        *(LEAP, 1.0),
+        50.0 if action == "rollback" else None,
+    )
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_ranks_end_at_the_same_step_with_the_best_weights(sharding: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first, second = run_ranks(rank_cases.patient_training, tmp_path, sharding=sharding, folder=str(folder))
+    assert "error" not in first, first
+    assert first["history"] == second["history"]
+    losses = {row["step"]: row["val/loss"] for row in first["history"] if "val/loss" in row}
+    best = min(losses, key=lambda step: losses[step])
+    assert first["best_step"] == second["best_step"] == best
+    assert first["history"][-1]["step"] == best + LEARNED.patience * LEARNED.eval_every < LEARNED.max_steps
+    expected = weights_digest(load_checkpoint(folder / f"step-{best:08d}").weights)
+    assert first["weights"] == expected and second["weights"] == (expected if sharding == "ddp" else "")
+    assert (first["events"], second["events"]) == ([[first["history"][-1]["step"], "early stop"]], [])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)  # a first compilation, on a machine with other work
+def test_two_ranks_compute_with_a_compiled_network_what_one_does_plainly(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": {}, "train": {"max_steps": 3}}
+    first, second = run_ranks(rank_cases.training, tmp_path, deadline_seconds=1000.0, compiled=True, **settings)
+    for warning in first["warnings"]:
+        if "torch.compile does not work here" in warning:
+            pytest.skip(warning)
+    assert first["history"] == second["history"]
     assert_like(first["history"], alone(**settings)["history"])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from guarded_cases import LEAP, LEARNED, N_SEQUENCES, NETWORK, PLAIN, ROWS, STEPS, source_with_noise, sources_to_learn
 
 from model import (
     ModelConfig,
@@ -27,23 +28,6 @@ from model.data import Batch
 from model.guards import TrainingDiverged
 from model.order import order
 from model.step import Stepper
-
-LEAP = 60  # the step whose sequences are noise
-N_SEQUENCES, LENGTH, ROWS, STEPS = 400, 16, 4, 75
-
-NETWORK = ModelConfig(31, max_seq_len=LENGTH, n_layer=1, n_head=2, d_model=32, drop_resid=0.05)
-PLAIN = TrainConfig(STEPS, batch_size=ROWS, lr=2e-2, eval_every=STEPS)
-
-
-def source_with_noise(first: int = LEAP, last: int = LEAP, seed: int = PLAIN.seed) -> SpanSource:
-    """Text that is learned quickly, but for the sequences of some steps."""
-    generator, n_ids = np.random.default_rng(0), N_SEQUENCES * LENGTH + 1
-    text = ((np.arange(n_ids) * 7 + generator.integers(0, 3, n_ids)) % 31).astype(np.uint16)
-    noise = generator.integers(0, 31, n_ids).astype(np.uint16)
-    for place in order(N_SEQUENCES, seed, 0)[(first - 1) * ROWS : last * ROWS]:
-        text[place * LENGTH : (place + 1) * LENGTH] = noise[place * LENGTH : (place + 1) * LENGTH]
-    start = np.arange(N_SEQUENCES) * LENGTH
-    return SpanSource([text], np.zeros(N_SEQUENCES), start, np.full(N_SEQUENCES, LENGTH + 1), LENGTH, 0)
 
 
 class Interrupted(Exception):
@@ -182,14 +166,9 @@ def test_guards_that_need_something_refuse_to_go_without(build_source: Callable[
 
 # The end of progress: the network learns few sequences by heart, and the validation loss turns.
 
-LEARNED = TrainConfig(200, batch_size=8, lr=1e-2, eval_every=5, patience=2)
-
 
 def learn(folder: Path | None = None, config: TrainConfig = LEARNED, **settings: Any) -> tuple[TrainResult, Any]:
-    noise = np.random.default_rng(5).integers(0, 31, 2000).astype(np.uint16)
-    train, val = (
-        SpanSource([noise], np.zeros(16), first + np.arange(16) * 20, np.full(16, 17), 16, 0) for first in (0, 1000)
-    )
+    train, val = sources_to_learn()
     settings = {"checkpoint_seconds": 0, "on_event": Events(), **settings}
     return Trainer(NETWORK, config, train, val, checkpoint_dir=folder, **settings).fit(), val
 
