@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .checkpoint import (
     Checkpoint,
-    best_checkpoint,
     discard_newer,
     history_line,
     latest_checkpoint,
@@ -61,16 +60,6 @@ class CheckpointSaver:
         discard_newer(place)
         self._best_step = state.best_step
         return state
-
-    def load_best(self) -> Checkpoint | None:
-        """The best checkpoint so far, or None if none was.
-
-        Raises:
-            ValueError: it is damaged or gone.
-        """
-        self.wait()
-        place = best_checkpoint(self.folder)
-        return None if place is None else load_checkpoint(place)
 
     @property
     def busy(self) -> bool:

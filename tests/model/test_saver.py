@@ -104,8 +104,8 @@ def test_the_best_checkpoint_outlives_newer_ones_until_there_is_a_better_one(tmp
     with CheckpointSaver(tmp_path, keep=1) as saver:
         for step in range(1, 5):
             saver.save(state_at(step), best=step == 2)
-        best = saver.load_best()
-        assert best is not None and best.step == 2
+        saver.wait()
+        assert best_checkpoint(tmp_path) == tmp_path / "step-00000002"
         assert names(tmp_path) == ["step-00000002", "step-00000004"]
         saver.save(state_at(5), best=True)
     assert names(tmp_path) == ["step-00000005"]
@@ -125,19 +125,32 @@ def test_a_saver_that_goes_on_knows_the_best_one(tmp_path: Path) -> None:
 
 def test_without_a_best_checkpoint_there_is_none(tmp_path: Path) -> None:
     with CheckpointSaver(tmp_path) as saver:
-        assert saver.load() is None and saver.load_best() is None
+        assert saver.load() is None and best_checkpoint(tmp_path) is None
         saver.save(state_at(1))
-        assert saver.load_best() is None
+        saver.wait()
+        assert best_checkpoint(tmp_path) is None
 
 
 def test_a_damaged_best_checkpoint_is_told(tmp_path: Path) -> None:
     with CheckpointSaver(tmp_path, keep=1) as saver:
         saver.save(state_at(1), best=True)
         saver.save(state_at(2))
-        saver.wait()
-        (tmp_path / "step-00000001" / "model.safetensors").unlink()
-        with pytest.raises(ValueError, match=r"step-00000001 is damaged: .*; the weights of step-00000002 are whole"):
-            saver.load_best()
+    (tmp_path / "step-00000001" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"step-00000001 is damaged: .*; the weights of step-00000002 are whole"):
+        best_checkpoint(tmp_path)
+
+
+def test_a_save_takes_the_memory_of_the_one_before_unless_shapes_have_changed(tmp_path: Path) -> None:
+    with CheckpointSaver(tmp_path) as saver:
+        saver.save(state_at(1))
+        saver.save(state_at(2))
+        assert load_checkpoint_of(saver).weights["transposed"].equal(torch.full((3, 4), 2.0))
+        other = state_at(3)
+        other.weights = {"w": torch.full((5, 3), 3.0), "new": torch.zeros(2, dtype=torch.bfloat16)}
+        saver.save(other)
+        found = load_checkpoint_of(saver).weights
+    assert found.keys() == {"w", "new"}
+    assert found["w"].equal(other.weights["w"]) and found["new"].dtype == torch.bfloat16
 
 
 def test_history_comes_back_as_it_was_also_where_rows_were_taken_back(tmp_path: Path) -> None:
