@@ -15,6 +15,8 @@ from .guards import ROLLED_BACK_TO, SPIKE_SCORE, SPIKE_SKIPPED, Spike, SpikeDete
 from .rollback import Rollbacks
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
+    from .distributed import Ranks
     from .step import Stepper
 
 Row = dict[str, Any]
@@ -54,6 +56,16 @@ class SpikeGuard:
     def is_anchor(self, step: int) -> bool:
         """Whether the state after this step is kept to go back to."""
         return self.rollbacks is not None and self.rollbacks.is_anchor(step)
+
+    def keep_anchor(self, state: Checkpoint, ranks: Ranks) -> None:
+        """Keeps a state to go back to, on the first rank; the run's own checkpoint of the step is on the disk already.
+
+        Args:
+            state: as all ranks got it, of which only the first one's holds tensors.
+            ranks: the processes that train together.
+        """
+        if self.rollbacks is not None and ranks.is_first:
+            self.rollbacks.keep(state)
 
     def after(
         self, row: Row, applied: bool, history: list[Row], stepper: Stepper, documents: Callable[[], str]

@@ -12,9 +12,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,15 @@ from torch import Tensor
 
 from .advice import advice, attention_kernel
 from .architecture import ModelConfig
-from .checkpoint import Checkpoint, best_checkpoint, differences, load_checkpoint
 from .config import TrainConfig
 from .data import SequenceSource
 from .distributed import SINGLE, Ranks, check_share
 from .execution import Execution
 from .guards import SPLIT, EarlyStop, telling_of_memory
-from .identity import execution_record, full_identity, source_digest, warn_if_bits_may_differ, weights_digest
+from .identity import full_identity, weights_digest
 from .kernels import release_freed_memory
 from .order import Group, Order
-from .saver import CheckpointSaver
+from .run_checkpoints import RunCheckpoints
 from .schedule import learning_rate
 from .spikes import SpikeGuard
 from .step import NonFiniteLoss, Stepper, new_stepper
@@ -41,8 +39,6 @@ from .stopping import StopRequest, TrainingStopped
 from .transformer import Transformer
 
 Row = dict[str, Any]
-
-SAVING_SHARE = 0.02  # of a run's time, at most, goes into checkpoints
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,8 @@ class Trainer:
         device: where to compute.
         checkpoint_dir: holds this run's checkpoints; None saves nothing.
         checkpoint_seconds: shortest pause between two checkpoints, longer where saving would take more than
-            SAVING_SHARE of the time. The last step is always saved, and so is each with the lowest validation loss so
-            far. 0 saves every step.
+            `run_checkpoints.SAVING_SHARE` of the time. The last step is always saved, and so is each with the lowest
+            validation loss so far. 0 saves every step.
         identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
             the same identity; the configurations, the number of training sequences, their groups and the initial
             weights belong to it by themselves. The validation sequences do not: they shape no weights.
@@ -175,25 +171,32 @@ class Trainer:
             TrainingStopped: it was asked to stop; the step it stopped after is saved.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
-        saver = None
-        if self.checkpoint_dir and self.ranks.is_first:
-            saver = CheckpointSaver(self.checkpoint_dir, self.execution.keep)
-        with saver or nullcontext():  # whatever ends the training, what is being saved is saved to its end
-            return self._fit(saver)
+        checkpoints = RunCheckpoints(
+            self.checkpoint_dir,
+            self.checkpoint_seconds,
+            self.identity,
+            self.train_config,
+            self.val_source,
+            self.execution,
+            self.device,
+            self.ranks,
+            self.on_checkpoint,
+        )
+        with checkpoints:  # whatever ends the training, what is being saved is saved to its end
+            return self._fit(checkpoints)
 
-    def _fit(self, saver: CheckpointSaver | None) -> TrainResult:
+    def _fit(self, checkpoints: RunCheckpoints) -> TrainResult:
         with self._telling_of_memory("the network"):
             stepper = new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
         if self.initial_weights is not None:
             _load_initial(stepper, self.initial_weights)
         history: list[Row] = []
-        resumed_from, other_validation = self._resume(stepper, history, saver)
+        resumed_from, other_validation = checkpoints.resume(stepper, history)
         step, is_last = resumed_from, self._is_last(resumed_from, history)
         if not is_last:
             self._tell_what_to_know(stepper, step)
         if step == 0 and self._spikes.rollbacks:
-            self._keep_anchor(stepper, step, history)
-        last_save = time.monotonic()
+            self._spikes.keep_anchor(checkpoints.state(stepper, step, history), self.ranks)
         while not is_last:
             step += 1
             started = time.perf_counter()
@@ -216,24 +219,20 @@ class Trainer:
             if is_best and self.train_config.patience and self.checkpoint_dir is None:
                 self._best_weights = {name: one.clone() for name, one in stepper.network.weights().items()}
             stopping, is_due = self.ranks.any(
-                self.stop is not None and self.stop.asked and not is_last,
-                saver is not None and self._is_due(saver, last_save),
+                self.stop is not None and self.stop.asked and not is_last, checkpoints.is_due
             )
             is_anchor = self._spikes.is_anchor(step)
-            if self.checkpoint_dir and (is_last or is_best or is_anchor or stopping or is_due):
-                self._save(saver, stepper, step, history, is_best)
-                last_save = time.monotonic()
+            if is_last or is_best or is_anchor or stopping or is_due:
+                checkpoints.save(stepper, step, history, best=is_best)
             if is_anchor:
-                if saver:
-                    saver.wait()
-                self._keep_anchor(stepper, step, history)
+                checkpoints.wait()
+                self._spikes.keep_anchor(checkpoints.state(stepper, step, history), self.ranks)
             if self.on_progress:
                 self.on_progress(step, self.train_config.max_steps, metrics)
             if stopping:
-                if saver:
-                    saver.wait()
+                checkpoints.wait()
                 raise TrainingStopped(step, saved=self.checkpoint_dir is not None)
-        best = self._load_best(stepper, history, saver)
+        best = self._load_best(stepper, history, checkpoints)
         model = stepper.network.plain()
         model.compiled.clear()
         model.recompute = False
@@ -310,113 +309,15 @@ class Trainer:
     def _telling_of_memory(self, doing: str) -> AbstractContextManager[None]:
         return telling_of_memory(doing, self.device, self.model_config, self.train_config, self.execution)
 
-    def _is_due(self, saver: CheckpointSaver, last_save: float) -> bool:
-        """Whether it is time for a checkpoint; a large model's are rarer, so that saving stays a small share of it."""
-        if not self.checkpoint_seconds:
-            return True
-        pause = max(self.checkpoint_seconds, saver.cost / SAVING_SHARE)
-        return not saver.busy and time.monotonic() - last_save >= pause
-
-    def _save(
-        self, saver: CheckpointSaver | None, stepper: Stepper, step: int, history: list[Row], is_best: bool
-    ) -> None:
-        """Saves on the first rank, which is the one with a saver, what all of them hold."""
-        state = self._state(stepper, step, history)
-        if saver is None:
-            return
-        if self.on_checkpoint:
-            self.on_checkpoint(step)
-        saver.save(state, best=is_best)
-
-    def _state(self, stepper: Stepper, step: int, history: list[Row]) -> Checkpoint:
-        """The checkpoint of a step; all ranks call it, the first gets the tensors."""
-        tensors = stepper.state()
-        return Checkpoint(
-            step=step,
-            position=step * self.train_config.grad_accum,
-            weights=tensors["weights"],
-            optimizer=tensors["optimizer"],
-            random=tensors["random"],
-            scaler=stepper.scaler.state_dict(),
-            identity=self.identity,
-            validation=self._validation,
-            history=history,
-            execution=execution_record(self.execution, self.device, self.ranks.world_size),
-        )
-
-    def _keep_anchor(self, stepper: Stepper, step: int, history: list[Row]) -> None:
-        """Keeps a state to go back to. The run's own checkpoint of the step is on the disk already."""
-        state = self._state(stepper, step, history)
-        if self._spikes.rollbacks and self.ranks.is_first:
-            self._spikes.rollbacks.keep(state)
-
-    def _load_best(self, stepper: Stepper, history: list[Row], saver: CheckpointSaver | None) -> int | None:
+    def _load_best(self, stepper: Stepper, history: list[Row], checkpoints: RunCheckpoints) -> int | None:
         """Gives the network the best weights, if the run is to end with them; returns their step."""
         best = self._early_stop.best(history)
         if not self.train_config.patience or best is None:
             return None
         if best != history[-1]["step"]:
-            if self.checkpoint_dir is None:
-                weights = self._best_weights
-            else:
-                if saver:
-                    saver.wait()
-                self.ranks.barrier()  # only then is it on the disk for all
-                place = best_checkpoint(self.checkpoint_dir)
-                assert place is not None  # the newest checkpoint is that of the last row, and knows of the best one
-                weights = load_checkpoint(place).weights
+            weights = self._best_weights if self.checkpoint_dir is None else checkpoints.best_weights()
             stepper.network.load_weights(weights)
         return best
-
-    @cached_property
-    def _validation(self) -> str:
-        """Digest of the validation sequences; empty without any."""
-        return "" if self.val_source is None else source_digest(self.val_source, self.train_config.batch_size)
-
-    def _resume(self, stepper: Stepper, history: list[Row], saver: CheckpointSaver | None) -> tuple[int, bool]:
-        """Fills stepper and history from the newest good checkpoint.
-
-        Returns:
-            Its step, 0 if there is none; and whether validation losses to come are measured on other sequences than
-            those of the history.
-        """
-        saved = saver.load() if saver else None
-        newest = self.ranks.from_first(saved and saved.step)
-        if newest is not None and saved is None and self.checkpoint_dir is not None:
-            saved = load_checkpoint(self.checkpoint_dir)
-            if saved.step != newest:
-                raise ValueError(
-                    f"rank {self.ranks.rank} finds the checkpoint of step {saved.step} in {self.checkpoint_dir}, and "
-                    f"the first rank that of step {newest}; all ranks need the same folder"
-                )
-        if saved is None:
-            return 0, False
-        difference = differences(saved.identity, self.identity)
-        if difference:
-            raise ValueError(
-                f"the checkpoint of step {saved.step} in {self.checkpoint_dir} belongs to another run: {difference}. "
-                f"Restore what it was to continue that run, or train in another checkpoint folder"
-            )
-        if self.ranks.is_first:
-            warn_if_bits_may_differ(saved, execution_record(self.execution, self.device, self.ranks.world_size))
-        stepper.load(saved.weights, saved.optimizer, saved.random, saved.step)
-        if saved.scaler:
-            stepper.scaler.load_state_dict(saved.scaler)
-        history.extend(saved.history)
-        stepper.split = int(next((row[SPLIT] for row in reversed(history) if SPLIT in row), 1))
-        changed = (
-            saved.step < self.train_config.max_steps
-            and self.val_source is not None
-            and any("val/loss" in row for row in history)
-            and saved.validation != self._validation
-        )
-        if changed and self.ranks.is_first:
-            warnings.warn(
-                f"from step {saved.step + 1} on, validation losses are measured on other validation sequences than "
-                f"before; the history marks that step with val/source_changed",
-                stacklevel=3,
-            )
-        return saved.step, changed
 
 
 def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
