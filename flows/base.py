@@ -20,8 +20,9 @@ from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
 from tasks.resources import Resources
 from tasks.session import Session
-from tasks.settings import ModelSettings, Settings, TokenizerSettings
+from tasks.settings import Settings, TokenizerSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
+from tasks.train_settings import ModelSettings
 
 CARRIER = "small"  # a preset all of whose fields are replaced
 FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid")  # of the network; they shape no weight

@@ -28,7 +28,7 @@ from tasks.ingest.snapshot import snapshot
 from tasks.ingest.sources.resolve import Source
 from tasks.resources import describe_device, detect_device
 from tasks.session import Call, Pending, Session
-from tasks.settings import AUTO, Settings, TrainSettings
+from tasks.settings import Settings
 from tasks.suggest import (
     SUGGESTED,
     SuggestSettings,
@@ -44,6 +44,7 @@ from tasks.tokens.groups import check_expression, groups_call
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.shards import TokeniseSettings, tokenise
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
+from tasks.train_settings import AUTO, ExecutionSettings, TrainSettings
 from tasks.training import (
     TrainStageSettings,
     model_config,
@@ -235,6 +236,7 @@ def suggest_training(session: Session, settings: Settings, prepared: Prepared) -
     """The suggestion of a shape and of the steps that the budget has room for, measured once and kept."""
     if not isinstance(prepared.tokenizer, ArtifactRef) or not isinstance(prepared.dataset, ArtifactRef):
         return prepared.dataset
+    _compute_as(session, settings.execution)
     vocab_size = _vocab_size(session, prepared.tokenizer)
     device = describe_device(detect_device())
     shapes, plans = candidates_of(settings.model, settings.train, vocab_size, prepared.seq_len, device)
@@ -242,8 +244,16 @@ def suggest_training(session: Session, settings: Settings, prepared: Prepared) -
     by_steps = settings.train.max_steps * plans[next(iter(plans))]["batch_size"] * prepared.seq_len
     read_tokens = by_steps or settings.train.max_tokens
     minutes = 0.0 if read_tokens else settings.train.minutes
-    asked = SuggestSettings(minutes, tokens, document_tokens, read_tokens, shapes, plans, device)
+    means = ", ".join(filter(None, (device, settings.execution.words())))
+    asked = SuggestSettings(minutes, tokens, document_tokens, read_tokens, shapes, plans, means)
     return session.run(suggest, asked)
+
+
+def _compute_as(session: Session, execution: ExecutionSettings) -> None:
+    """Tell the stages how a training is computed; a plan computes nothing."""
+    if session.resources is not None:
+        session.resources.processes = execution.processes
+        session.resources.execution = execution.fields()
 
 
 def _resolve_steps(
@@ -291,9 +301,7 @@ def train_model(session: Session, settings: Settings, prepared: Prepared) -> May
         network = model_config(settings.model, _vocab_size(session, prepared.tokenizer))
     if base is not None:
         network["vocab_size"] = base.shape["vocab_size"]  # its rows may be more than the tokeniser has ids
-    if session.resources is not None:
-        session.resources.processes = settings.execution.processes
-        session.resources.execution = settings.execution.fields()
+    _compute_as(session, settings.execution)
     probe = train_config(settings.train, network, 1_000, **suggested)
     steps = _resolve_steps(session, settings.train, probe, prepared.dataset, fitting)
     plan = train_config(settings.train, network, steps, **suggested)

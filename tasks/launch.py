@@ -62,7 +62,7 @@ class Job:
         device: kind of the ranks' devices, `cpu` or `cuda`.
         threads: of each rank.
         deterministic: ask torch for deterministic kernels.
-        measure: only say how long a step takes; what follows is not needed then.
+        measure: only say how long a step takes, of so many; 0 trains. What follows is not needed to measure.
         dataset: folder of the dataset.
         shards: folders of its token shards, by key.
         validation_sample: most validation sequences.
@@ -78,7 +78,7 @@ class Job:
     device: str = "cpu"
     threads: int = 1
     deterministic: bool = False
-    measure: bool = False
+    measure: int = 0
     dataset: str = ""
     shards: dict[str, str] = field(default_factory=dict)
     validation_sample: int | None = None
@@ -162,7 +162,9 @@ class RankError(RuntimeError):
     """A process of a training failed in a way that has no name here, or died; the message says what is known."""
 
 
-def launch(job: Job, processes: int, place: Path, callbacks: Callbacks | None = None) -> Launched:
+def launch(
+    job: Job, processes: int, place: Path, callbacks: Callbacks | None = None, nodes: Nodes | None = None
+) -> Launched:
     """Train in so many processes on each machine, to the end.
 
     Args:
@@ -171,6 +173,7 @@ def launch(job: Job, processes: int, place: Path, callbacks: Callbacks | None = 
         place: folder for the job, the processes' log and the result, emptied at the beginning. The ranks of other
             machines read it too.
         callbacks: what to do with reports.
+        nodes: the machines that take part; those of the environment if it is None.
 
     Raises:
         UserError: so many processes cannot train that, or one raised it.
@@ -181,11 +184,11 @@ def launch(job: Job, processes: int, place: Path, callbacks: Callbacks | None = 
     from model.distributed import check_share
     from model.stopping import TrainingStopped
 
-    nodes = Nodes.from_environment()
+    nodes = nodes or Nodes.from_environment()
     try:
         check_share(job.train["batch_size"], job.train["grad_accum"], processes * nodes.count)
     except ValueError as error:
-        raise UserError(f"train.processes is {processes}: {error}") from error
+        raise UserError(f"execution.processes is {processes}: {error}") from error
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     callbacks = callbacks or Callbacks()

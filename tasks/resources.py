@@ -118,6 +118,11 @@ class Resources:
         torch.set_num_threads(usable_cores())
         return device
 
+    @property
+    def threads_each(self) -> int:
+        """Threads of each process that shares a training."""
+        return max(1, usable_cores() // self.processes)
+
     def seed(self, seed: int) -> dict[str, str]:
         """Seed every random generator; returns the modes as text."""
         from model.randomness import seed_everything

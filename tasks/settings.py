@@ -26,6 +26,7 @@ from tasks.curate.settings import CurateSettings, DedupSettings, RefineSettings
 from tasks.ingest.records import ExtractOptions, Limits
 from tasks.ingest.sources.resolve import WalkSettings
 from tasks.tokens.mix import MixSettings
+from tasks.train_settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings, check_seed
 
 if TYPE_CHECKING:
     from model.architecture import ModelConfig
@@ -34,17 +35,10 @@ if TYPE_CHECKING:
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")
 PASSWORDS_FILE = "SHEEPFOLD_PASSWORDS_FILE"
 _EXPECTED = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
-AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a machine
-MAX_SEED = 2**63 - 1  # what torch's generators and the tables' columns take
 
 
 class SettingsError(UserError):
     """A setting that is unknown or has an impossible value."""
-
-
-def _check_seed(name: str, seed: int) -> None:
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"{name} is {seed}, expected 0 to {MAX_SEED}")
 
 
 @dataclass(frozen=True)
@@ -177,84 +171,6 @@ class DatasetSettings:
 
 
 @dataclass(frozen=True)
-class ModelSettings:
-    """The network: a preset, and what differs from it.
-
-    Attributes:
-        preset: one of `model.PRESETS`, or `auto` for the size that suits the corpus, the device and the time.
-        overrides: fields of `model.ModelConfig` that replace the preset's.
-    """
-
-    preset: str = AUTO
-    overrides: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How the network is trained. It has one budget: steps before tokens before minutes, whichever is given.
-
-    Attributes:
-        minutes: training time; what it has room for is found out once by a short probe on this machine.
-        max_steps: number of optimiser steps; 0 leaves it to `max_tokens` or `minutes`.
-        max_tokens: number of training tokens; 0 leaves it to `minutes`.
-        max_epochs: never more passes over the training text than this (with `minutes` and `max_tokens`), but for the
-            one step that there always is.
-        base: a model to continue from: an alias, a version number, a `models:/` address, a run id, a folder with a
-            model, or one in a layout of Hugging Face. It brings its network and its tokeniser.
-        overrides: fields of `model.TrainConfig`.
-    """
-
-    minutes: float = 5.0
-    max_steps: int = 0
-    max_tokens: int = 0
-    max_epochs: float = 20.0
-    seed: int = 1337
-    base: str = ""
-    overrides: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("minutes", "max_steps", "max_tokens", "max_epochs"):
-            if getattr(self, name) < 0 or (name == "max_epochs" and not self.max_epochs):
-                raise ValueError(f"train.{name} is {getattr(self, name)}, expected a number above 0")
-        _check_seed("train.seed", self.seed)
-        if not (self.minutes or self.max_steps or self.max_tokens):
-            raise ValueError("training needs a budget: give minutes, max_steps or max_tokens above 0")
-
-
-@dataclass(frozen=True)
-class ExecutionSettings:
-    """How a training is computed, on which nothing that it computes depends but the last bits.
-
-    Attributes:
-        processes: that train together on this machine, each with a GPU (or a share of the cores) of its own; see
-            `tasks.launch` for several machines.
-        compile: let torch.compile fuse the network; where it cannot, the run goes on without it and says why.
-        recompute: forget activations and compute them again, which takes less memory and more time.
-        sharding: with several processes, `ddp` (each holds all weights) or `fsdp` (each holds a part).
-        halve_batch: when memory runs out, compute micro-batches in halves instead of stopping.
-        keep: number of newest checkpoints that are kept beside the best.
-    """
-
-    processes: int = 1
-    compile: bool = False
-    recompute: bool = False
-    sharding: str = "ddp"
-    halve_batch: bool = True
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        from model.execution import Execution
-
-        if self.processes < 1:
-            raise ValueError(f"execution.processes is {self.processes}, expected 1 or more")
-        Execution.from_dict(self.fields())
-
-    def fields(self) -> dict[str, Any]:
-        """Fields of `model.execution.Execution`."""
-        return {name: value for name, value in asdict(self).items() if name != "processes"}
-
-
-@dataclass(frozen=True)
 class GenerateSettings:
     """How text is sampled."""
 
@@ -271,7 +187,7 @@ class GenerateSettings:
             raise ValueError(f"generate.temperature is {self.temperature}, expected 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"generate.top_p is {self.top_p}, expected a share above 0 and at most 1")
-        _check_seed("generate.seed", self.seed)
+        check_seed("generate.seed", self.seed)
         if self.top_k < 0:
             raise ValueError(f"generate.top_k is {self.top_k}, expected 0 (off) or more")
 

@@ -1,10 +1,11 @@
 """Which network, how long sequences, which batches and how many steps: fitted to a corpus, a device and a time.
 
 In goes how much text there is and how many minutes may be spent; each shape of a ladder is timed for a few steps on the
-device; out comes the one with the lowest loss that its size and the tokens it will have read promise. The promise is
-the law of Hoffmann et al. 2022 (loss falls with parameters and with tokens), with tokens that are read again counting
-less and less (Muennighoff et al. 2023). Its constants were fitted on far larger networks: what is taken from it is the
-order of neighbouring sizes, not the value. Measured once and kept: asking again gives the same answer.
+device, in as many processes and as compiled as the training will be; out comes the one with the lowest loss that its
+size and the tokens it will have read promise. The promise is the law of Hoffmann et al. 2022 (loss falls with
+parameters and with tokens), with tokens that are read again counting less and less (Muennighoff et al. 2023). Its
+constants were fitted on far larger networks: what is taken from it is the order of neighbouring sizes, not the value.
+Measured once and kept: asking again gives the same answer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 
 from storage.digest import sha256_json
 from storage.errors import UserError
-from tasks.settings import AUTO, ModelSettings, TrainSettings
+from tasks.launch import Job, Nodes, launch
 from tasks.stage import Work, stage
+from tasks.train_settings import AUTO, ModelSettings, TrainSettings
 from tasks.training import train_config
 
 SUGGESTION_FILE = "suggestion.json"
@@ -54,7 +56,8 @@ class SuggestSettings:
         read_tokens: that the training will read, where that is given instead of minutes; else 0.
         shapes: the networks to choose from, as fields of `model.ModelConfig` by name.
         train: for each of them, fields of `model.TrainConfig`.
-        device: kind of device, threads and torch version; another machine is asked anew.
+        device: kind of device, threads, torch version, and how steps are computed where that is not the plain way;
+            another machine is asked anew.
     """
 
     minutes: float
@@ -121,7 +124,7 @@ def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=1)
+@stage("suggest", version=1, modules=("tasks.train_rank",))
 def suggest(work: Work, settings: SuggestSettings) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     from model import ModelConfig, count_parameters
@@ -152,9 +155,6 @@ def suggest(work: Work, settings: SuggestSettings) -> str:
 
 def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iterator[Candidate]:
     """The candidates from the smallest on, timed until they promise less than the one before, or do not fit."""
-    from model import ModelConfig, TrainConfig
-    from model.probe import measure_step_seconds
-
     room = SHARE_OF_MEMORY * _memory_bytes(work.resources.device)
     before, tried, last = math.inf, 0, 0.0
     names = sorted(sizes, key=lambda name: sizes[name])
@@ -163,12 +163,10 @@ def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iter
             needed = sizes[name] * BYTES_PER_PARAMETER / 1e9
             yield Candidate(name, sizes[name], note=f"{name} would take {needed:.1f} GB, more than half of the memory")
             continue
-        plan = TrainConfig.from_dict(settings.train[name])
-        network = ModelConfig.from_dict(settings.shapes[name])
-        seconds = measure_step_seconds(network, plan, work.resources.device, 5 if last < SLOW_STEP else 2)
-        last = seconds
+        network, plan = settings.shapes[name], settings.train[name]
+        seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2)
         steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
-        read = steps * plan.batch_size * plan.grad_accum * settings.shapes[name]["max_seq_len"]
+        read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
         passes = read / settings.tokens if settings.tokens else 0.0
         loss = promised_loss(sizes[name], read, settings.tokens or read)
         tried += 1
@@ -177,6 +175,21 @@ def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iter
         if tried > 1 and (loss > before or steps < WORTHWHILE_STEPS):
             return
         before = loss
+
+
+def _step_seconds(work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int) -> float:
+    """How long a step takes, computed as the training will be; of several machines this one is timed alone."""
+    from model import ModelConfig, TrainConfig
+    from model.execution import Execution
+    from model.probe import measure_step_seconds
+
+    means = work.resources
+    if means.processes > 1:
+        job = Job(network, plan, means.execution, device=means.device, threads=means.threads_each, measure=steps)
+        return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
+    execution = Execution.from_dict(means.execution)
+    configs = ModelConfig.from_dict(network), TrainConfig.from_dict(plan)
+    return measure_step_seconds(*configs, means.device, steps, execution=execution)
 
 
 def _memory_bytes(device: str) -> int:

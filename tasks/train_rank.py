@@ -104,7 +104,9 @@ def _run(job: Job, place: Path, channel: Channel, stop: StopRequest) -> None:
 
     torch.set_num_threads(job.threads)
     if job.device == "cuda" and (count := torch.cuda.device_count()) < (asked := int(os.environ["LOCAL_WORLD_SIZE"])):
-        raise ValueError(f"train.processes is {asked}, but this machine has {count} GPUs; each process needs its own")
+        raise ValueError(
+            f"execution.processes is {asked}, but this machine has {count} GPUs; each process needs its own"
+        )
     with connect(job.device) as ranks:
         try:
             done = _measure(job, ranks) if job.measure else _train(job, place, channel, ranks, stop)
@@ -122,7 +124,8 @@ def _measure(job: Job, ranks: Ranks) -> dict[str, Any]:
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
     execution = Execution.from_dict(job.execution)
-    seconds = measure_step_seconds(network, plan, rank_device(job.device), execution=execution, ranks=ranks)
+    device = rank_device(job.device)
+    seconds = measure_step_seconds(network, plan, device, job.measure, execution=execution, ranks=ranks)
     return {"step_seconds": seconds}
 
 

@@ -28,14 +28,14 @@ from storage.tracking import Tracking
 from tasks.blame import name_documents
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.launch import Callbacks, Job, Launched, launch
-from tasks.resources import describe_device, usable_cores
-from tasks.settings import ModelSettings, TrainSettings
+from tasks.resources import describe_device
 from tasks.stage import Work, stage
 from tasks.tokens.index import COUNTS_FILE, ReadGroup, groups_of, load_index
 from tasks.tokens.sequences import open_sequences
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 from tasks.train_report.samples import Sampler, first_ids
 from tasks.train_report.watch import Watch, sync_journal
+from tasks.train_settings import ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from model.stopping import StopRequest
@@ -253,7 +253,7 @@ def _in_processes(
         settings.train,
         work.resources.execution,
         device=work.resources.device,
-        threads=max(1, usable_cores() // work.resources.processes),
+        threads=work.resources.threads_each,
         deterministic=work.resources.deterministic,
         dataset=str(work.folder(dataset)),
         shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},

@@ -125,6 +125,13 @@ def test_a_launched_training_is_that_of_one_process(job: Job, tmp_path: Path) ->
     assert processes_of(tmp_path / "ranks") == []
 
 
+def test_a_step_is_timed_in_the_processes_together_and_nothing_is_trained(job: Job, tmp_path: Path) -> None:
+    place = tmp_path / "ranks"
+    done = launch(Job(job.model, job.train, job.execution, measure=2), 2, place)
+    assert done.step_seconds > 0 and done.steps == 0
+    assert not done.weights.exists() and done.history == []
+
+
 def test_the_error_of_a_rank_is_raised_as_what_it_is(job: Job, tmp_path: Path) -> None:
     weights = Transformer(SHAPE).state_dict()
     weights["norm.weight"] = weights["norm.weight"] * math.nan
@@ -227,7 +234,7 @@ def test_a_second_machine_joins(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_step_that_the_processes_cannot_share_is_refused(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.processes is 3: 3 processes cannot share the 4 sequences"):
+    with pytest.raises(UserError, match=r"execution\.processes is 3: 3 processes cannot share the 4 sequences"):
         launch(job, 3, tmp_path / "ranks")
 
 

@@ -14,7 +14,7 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
 from tasks.session import artifact
-from tasks.settings import ModelSettings, TrainSettings, load_settings
+from tasks.settings import load_settings
 from tasks.suggest import (
     batch_for,
     candidates_of,
@@ -24,6 +24,7 @@ from tasks.suggest import (
     rounded,
     shape_of_tokens,
 )
+from tasks.train_settings import ExecutionSettings, ModelSettings, TrainSettings
 
 CPU = "cpu, 2 threads, torch 2"
 OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")
@@ -91,6 +92,23 @@ def test_a_run_without_a_preset_takes_the_suggestion_and_asks_once(home: Home, t
     with direct_session(home) as again:
         assert artifact(pipeline.suggest_training(again, settings, ran.prepared)) == suggestion
         assert again.reports["suggest"].computed == 0
+
+
+def test_steps_are_timed_in_the_processes_that_will_train(home: Home, tmp_path: Path) -> None:
+    settings = load_settings(None, [*OPEN, "model.preset=tiny", "execution.processes=3"])
+    ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
+    refused = pytest.raises(UserError, match=r"execution\.processes is 3: 3 processes cannot share the 8 sequences")
+    with direct_session(home) as session, refused:
+        pipeline.suggest_training(session, settings, ran.prepared)
+
+
+def test_what_is_computed_in_another_way_is_another_device() -> None:
+    assert ExecutionSettings(halve_batch=False, keep=5).words() == ""
+    assert ExecutionSettings(compile=True).words() == "compiled"
+    assert (
+        ExecutionSettings(2, recompute=True, sharding="fsdp").words()
+        == "2 processes by fsdp, activations computed again"
+    )
 
 
 def test_given_steps_need_no_measurement(home: Home, tmp_path: Path) -> None:
