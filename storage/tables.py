@@ -12,6 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.digest import rows_digest
+from storage.without_pandas import without_pandas
+
+with without_pandas():
+    pa.array([""])  # it looks for pandas this once; and again where somebody converts a table to pandas
 
 ROW_GROUP_ROWS = 1_000
 ROW_GROUP_BYTES = 32 * 2**20

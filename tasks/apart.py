@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import os
 import queue
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import UserError
+from storage.without_pandas import WithoutPandas
 from tasks.ingest.pool.child import take_requests
 from tasks.ingest.pool.messages import MessageReader, write_ascii_message
 
@@ -200,7 +200,7 @@ class _Process:
 
 def main() -> None:
     """Serves calls until standard input ends."""
-    sys.meta_path.insert(0, _WithoutPandas())
+    sys.meta_path.insert(0, WithoutPandas())
     results = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the messages
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -219,15 +219,6 @@ def main() -> None:
         except Exception:  # noqa: BLE001 - the parent raises it
             answer = {"error": traceback.format_exc()}
         write_ascii_message(results, answer)
-
-
-class _WithoutPandas(importlib.abc.MetaPathFinder):
-    """Keeps pandas out: Arrow looks for it at the first array, which takes half a second and 50 MB for nothing."""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Refuses pandas, and finds nothing else."""
-        if fullname == "pandas":
-            raise ModuleNotFoundError("tables are made without pandas here", name=fullname)
 
 
 if __name__ == "__main__":
