@@ -91,6 +91,11 @@ def unpacked_size(path: Path) -> int:
     return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
 
 
+def count_rows(path: Path) -> int:
+    """Rows of a table."""
+    return int(pq.read_metadata(path).num_rows)
+
+
 def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows under a schema of `storage.schemas`; returns their number.
 

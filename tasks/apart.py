@@ -59,18 +59,19 @@ class Apart:
         self._lock = threading.Lock()
         self._in_place = 0  # bytes that were read in this process
 
-    def warm(self, function: Callable[..., Any]) -> None:
+    def warm(self, function: Callable[..., Any], **arguments: Any) -> None:
         """Start a process and let it get ready by calling a module-level function, while the caller does other work.
 
         Args:
-            function: takes `progress` only, and loads what later calls will need. Its failure is left to them.
+            function: takes the arguments and `progress`, and loads what later calls will need. Its failure is left to
+                them.
         """
-        self._warming = threading.Thread(target=self._warm, args=(function,), daemon=True)
+        self._warming = threading.Thread(target=self._warm, args=(function, arguments), daemon=True)
         self._warming.start()
 
-    def _warm(self, function: Callable[..., Any]) -> None:
+    def _warm(self, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         with self._slots, contextlib.suppress(ApartError, UserError):
-            self._call(_Process(), function, lambda done, total: None, {})
+            self._call(_Process(), function, lambda done, total: None, arguments)
 
     def call(self, function: Callable[..., Any], progress: Progress, size: int, **arguments: Any) -> Any:
         """Call a module-level function with `progress` and the arguments, in a process if they are worth one by now.
