@@ -129,6 +129,14 @@ def stream_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[di
             yield from file.read_row_group(group, columns=columns).to_pylist()
 
 
+def stream_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
+    """Some columns of a table, each as a list, for one row group after the other."""
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=columns)
+            yield {name: table.column(name).to_pylist() for name in columns}
+
+
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """All rows of a table as dictionaries, or of some of its columns."""
     rows: list[dict[str, Any]] = pq.read_table(path, columns=columns).to_pylist()

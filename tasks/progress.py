@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sheepfold")
 
 LINE_SECONDS = 15.0  # between two lines where there is no terminal
-UI_SECONDS = 5.0  # before the first update of the Prefect artefact, and between two
+UI_SECONDS = 5.0  # between two updates of the Prefect artefact
 
 Listener = Callable[[float], None]
 
@@ -83,8 +83,7 @@ class StageProgress:
         self._terminal = sys.stderr.isatty() and not quiet
         self._quiet = quiet
         self._line_at = time.monotonic()
-        self._told_at = time.monotonic()  # work that takes seconds needs no artefact in the UI
-        self._has_told = False
+        self._told_at = 0.0
 
     def update(self, done: float, total: float, note: str = "") -> None:
         """So much is done of so much."""
@@ -97,8 +96,8 @@ class StageProgress:
         elif not self._quiet and now - self._line_at > LINE_SECONDS:
             self._line_at = now
             logger.info("%s: %g of %g %s", self._name, done, total, note)
-        if self._listener is not None and (now - self._told_at > UI_SECONDS or (done >= total and self._has_told)):
-            self._told_at, self._has_told = now, True
+        if self._listener is not None and (now - self._told_at > UI_SECONDS or done >= total):
+            self._told_at = now
             self._listener(100.0 * done / total if total else 100.0)
 
     def close(self) -> None:

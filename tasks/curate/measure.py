@@ -16,7 +16,7 @@ from storage.schemas import MEASURES
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.dedup import Signatures, signatures
 from tasks.curate.measures import digest_of, measure_documents
-from tasks.curate.measures.language import keep_in
+from tasks.curate.measures.language import look_in
 from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
@@ -24,6 +24,7 @@ MEASURES_FILE = "measures.parquet"
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256
 BATCH_CHARS = 2**22
+MUCH_TEXT = 2**20  # bytes of a table, unpacked; a home with less is not worth 70 MB of what need not be unpacked again
 COLUMNS = ["doc_id", "kind", "title", "programming_language", "text", "text_sha256"]
 
 
@@ -51,7 +52,7 @@ def measure_segment(source: str, out: str, cache: str, progress: Callable[[int, 
         out: folder for what is written.
         cache: folder for what later processes need not unpack again.
     """
-    keep_in(Path(cache))
+    look_in(Path(cache), keep=unpacked_size(Path(source)) >= MUCH_TEXT)
     signed: list[Signatures] = []
     spans = 0
 

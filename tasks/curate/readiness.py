@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from tasks.curate.measures.language import automaton, keep_in
+from tasks.curate.measures.language import automaton, look_in
 
 MODULES = (
     "tasks.ingest.snapshot",
@@ -27,6 +27,6 @@ def get_ready(cache: str, progress: Callable[[int, int], None]) -> None:
     """
     for module in MODULES:
         import_module(module)
-    keep_in(Path(cache))
+    look_in(Path(cache), keep=True)
     automaton()
     progress(1, 1)

@@ -57,12 +57,18 @@ class Automaton:
 
 _ARRAYS = ("rows", "moves", "output", "weights", "bias")
 _LANGUAGES = "languages.json"
-_folders: list[Path] = []
+_folders: list[Path] = []  # to take the model from
+_keeping: list[Path] = []  # to keep it in
 
 
-def keep_in(folder: Path) -> None:
-    """Keep the model's arrays from now on in this folder, and take them from there."""
+def look_in(folder: Path, keep: bool) -> None:
+    """Take the model from now on out of this folder, where it is there.
+
+    Args:
+        keep: whether one that had to be unpacked is kept there: 70 MB, for who will need it again.
+    """
     _folders[:] = [folder / f"py3langid-{version('py3langid')}"]
+    _keeping[:] = _folders if keep else []
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +78,7 @@ def automaton() -> Automaton:
         with contextlib.suppress(OSError, ValueError):  # not there yet, or damaged
             return _mapped(folder)
     model = _unpacked()
-    for folder in _folders:
+    for folder in _keeping:
         with contextlib.suppress(OSError):  # where it cannot be kept, a later process unpacks it again
             _keep(model, folder)
     return model
