@@ -165,7 +165,7 @@ def _read_extracted(segments: Mapping[str, Path], contents: Path) -> dict[str, l
             identities = zip(*(columns.pop(name) for name in _IDENTITY), strict=True)
             for identity, values in zip(identities, zip(*columns.values(), strict=True), strict=True):
                 if identity in wanted:
-                    found.setdefault(identity[0], []).append(Extracted(*values, key))
+                    found.setdefault(identity[0], []).append(Extracted._make((*values, key)))
     for records in found.values():
         if len(records) > 1:
             records.sort(key=lambda record: record.locator != "")  # stable: members stay in the file's order
