@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
@@ -111,13 +112,16 @@ def flow_session(
 
 def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str, object]:
     """Leave the report in the UI and in the home; returns the flow's result."""
-    report = run_report(session.home, corpus, result)
-    reports = session.home.reports_of(corpus)
-    reports.mkdir(parents=True, exist_ok=True)
-    (reports / "report.md").write_text(report, encoding="utf-8")
-    create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
-    if snapshot.name in session.produced:
-        page, summary = write_corpus_page(session, corpus)
+    with ThreadPoolExecutor(1) as aside:
+        # drawn by a process of its own where the corpus is large, beside the report
+        drawn = aside.submit(write_corpus_page, session, corpus) if snapshot.name in session.produced else None
+        report = run_report(session.home, corpus, result)
+        reports = session.home.reports_of(corpus)
+        reports.mkdir(parents=True, exist_ok=True)
+        (reports / "report.md").write_text(report, encoding="utf-8")
+        create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
+    if drawn is not None:
+        page, summary = drawn.result()
         summary = f"{summary}\n\nThe whole page: `{page}`\n"
         create_markdown_artifact(summary, key="sheepfold-corpus", description=f"What became of corpus {corpus}")
         if result.mlflow_run_id:

@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
-from flows.corpus_import import corpora_of, import_files
+from flows.corpus_import import Imported, corpora_of, import_files
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.tables import read_columns, stream_rows
-from tasks.apart import TABLE_BYTES_PER_FILE, WORTH_A_PROCESS, Progress
+from tasks.apart import TABLE_BYTES_PER_FILE, WORTH_A_PROCESS
 from tasks.curate.classifier.stages import SCORES_FILE, ClassifierStageSettings, ScoreSettings, classifier, score
 from tasks.curate.contamination import EvaluationSetSettings, evaluation_sets
 from tasks.curate.curate import CUTS_FILE, CurationSettings, curate
 from tasks.curate.duplicates import VERIFIED_FILE, dedup
 from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
-from tasks.curate.measures.characters import class_table
-from tasks.curate.measures.language import automaton
 from tasks.curate.normalise import DOCUMENTS_FILE, normalise
+from tasks.curate.readiness import get_ready
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
 from tasks.ingest.journal import Content
 from tasks.ingest.pictures.ocr import ocr_ready
@@ -101,35 +99,44 @@ class Extracted:
     places: list[tuple[Content, str]]
 
 
-def get_ready(progress: Progress) -> None:
-    """Load what the stages after extraction need, in a process that serves them."""
-    automaton()
-    class_table()
-    for module in ("duckdb", "tasks.corpus_report", "tasks.corpus_report.thumbnails"):  # of the page at the end
-        import_module(module)
-    progress(1, 1)
-
-
 def read_documents(session: Session, sources: Sequence[Source], settings: Settings) -> Documents:
     """From the sources to one clean text per document."""
-    files, locations = _list(session, sources, settings)
-    corpora, others = corpora_of(files)
-    extracted = _extract(session, others, settings)
-    imported = import_files(session, corpora, locations, settings)
-    listing = Listing(files, sorted(extracted.places + imported.places))
-    if session.resources is not None:
-        session.resources.listing = listing
+    taken, extracted, imported = _take_snapshot(session, sources, settings)
     segments, contents = extracted.segments + imported.segments, extracted.contents + imported.contents
-    union = session.union(segments, "extracts.parquet", contents, identity="file_sha256")
-    taken = session.run(snapshot, listing.settings(), segments=union)
-    if session.resources is not None:
-        session.resources.listing = None  # of 200,000 files a tenth of what this process has
     live = [_live(session, ref, wanted) for ref, wanted in zip(segments, contents, strict=True)]
     sizes = [len(found) or len(wanted) for found, wanted in zip(live, contents, strict=True)]
     read = zip(extracted.segments, sizes[: len(extracted.segments)], strict=True)
     normalised = session.run_each(normalise, [Call(settings.normalise, {"segment": ref}, n) for ref, n in read])
     # what was imported is normalised already
     return Documents(taken, segments, extracted.keys + imported.keys, live, sizes, normalised + imported.segments)
+
+
+def _take_snapshot(
+    session: Session, sources: Sequence[Source], settings: Settings
+) -> tuple[Maybe, Extracted, Imported]:
+    """List and extract the files, and note what became of each.
+
+    The listing ends with this function: of 200,000 files it is half of what this process has.
+    """
+    files, locations = _list(session, sources, settings)
+    corpora, others = corpora_of(files)
+    extracted = _extract(session, others, settings)
+    imported = import_files(session, corpora, locations, settings)
+    listing = Listing(files, sorted(extracted.places + imported.places, key=_place_in_order))
+    if session.resources is not None:
+        session.resources.listing = listing
+    segments, contents = extracted.segments + imported.segments, extracted.contents + imported.contents
+    union = session.union(segments, "extracts.parquet", contents, identity="file_sha256")
+    taken = session.run(snapshot, listing.settings(), segments=union)
+    if session.resources is not None:
+        session.resources.listing = None
+    return taken, replace(extracted, places=[]), replace(imported, places=[])
+
+
+def _place_in_order(place: tuple[Content, str]) -> tuple[str, str, int, str]:
+    """Sorts as the pair does, and several times faster: there may be hundreds of thousands."""
+    content, key = place
+    return content.sha256, content.suffix, content.attempt, key
 
 
 def ingest(session: Session, sources: Sequence[Source], settings: Settings) -> Ingested:
@@ -197,7 +204,9 @@ def _extract(session: Session, files: Sequence[ListedFile], settings: Settings) 
     cuts = cut_segments((content for content in chosen.values() if content not in located), sizes)
     calls = [Call(SegmentSettings(settings.extract, contents), {}, len(contents)) for contents in cuts]
     if cuts and session.resources is not None and len(located) * TABLE_BYTES_PER_FILE >= WORTH_A_PROCESS:
-        session.resources.apart.warm(get_ready)  # beside the extraction: what follows is over the whole corpus
+        session.resources.apart.warm(
+            get_ready, cache=str(session.home.cache)
+        )  # beside the extraction: what follows is over the whole corpus
     places = {content: ref.key for content, ref in located.items()}
     for call, contents in zip(calls, cuts, strict=True):
         places |= dict.fromkeys(contents, extract.key(call.settings, {}))

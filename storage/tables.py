@@ -12,6 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.digest import rows_digest
+from storage.without_pandas import without_pandas
+
+with without_pandas():
+    pa.array([""])  # it looks for pandas this once; and again where somebody converts a table to pandas
 
 ROW_GROUP_ROWS = 1_000
 ROW_GROUP_BYTES = 32 * 2**20
@@ -87,6 +91,11 @@ def unpacked_size(path: Path) -> int:
     return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
 
 
+def count_rows(path: Path) -> int:
+    """Rows of a table."""
+    return int(pq.read_metadata(path).num_rows)
+
+
 def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows under a schema of `storage.schemas`; returns their number.
 
@@ -118,6 +127,14 @@ def stream_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[di
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             yield from file.read_row_group(group, columns=columns).to_pylist()
+
+
+def stream_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
+    """Some columns of a table, each as a list, for one row group after the other."""
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=columns)
+            yield {name: table.column(name).to_pylist() for name in columns}
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import os
 import queue
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import UserError
+from storage.without_pandas import WithoutPandas
 from tasks.ingest.pool.child import take_requests
 from tasks.ingest.pool.messages import MessageReader, write_ascii_message
 
@@ -59,18 +59,19 @@ class Apart:
         self._lock = threading.Lock()
         self._in_place = 0  # bytes that were read in this process
 
-    def warm(self, function: Callable[..., Any]) -> None:
+    def warm(self, function: Callable[..., Any], **arguments: Any) -> None:
         """Start a process and let it get ready by calling a module-level function, while the caller does other work.
 
         Args:
-            function: takes `progress` only, and loads what later calls will need. Its failure is left to them.
+            function: takes the arguments and `progress`, and loads what later calls will need. Its failure is left to
+                them.
         """
-        self._warming = threading.Thread(target=self._warm, args=(function,), daemon=True)
+        self._warming = threading.Thread(target=self._warm, args=(function, arguments), daemon=True)
         self._warming.start()
 
-    def _warm(self, function: Callable[..., Any]) -> None:
+    def _warm(self, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         with self._slots, contextlib.suppress(ApartError, UserError):
-            self._call(_Process(), function, lambda done, total: None, {})
+            self._call(_Process(), function, lambda done, total: None, arguments)
 
     def call(self, function: Callable[..., Any], progress: Progress, size: int, **arguments: Any) -> Any:
         """Call a module-level function with `progress` and the arguments, in a process if they are worth one by now.
@@ -200,7 +201,7 @@ class _Process:
 
 def main() -> None:
     """Serves calls until standard input ends."""
-    sys.meta_path.insert(0, _WithoutPandas())
+    sys.meta_path.insert(0, WithoutPandas())
     results = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the messages
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -219,15 +220,6 @@ def main() -> None:
         except Exception:  # noqa: BLE001 - the parent raises it
             answer = {"error": traceback.format_exc()}
         write_ascii_message(results, answer)
-
-
-class _WithoutPandas(importlib.abc.MetaPathFinder):
-    """Keeps pandas out: Arrow looks for it at the first array, which takes half a second and 50 MB for nothing."""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Refuses pandas, and finds nothing else."""
-        if fullname == "pandas":
-            raise ModuleNotFoundError("tables are made without pandas here", name=fullname)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CUTS, DROPPED, SELECTION
 from storage.store import StoreError
-from storage.tables import read_columns, stream_rows, unpacked_size, write_columns, write_table
+from storage.tables import read_columns, unpacked_size, write_columns, write_table
 from tasks.curate.classifier.stages import SCORES_FILE
 from tasks.curate.contamination import GRAMS_FILE
 from tasks.curate.duplicates import CLUSTERS_FILE, PAIRS_FILE
@@ -25,7 +27,7 @@ from tasks.curate.kept import Shelf, folders_beside, holders, shelves_of
 from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
 from tasks.curate.measure import MEASURES_FILE
 from tasks.curate.normalise import DOCUMENTS_FILE
-from tasks.curate.policy import PolicySettings, measures_needed, refusals
+from tasks.curate.policy import PolicySettings, may_be_refused, measures_needed, refusals
 from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
 from tasks.curate.settings import CurateSettings
 from tasks.stage import Work, stage
@@ -95,11 +97,12 @@ def select_documents(
     chosen = CurateSettings(**settings["curate"])
     places = [Shelf(**shelf) for shelf in shelves]
     clusters = dict(zip(*read_columns(Path(duplicates) / CLUSTERS_FILE, ["doc_id", "cluster"]).values(), strict=True))
-    candidates = list(
-        _candidates(Path(snapshot), places, measured, scored, clusters, PolicySettings(**settings["policy"]))
-    )
+    live, licences = _live(Path(snapshot))
+    read_at = holders(live, places, DOCUMENTS_FILE)
+    policy = PolicySettings(**settings["policy"])
+    candidates = list(_candidates(live, licences, read_at, places, measured, scored, clusters, policy))
     cuts: list[dict[str, Any]] = []
-    signed = _signed(candidates, places, measured)
+    signed = _signed(candidates, read_at, places, measured)
     _cut_evaluation_text(candidates, signed, Path(evaluation), chosen, cuts)
     refuse_duplicates(candidates, _near(Path(duplicates)), chosen.near_duplicates == "drop")
     split = _split_without_leaks(candidates, _without_refused(signed, candidates), chosen)
@@ -109,15 +112,8 @@ def select_documents(
     return _write(Path(out), candidates, split, cuts)
 
 
-def _candidates(
-    snapshot: Path,
-    shelves: Sequence[Shelf],
-    measured: Sequence[str],
-    scored: Sequence[str],
-    clusters: Mapping[str, str],
-    policy: PolicySettings,
-) -> Iterator[Candidate]:
-    """The live documents, those that the policy refuses with the reason."""
+def _live(snapshot: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The segment noted for each live document, and the licences of their folders."""
     columns = read_columns(snapshot / "files.parquet", ["doc_id", "status", "segment", "licence"])
     live: dict[str, str] = {}
     licences: dict[str, str] = {}
@@ -126,28 +122,51 @@ def _candidates(
             live[doc_id] = segment
             if licence:
                 licences[doc_id] = licence
-    chosen = holders(live, shelves, DOCUMENTS_FILE)
+    return live, licences
+
+
+def _candidates(
+    live: Mapping[str, str],
+    licences: Mapping[str, str],
+    read_at: Mapping[str, int],
+    shelves: Sequence[Shelf],
+    measured: Sequence[str],
+    scored: Sequence[str],
+    clusters: Mapping[str, str],
+    policy: PolicySettings,
+) -> Iterator[Candidate]:
+    """The live documents, those that the policy refuses with the reason."""
     wanted = ["doc_id", "text_sha256", "n_bytes", "ocr_share"]
     needed = measures_needed(policy)
     for number, (shelf, folder) in enumerate(zip(shelves, measured, strict=True)):
         scores = _scores(Path(scored[number])) if scored else {}
         # row for row the same documents
-        texts = stream_rows(Path(shelf.folder) / DOCUMENTS_FILE, wanted)
-        for text, measures in zip(texts, stream_rows(Path(folder) / MEASURES_FILE, needed), strict=True):
-            doc_id = text["doc_id"]
-            if measures["doc_id"] != doc_id:
-                raise StoreError(f"{folder} does not hold the measures of {shelf.folder}: --refresh measure")
-            if chosen.get(doc_id) == number:
-                measures["licence"] = measures["licence"] or licences.get(doc_id)
+        texts = read_columns(Path(shelf.folder) / DOCUMENTS_FILE, wanted)
+        measures = pq.read_table(Path(folder) / MEASURES_FILE, columns=needed)
+        if measures.column("doc_id").to_pylist() != texts["doc_id"]:
+            raise StoreError(f"{folder} does not hold the measures of {shelf.folder}: --refresh measure")
+        doubted = may_be_refused(measures, policy)
+        rows = dict(zip(doubted, measures.take(pa.array(doubted, pa.int64())).to_pylist(), strict=True))
+        own = zip(*texts.values(), measures.column("licence").to_pylist(), strict=True)
+        for place, (doc_id, text_sha256, n_bytes, ocr_share, licence) in enumerate(own):
+            if read_at.get(doc_id) != number:
+                continue
+            licence = licence or licences.get(doc_id)
+            row = rows.get(place)
+            if row is not None:
+                row["licence"] = licence
                 if scored:
-                    measures["classifier_score"] = scores[doc_id]
-                yield Candidate(
-                    segment=live[doc_id],
-                    cluster=clusters[doc_id],
-                    licence=measures["licence"],
-                    refusal=refusals(measures, policy),
-                    **text,
-                )
+                    row["classifier_score"] = scores[doc_id]
+            yield Candidate(
+                doc_id=doc_id,
+                segment=live[doc_id],
+                text_sha256=text_sha256,
+                cluster=clusters[doc_id],
+                n_bytes=n_bytes,
+                ocr_share=ocr_share,
+                licence=licence,
+                refusal=None if row is None else refusals(row, policy),
+            )
 
 
 def _scores(folder: Path) -> dict[str, float]:
@@ -155,14 +174,14 @@ def _scores(folder: Path) -> dict[str, float]:
     return dict(zip(*columns.values(), strict=True))
 
 
-def _signed(candidates: Sequence[Candidate], shelves: Sequence[Shelf], measured: Sequence[str]) -> list[SignedShelf]:
+def _signed(
+    candidates: Sequence[Candidate], read_at: Mapping[str, int], shelves: Sequence[Shelf], measured: Sequence[str]
+) -> list[SignedShelf]:
     """Signatures of the documents that are in use by now."""
-    live = {candidate.doc_id: candidate.segment for candidate in candidates}
-    chosen = holders(live, shelves, DOCUMENTS_FILE)
-    in_use = [candidate.doc_id for candidate in candidates if candidate.refusal is None]
     wanted: list[dict[str, None]] = [{} for _ in shelves]
-    for doc_id in in_use:
-        wanted[chosen[doc_id]][doc_id] = None
+    for candidate in candidates:
+        if candidate.refusal is None:
+            wanted[read_at[candidate.doc_id]][candidate.doc_id] = None
     return [
         SignedShelf(Path(folder), Path(shelf.folder), own)
         for shelf, folder, own in zip(shelves, measured, wanted, strict=True)

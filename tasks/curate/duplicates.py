@@ -7,9 +7,9 @@ Finds, and decides nothing: which member of a cluster is kept, and what follows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,7 @@ CLUSTERS_FILE = "clusters.parquet"
 GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
 
 
-@dataclass(frozen=True, slots=True)
-class SignedText:
+class SignedText(NamedTuple):
     """Where a distinct text lies: shelf, place on it, and the document that is read for it."""
 
     text_sha256: str
@@ -105,9 +104,13 @@ def _distinct_texts(live: dict[str, str], shelves: Sequence[Shelf]) -> tuple[lis
     for number, shelf in enumerate(shelves):
         columns = read_columns(Path(shelf.folder) / DOCUMENTS_FILE, ["doc_id", "text_sha256"])
         for place, (doc_id, text) in enumerate(zip(columns["doc_id"], columns["text_sha256"], strict=True)):
-            if chosen.get(doc_id) == number:
-                members.setdefault(text, []).append(doc_id)
-                first.setdefault(text, SignedText(text, number, place))
+            if chosen.get(doc_id) != number:
+                continue
+            if text in members:
+                members[text].append(doc_id)
+            else:
+                members[text] = [doc_id]
+                first[text] = SignedText(text, number, place)
     return [first[text] for text in sorted(first)], members
 
 

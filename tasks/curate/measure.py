@@ -13,9 +13,10 @@ from typing import Any
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import MEASURES
-from storage.tables import stream_rows, union_digest, unpacked_size, write_table
+from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.dedup import Signatures, signatures
 from tasks.curate.measures import digest_of, measure_documents
+from tasks.curate.measures.language import look_in
 from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
@@ -23,6 +24,7 @@ MEASURES_FILE = "measures.parquet"
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256
 BATCH_CHARS = 2**22
+MUCH_TEXT = 2**20  # bytes of a table, unpacked; a home with less is not worth 70 MB of what need not be unpacked again
 COLUMNS = ["doc_id", "kind", "title", "programming_language", "text", "text_sha256"]
 
 
@@ -35,20 +37,28 @@ class MeasureSettings:
 def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    made = work.apart(measure_segment, unpacked_size(source), source=str(source), out=str(work.out))
+    cache = str(work.resources.home.cache)
+    made = work.apart(measure_segment, unpacked_size(source), source=str(source), out=str(work.out), cache=cache)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     work.counts["pii_spans"] = made["pii_spans"]
     return str(made["digest"])
 
 
-def measure_segment(source: str, out: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Write measures and signatures of a table of documents; returns counts and a digest."""
+def measure_segment(source: str, out: str, cache: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Write measures and signatures of a table of documents; returns counts and a digest.
+
+    Args:
+        source: the table.
+        out: folder for what is written.
+        cache: folder for what later processes need not unpack again.
+    """
+    look_in(Path(cache), keep=unpacked_size(Path(source)) >= MUCH_TEXT)
     signed: list[Signatures] = []
     spans = 0
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal spans
-        done = 0
+        done, total = 0, count_rows(Path(source))
         for batch in _batches(stream_rows(Path(source), COLUMNS)):
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
@@ -56,7 +66,7 @@ def measure_segment(source: str, out: str, progress: Callable[[int, int], None])
                 # the signatures are no columns, but follow from the text
                 yield {**measured, "digest": sha256_json([row["text_sha256"], digest_of(measured)])}
             done += len(batch)
-            progress(done, done)
+            progress(done, total)
 
     folder = Path(out)
     count = write_table(folder / MEASURES_FILE, MEASURES, rows())

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 UNKNOWN_LICENCE = "unknown"
 UNSPACED_LIMIT = 0.3  # share of letters of scripts without spaces above which counts of words mean nothing
@@ -285,6 +288,33 @@ def refusals(measures: Mapping[str, Any], settings: PolicySettings) -> tuple[str
         if value < threshold if below else value > threshold:
             return rule.code, _sentence(rule, value, threshold, below)
     return _by_choice(measures, settings)
+
+
+def may_be_refused(measures: pa.Table, settings: PolicySettings) -> list[int]:
+    """Places of the rows that `refusals` has to look at; it would let all others stay.
+
+    Column by column this takes a hundredth of the time, and few documents cross a threshold.
+
+    Args:
+        measures: with the columns `measures_needed`.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not measures.num_rows:
+        return []  # Arrow crashes where a column has no chunk
+    if settings.languages.strip() or settings.licences.strip() or settings.min_classifier_score > 0:
+        return list(range(measures.num_rows))
+    places: set[int] = set()
+    for rule, threshold, below in settings.checks:
+        # without the scope of a rule, and the ratio without its divisor: rather one row too many
+        column = measures.column("lorem_ipsum" if rule.measure == "lorem_ratio" else rule.measure)
+        least = 0 if rule.measure == "lorem_ratio" else threshold
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        crossed = pc.less(column, least) if below else pc.greater(column, least)
+        places.update(pc.indices_nonzero(crossed.combine_chunks().fill_null(True)).to_pylist())
+    return sorted(places)
 
 
 _ASKED = ("doc_id", "kind", "language", "language_confidence", "licence", "n_chars", "stop_words", "unspaced_share")

@@ -12,9 +12,12 @@ import hashlib
 import hmac
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import as_completed
+from concurrent.futures import Future
 from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from storage.digest import plain, sha256_json
@@ -30,6 +33,7 @@ from tasks.stage import Work, stage
 
 SEGMENT_BYTES = 32 * 2**20
 SEGMENT_FILES = 4096
+QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
 
 
 @dataclass(frozen=True)
@@ -245,25 +249,32 @@ def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -
     if not missing:
         return
     pool = work.resources.pool()
-    jobs = {}
     # the longest first, so that no process is left alone with one at the end
-    for content in sorted(missing, key=lambda item: (-work.resources.sizes.get(item.sha256, 0), item)):
-        path = Path(work.resources.paths[content.sha256])
-        job = ExtractJob(path, content.sha256, content.suffix, settings.options, work.resources.passwords)
-        jobs[pool.submit(job)] = content
-    for done, future in enumerate(as_completed(list(jobs)), start=total - len(missing) + 1):
+    waiting = iter(sorted(missing, key=lambda item: (-work.resources.sizes.get(item.sha256, 0), item)))
+    finished: SimpleQueue[Future[Extraction]] = SimpleQueue()
+    jobs: dict[Future[Extraction], Content] = {}
+
+    def submit(n: int) -> None:
+        for content in islice(waiting, n):
+            path = Path(work.resources.paths[content.sha256])
+            job = ExtractJob(path, content.sha256, content.suffix, settings.options, work.resources.passwords)
+            future = pool.submit(job)
+            jobs[future] = content
+            future.add_done_callback(finished.put)
+
+    submit(QUEUED_PER_WORKER * work.resources.workers)
+    for done in range(total - len(missing) + 1, total + 1):
+        future = finished.get()
         journal.save(jobs.pop(future), future.result())
+        submit(1)
         work.progress.update(done, total, "files")
 
 
 def extract_tools() -> dict[str, str]:
-    """Versions of the engines that read documents."""
-    import pypdf
-    import pypdfium2
-
+    """Versions of the engines that read documents; asked of their packages, for importing pypdf takes 0.2 s."""
     from tasks.ingest.pictures.ocr import engine_version
 
-    versions = {"pypdf": pypdf.__version__, "pypdfium2": str(pypdfium2.version.PYPDFIUM_INFO)}
+    versions = {name: version(name) for name in ("pypdf", "pypdfium2")}
     return {**versions, "tesseract": engine_version() or "not found"}
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from storage.digest import canonical_json, rows_digest, sha256_json
 from storage.manifest import RefSet
 from storage.schemas import FILES
-from storage.tables import stream_rows, unpacked_size, write_table
+from storage.tables import stream_columns, unpacked_size, write_table
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
 from tasks.ingest.sources.documents import is_corpus
@@ -141,7 +141,8 @@ class Extracted(NamedTuple):
     segment: str
 
 
-_COLUMNS = ["file_sha256", "suffix", "attempt", *Extracted._fields[:-1]]
+_IDENTITY = ("file_sha256", "suffix", "attempt")  # of a content
+_COLUMNS = [*_IDENTITY, *Extracted._fields[:-1]]
 
 
 def _read_extracted(segments: Mapping[str, Path], contents: Path) -> dict[str, list[Extracted]]:
@@ -158,15 +159,16 @@ def _read_extracted(segments: Mapping[str, Path], contents: Path) -> dict[str, l
     shared: dict[str, str] = {}  # a few strings, each in thousands of rows
     for key, folder in segments.items():
         wanted = set(chosen.pop(key))
-        for row in stream_rows(folder / "extracts.parquet", _COLUMNS):
-            if (row["file_sha256"], row["suffix"], row["attempt"]) not in wanted:
-                continue
+        for columns in stream_columns(folder / "extracts.parquet", _COLUMNS):
             for name in ("kind", "media_type", "status", "reason", "reason_code"):
-                row[name] = shared.setdefault(row[name], row[name])
-            record = Extracted._make([*(row[name] for name in Extracted._fields[:-1]), key])
-            found.setdefault(row["file_sha256"], []).append(record)
+                columns[name] = [shared.setdefault(value, value) for value in columns[name]]
+            identities = zip(*(columns.pop(name) for name in _IDENTITY), strict=True)
+            for identity, values in zip(identities, zip(*columns.values(), strict=True), strict=True):
+                if identity in wanted:
+                    found.setdefault(identity[0], []).append(Extracted._make((*values, key)))
     for records in found.values():
-        records.sort(key=lambda record: record.locator != "")  # stable: members stay in the file's order
+        if len(records) > 1:
+            records.sort(key=lambda record: record.locator != "")  # stable: members stay in the file's order
     return found
 
 
@@ -225,13 +227,12 @@ def _outcome(record: Extracted) -> dict[str, Any]:
 
 def _licence_files(files: Path, extracted: Mapping[str, Sequence[Extracted]]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Documents that are called like a licence, each with the source and the folder that it lies in."""
-    for line in _lines(files):
-        listed = ListedFile(*line)
-        for record in extracted.get(listed.sha256 or "", ()):
-            path = f"{listed.path}/{record.locator}" if record.locator else listed.path
+    for file, source, _, sha256, *_ in _lines(files):
+        for record in extracted.get(sha256 or "", ()):
+            path = f"{file}/{record.locator}" if record.locator else file
             folder, _, name = path.rpartition("/")
             if is_licence_file(name) and record.status == "ok" and record.kind not in CONTAINERS:
-                yield record.doc_id, (listed.source, folder)
+                yield record.doc_id, (source, folder)
 
 
 def folder_licences(

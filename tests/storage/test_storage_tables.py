@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from storage.tables import (
     read_columns,
     read_places,
     read_rows,
+    stream_columns,
     stream_rows,
     union_digest,
     write_table,
@@ -90,6 +93,25 @@ def test_streamed_rows_are_the_rows_a_row_group_at_a_time(tmp_path: Path, monkey
     assert list(stream_rows(path)) == rows(*"abcde")
     assert list(stream_rows(path, ["n", "doc_id"])) == [{"n": 1, "doc_id": name} for name in "abcde"]
     assert list(stream_rows(table(tmp_path, "empty"))) == []
+
+
+def test_streamed_columns_are_those_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 2)
+    path = table(tmp_path, "t.parquet", *"abcde")
+    groups = list(stream_columns(path, ["digest", "doc_id"]))
+    assert [list(group) for group in groups] == [["digest", "doc_id"]] * 3
+    assert [doc_id for group in groups for doc_id in group["doc_id"]] == [row["doc_id"] for row in read_rows(path)]
+
+
+def test_tables_are_made_without_pandas_which_later_finds_them(tmp_path: Path) -> None:
+    program = (
+        "import sys, storage.tables, pyarrow as pa\n"
+        "made = pa.Table.from_pylist([{'a': 'x', 'b': [1]}])\n"
+        "assert 'pandas' not in sys.modules\n"
+        "print(made.to_pandas()['a'].tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("['x']\n", "")
 
 
 @pytest.mark.parametrize(

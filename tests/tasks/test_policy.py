@@ -6,11 +6,12 @@ import random
 from dataclasses import fields
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from storage.schemas import MEASURES
 from tasks.curate.measures import measure_documents
-from tasks.curate.policy import PRESETS, RULES, PolicySettings, refusals
+from tasks.curate.policy import PRESETS, RULES, PolicySettings, may_be_refused, measures_needed, refusals
 
 WORDS = ["shepherd", "meadow", "wool", "dog", "lamb", "river", "hill", "grass", "winter", "cloud", "stone", "fence"]
 WORDS += ["market", "morning", "road", "bread", "tree", "bell", "night", "rain"]
@@ -228,3 +229,36 @@ def test_every_rule_has_a_setting_a_measure_and_a_source() -> None:
         assert rule.measure == "lorem_ratio" or rule.measure in MEASURES.names
         assert rule.source
     assert all(set(preset) <= {rule.name for rule in RULES} for preset in PRESETS.values())
+
+
+MANY_KINDS = [*OWN_DOCUMENTS.values(), BLOB, DUMP, LOREM, "", prose(60), prose(3) * 40]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(PolicySettings(preset=preset) for preset in PRESETS),
+        PolicySettings(languages="de"),
+        PolicySettings(licences="MIT"),
+        PolicySettings(max_words=200, min_sentences=2, max_lorem_ratio=0.0),
+    ],
+    ids=str,
+)
+def test_what_the_columns_let_stay_no_rule_refuses(settings: PolicySettings) -> None:
+    rows = [measures(text) for text in MANY_KINDS] + [measures(text, "code") for text in (MINIFIED, *MANY_KINDS)]
+    table = pa.Table.from_pylist(rows, schema=pa.schema(field for field in MEASURES if field.name in rows[0]))
+    doubted = may_be_refused(table.select(measures_needed(settings)), settings)
+    refused = [place for place, row in enumerate(rows) if refusals(row, settings) is not None]
+    assert set(refused) <= set(doubted)
+    assert refused or settings.preset == "off"
+
+
+def test_columns_leave_most_documents_of_people_alone() -> None:
+    rows = [measures(text) for text in OWN_DOCUMENTS.values()]
+    table = pa.Table.from_pylist(rows, schema=pa.schema(field for field in MEASURES if field.name in rows[0]))
+    assert len(may_be_refused(table, PolicySettings())) < len(rows) / 2
+
+
+def test_no_documents_are_looked_at_where_there_are_none() -> None:
+    for table in (MEASURES.empty_table(), pa.Table.from_batches([], MEASURES)):
+        assert may_be_refused(table, PolicySettings(preset="web")) == []

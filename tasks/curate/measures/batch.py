@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.curate.measures.characters import N_CLASSES, SPACE, class_table
+from tasks.curate.measures.characters import N_CLASSES, SPACE, classes_of
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -160,7 +160,7 @@ def make_batch(texts: Sequence[str]) -> Batch:
         raise ValueError(f"{len(texts)} texts, but a batch takes at most {MAX_DOCUMENTS}: measure them in several")
     joined = "\n".join(["", *texts, ""])
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    classes = class_table()[codes]
+    classes = classes_of(codes)
     text_bounds = np.cumsum([1, *(len(text) + 1 for text in texts)], dtype=np.int64)
     counts = [
         np.bincount(classes[first : last - 1], minlength=N_CLASSES)

@@ -30,6 +30,7 @@ _UNSPACED_RANGES = (
     (0xFF66, 0xFF9F),  # half-width Katakana
     (0x20000, 0x3FFFF),
 )
+_COMMON = 0x3000  # below it are all scripts but those of East Asia, and nearly all punctuation
 _LAST_ASSIGNED = 0x3FFFF  # above it there are no letters, digits or spaces: tags, selectors and private use
 
 
@@ -48,6 +49,19 @@ def classify(char: str) -> int:
     if category == "M":
         return MARK
     return SYMBOL if category in "PS" else OTHER
+
+
+def classes_of(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """The class of each code point."""
+    common = int(codes.max(initial=0)) < _COMMON
+    found: npt.NDArray[np.uint8] = (_common_table() if common else class_table())[codes]
+    return found
+
+
+@lru_cache(maxsize=1)
+def _common_table() -> npt.NDArray[np.uint8]:
+    """The beginning of `class_table`, which is built in no time and enough for most texts."""
+    return np.array([classify(chr(point)) for point in range(_COMMON)], dtype=np.uint8)
 
 
 @lru_cache(maxsize=1)

@@ -3,14 +3,24 @@
 The classifier walks an automaton over the bytes of a text, one step of Python a byte, which would cost more than all
 other measures together. Here the automaton walks over many texts in step, one array operation a byte; features, model
 and probabilities are py3langid's own. Only an excerpt is read: the beginning of the text and a piece of its middle.
+
+The wheel holds the model packed so tightly that unpacking takes a second and 70 MB in every process. Unpacked arrays
+are kept in a folder that may be deleted at any time, and mapped from there: processes share them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
+import tempfile
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,22 +55,73 @@ class Automaton:
     merged: npt.NDArray[np.int64]
 
 
+_ARRAYS = ("rows", "moves", "output", "weights", "bias")
+_LANGUAGES = "languages.json"
+_folders: list[Path] = []  # to take the model from
+_keeping: list[Path] = []  # to keep it in
+
+
+def look_in(folder: Path, keep: bool) -> None:
+    """Take the model from now on out of this folder, where it is there.
+
+    Args:
+        keep: whether one that had to be unpacked is kept there: 70 MB, for who will need it again.
+    """
+    _folders[:] = [folder / f"py3langid-{version('py3langid')}"]
+    _keeping[:] = _folders if keep else []
+
+
 @lru_cache(maxsize=1)
 def automaton() -> Automaton:
-    """The model, read at the first use (a second)."""
+    """The model, read at the first use (a second where it is not kept)."""
+    for folder in _folders:
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or damaged
+            return _mapped(folder)
+    model = _unpacked()
+    for folder in _keeping:
+        with contextlib.suppress(OSError):  # where it cannot be kept, a later process unpacks it again
+            _keep(model, folder)
+    return model
+
+
+def _unpacked() -> Automaton:
+    """The model as the wheel has it."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     moves = np.asarray(model.tk_nextmove)
-    return Automaton(
+    return _automaton(
+        list(model.nb_classes),
         rows=np.asarray(model.tk_row).astype(np.int64) << 8,
         moves=moves if moves.dtype == np.uint32 else moves.astype(np.uint32),
         output=np.asarray(model.tk_output, dtype=np.int32),
         weights=model.nb_ptc,
         bias=model.nb_pc,
-        languages=list(model.nb_classes),
-        merged=np.array([model.nb_classes.index(name) for name in model.nb_classes]),
     )
+
+
+def _automaton(languages: list[str], **arrays: Any) -> Automaton:
+    merged = np.array([languages.index(name) for name in languages])
+    return Automaton(**arrays, languages=languages, merged=merged)
+
+
+def _mapped(folder: Path) -> Automaton:
+    """The model from the folder that keeps it."""
+    arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)) for name in _ARRAYS}
+    return _automaton(json.loads((folder / _LANGUAGES).read_text(encoding="utf-8")), **arrays)
+
+
+def _keep(model: Automaton, folder: Path) -> None:
+    """Write a model whole: other processes may do the same, or read already."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+        unfinished = Path(place) / folder.name
+        unfinished.mkdir()
+        for name in _ARRAYS:
+            np.save(unfinished / f"{name}.npy", getattr(model, name), allow_pickle=False)
+        (unfinished / _LANGUAGES).write_text(json.dumps(model.languages), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # what could not be read
+        unfinished.rename(folder)
 
 
 def excerpt(text: str) -> str:

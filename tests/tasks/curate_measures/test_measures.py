@@ -6,6 +6,7 @@ import random
 import tracemalloc
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from slow_measures import slow_measures
@@ -169,6 +170,14 @@ def test_classes_of_characters_are_those_of_python() -> None:
 
     table = class_table().tolist()
     assert [hex(point) for point in range(0x110000) if not agree(table[point], chr(point))] == []
+
+
+@pytest.mark.parametrize("text", ["plain – text…", "mixed 羊 with \U0001f411", ""])
+def test_characters_have_the_classes_of_the_table_in_any_company(text: str) -> None:
+    from tasks.curate.measures.characters import class_table, classes_of
+
+    codes = np.array([ord(char) for char in text], np.uint32)
+    assert classes_of(codes).tolist() == class_table()[codes].tolist()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from tasks.curate.measures import measure_documents
-from tasks.curate.measures.language import EXCERPT_CHARS, excerpt, identify
+from tasks.curate.measures import language, measure_documents
+from tasks.curate.measures.language import EXCERPT_CHARS, Automaton, automaton, excerpt, identify, look_in
 
 TEXTS = {
     "en": "The sheep went up the hill in the morning and came down again when the rain had begun to fall.",
@@ -68,3 +73,50 @@ def test_code_has_no_language() -> None:
         for kind in ("code", "pdf", "code", "text")
     ]
     assert [row["language"] for row in measure_documents(rows)] == ["und", "en", "und", "en"]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that keeps the model; what this process has read before is read anew."""
+    monkeypatch.setattr(language, "_folders", [])
+    monkeypatch.setattr(language, "_keeping", [])
+    automaton.cache_clear()
+    look_in(tmp_path, keep=True)
+    yield tmp_path
+    automaton.cache_clear()
+
+
+def assert_equal(found: Automaton, expected: Automaton) -> None:
+    for (name, value), other in zip(asdict(found).items(), asdict(expected).values(), strict=True):
+        assert np.array_equal(value, other), name
+        assert getattr(value, "dtype", None) == getattr(other, "dtype", None), name
+
+
+def test_a_kept_model_is_the_one_of_the_wheel(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = automaton()
+    automaton.cache_clear()
+    monkeypatch.setattr(language, "_unpacked", lambda: pytest.fail("it was unpacked again"))
+    assert_equal(automaton(), unpacked)
+
+
+def test_a_damaged_model_is_replaced(kept: Path) -> None:
+    unpacked = automaton()
+    (moves,) = kept.rglob("moves.npy")
+    moves.write_bytes(moves.read_bytes()[:1000])
+    automaton.cache_clear()
+    assert_equal(automaton(), unpacked)
+    automaton.cache_clear()
+    assert_equal(language._mapped(moves.parent), unpacked)
+    assert [path.name for path in kept.iterdir()] == [moves.parent.name]
+
+
+def test_a_folder_that_cannot_be_written_costs_no_answer(kept: Path) -> None:
+    (kept / "file").write_text("no folder")
+    look_in(kept / "file", keep=True)
+    assert identify(["Der Mond ist aufgegangen, die goldnen Sternlein prangen"])[0][0] == "de"
+
+
+def test_a_model_that_nobody_keeps_is_unpacked(kept: Path) -> None:
+    look_in(kept, keep=False)
+    assert len(automaton().languages) > 90
+    assert list(kept.iterdir()) == []
