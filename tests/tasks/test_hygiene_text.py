@@ -7,6 +7,7 @@ import unicodedata
 
 import pytest
 
+from tasks.curate.beyond_ascii import beyond_ascii
 from tasks.curate.hygiene import NormaliseSettings, compose, document_text, normalise_text
 from tasks.curate.hyphenation import join_hyphenation
 
@@ -79,6 +80,12 @@ def test_normalising_any_code_points_twice_changes_nothing(kind):
         generator = random.Random(seed)
         once = normalise_text("".join(chr(generator.randrange(0x11_0000)) for _ in range(200)), kind)
         assert normalise_text(once, kind) == once
+
+
+def test_what_is_beyond_ascii_is_found_whatever_it_is():
+    for seed in range(300):
+        text = "".join(random.Random(seed).choices(PARTS, k=30))
+        assert beyond_ascii(text) == "".join(character for character in text if not character.isascii())
 
 
 def test_composing_by_lines_is_composing_the_whole():
