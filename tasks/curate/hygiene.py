@@ -29,6 +29,8 @@ _REPLACED = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", 
 _ASCII_CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n"})
 # control characters, lone surrogates (no UTF-8 holds them) and two code points that are no characters
 _OTHER_CONTROLS = re.compile("[\x80-\x9f\ud800-\udfff\ufffe\uffff]")
+# all but Latin letters, punctuation, arrows, operators, boxes and ligatures: those are in NFC whatever is beside them
+_MAY_COMPOSE = re.compile("[^\x80-\u02ff\u2002-\u20cf\u2190-\u2328\u2500-\u27ff\ufb00-\ufb06\ufeff]")
 _BLANK_LINES = re.compile(r"\n{3,}")
 # a soft hyphen at a line end is where a word was divided; elsewhere it only could be
 _SOFT_BREAK = re.compile("\u00ad[ \t\u00a0]*\n[ \t]*(?=[^\\W\\d_])")
@@ -116,7 +118,8 @@ def _canonical(text: str, kind: str) -> str:
             if old in rest:
                 text = text.replace(old, new)
     # only now: what stood between a letter and its accent is gone
-    text = compose(text)
+    if _MAY_COMPOSE.search(rest):
+        text = compose(text)
     if any(spaces in text for spaces in _SPACES_AT_END) or text[-1:] in (" ", "\t", "\u00a0"):
         text = strip_line_ends(text)
     if kind in PRINT:
