@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.curate.beyond_ascii import beyond_ascii
 from tasks.curate.hyphenation import join_hyphenation
 from tasks.curate.mojibake import repair_mojibake
 from tasks.curate.running_heads import strip_running_heads
@@ -27,7 +28,9 @@ MAX_REPAIRS = 8  # text broken nine times over is hardly text
 _REPLACED = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": "", "\ufeff": ""}
 _ASCII_CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n"})
 # control characters, lone surrogates (no UTF-8 holds them) and two code points that are no characters
-_OTHER_CONTROLS = re.compile("[\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_OTHER_CONTROLS = re.compile("[\x80-\x9f\ud800-\udfff\ufffe\uffff]")
+# all but Latin letters, punctuation, arrows, operators, boxes and ligatures: those are in NFC whatever is beside them
+_MAY_COMPOSE = re.compile("[^\x80-\u02ff\u2002-\u20cf\u2190-\u2328\u2500-\u27ff\ufb00-\ufb06\ufeff]")
 _BLANK_LINES = re.compile(r"\n{3,}")
 # a soft hyphen at a line end is where a word was divided; elsewhere it only could be
 _SOFT_BREAK = re.compile("\u00ad[ \t\u00a0]*\n[ \t]*(?=[^\\W\\d_])")
@@ -106,14 +109,17 @@ def normalise_text(text: str, kind: str, *, repair: bool = True) -> str:
 
 def _canonical(text: str, kind: str) -> str:
     """The canonical form, without a look at mojibake."""
-    text = _without_controls(_unix_line_ends(text))
-    if kind != "code" and not text.isascii():
-        if "\u00ad" in text:
+    rest = beyond_ascii(text)
+    text = _without_controls(_unix_line_ends(text), rest)
+    if kind != "code":
+        if "\u00ad" in rest:
             text = _SOFT_BREAK.sub("", text)
         for old, new in _REPLACED.items():
-            text = text.replace(old, new)
+            if old in rest:
+                text = text.replace(old, new)
     # only now: what stood between a letter and its accent is gone
-    text = compose(text)
+    if _MAY_COMPOSE.search(rest):
+        text = compose(text)
     if any(spaces in text for spaces in _SPACES_AT_END) or text[-1:] in (" ", "\t", "\u00a0"):
         text = strip_line_ends(text)
     if kind in PRINT:
@@ -130,9 +136,13 @@ def _unix_line_ends(text: str) -> str:
     return text.replace("\f", "\n").replace("\x85", "\n")
 
 
-def _without_controls(text: str) -> str:
-    """Text without control characters, lone surrogates and code points that are no characters."""
-    if not text.isascii():
+def _without_controls(text: str, rest: str) -> str:
+    """Text without control characters, lone surrogates and code points that are no characters.
+
+    Args:
+        rest: what of the text is beyond ASCII.
+    """
+    if _OTHER_CONTROLS.search(rest):
         text = _OTHER_CONTROLS.sub("", text)
     encoded = text.encode()
     kept = encoded.translate(None, _ASCII_CONTROLS)  # these bytes are never part of a longer sequence

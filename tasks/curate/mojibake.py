@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import re
 
+from tasks.curate.beyond_ascii import beyond_ascii
+
 MIN_COVERAGE = 0.8  # share of the characters beyond ASCII; a repaired copy may have lost no-break spaces on its way
 MIN_COVERAGE_OF_LINE = 0.9  # of a line in a text that is otherwise sound
 MIN_SEQUENCES_OF_LINE = 3
@@ -56,8 +58,11 @@ def repair_mojibake(text: str) -> str:
     Returns:
         The repaired text, or `text` itself where nothing is broken or nothing is certain.
     """
-    # the lines of a text take several times its memory
-    if text.isascii() or not (_HINT.search(text) or _CONTROLS.search(text)):
+    if text.isascii():
+        return text
+    # what both look for is beyond ASCII; the lines of a text, at several times its memory, are made where it is there
+    rest = beyond_ascii(text)
+    if not (_CONTROLS.search(rest) or (_HINT.search(rest) and _HINT.search(text))):
         return text
     lines = text.split("\n")
     odd = "\n".join([line for line in lines if not line.isascii()])  # often a small part of the text

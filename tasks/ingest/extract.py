@@ -18,7 +18,6 @@ from tasks.ingest.formats.notebook import read_notebook
 from tasks.ingest.formats.parsed import Parsed
 from tasks.ingest.formats.xml import read_xml
 from tasks.ingest.pdf.pdf import extract_pdf
-from tasks.ingest.pictures.image import extract_image
 from tasks.ingest.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
 from tasks.ingest.text import decode
 
@@ -138,6 +137,8 @@ def _yield_pages(
             extraction = extract_pdf(data, options, passwords=passwords, pages=pages, ocr_pages=ocr_pages)
             outcome.title = yield from _noted(extraction, seen)
         elif detected.kind == "image":
+            from tasks.ingest.pictures.image import extract_image  # only here: Pillow is long to load
+
             yield from _noted(extract_image(data, options, pages=pages, ocr_pages=ocr_pages), seen)
         elif detected.kind in ("text", "code"):
             seen.append(_read_text(data, detected, options, outcome))

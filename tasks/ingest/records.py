@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
+BELL = "SHEEPFOLD_BELL"  # names the descriptor by which a worker tells that a document is done
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

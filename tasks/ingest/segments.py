@@ -3,7 +3,7 @@
 Extraction of a file is addressed by its bytes, its suffix and the options, never by its path. A run looks up which
 contents are in no segment yet, sorts them by digest, and cuts them into segments; the cut depends on what stands in
 the segment alone, so after a kill the same segments come out. Finished documents go to a journal on disk at once: a
-kill loses only those in work, and memory holds none of them.
+kill loses only those in work, and memory holds a bounded number of them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from tasks.stage import Work, stage
 SEGMENT_BYTES = 32 * 2**20
 SEGMENT_FILES = 4096
 QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
+HELD_CHARACTERS = 8 * 2**20  # of text in rows that are made while other files of a segment are still extracted
+_CHARACTERS_OF_ROW = 500  # what a document takes beside its text, about
 
 
 @dataclass(frozen=True)
@@ -202,14 +204,17 @@ def _words(digests: str) -> set[str]:
     return set(digests.split(",")) - {""}
 
 
-def extract_rows(content: Content, extraction: Extraction) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+_Rows = tuple[dict[str, Any], list[dict[str, Any]]]  # of `extracts` and of `pages`
+
+
+def extract_rows(content: Content, extraction: Extraction) -> Iterator[_Rows]:
     """Rows of `extracts` for a file and the members in it, each with its rows of `pages`."""
     yield _extract_row(content, extraction)
     for member in extraction.members:
         yield _extract_row(content, member)
 
 
-def _extract_row(content: Content, extraction: Extraction) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _extract_row(content: Content, extraction: Extraction) -> _Rows:
     doc_id = document_id(content.sha256, extraction.locator)
     # a document that was refused has no pages
     found = extraction.pages if extraction.status == "ok" else []
@@ -242,12 +247,14 @@ def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
     return row
 
 
-def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -> None:
-    """Extract what the journal lacks, on all workers."""
+def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -> dict[Content, list[_Rows]]:
+    """Extract what the journal lacks, on all workers; returns rows of those files for which there was room."""
     missing = [content for content in settings.contents if content not in journal]
     total = len(settings.contents)
+    made: dict[Content, list[_Rows]] = {}
+    room = HELD_CHARACTERS
     if not missing:
-        return
+        return made
     pool = work.resources.pool()
     # the longest first, so that no process is left alone with one at the end
     waiting = iter(sorted(missing, key=lambda item: (-work.resources.sizes.get(item.sha256, 0), item)))
@@ -265,9 +272,15 @@ def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -
     submit(QUEUED_PER_WORKER * work.resources.workers)
     for done in range(total - len(missing) + 1, total + 1):
         future = finished.get()
-        journal.save(jobs.pop(future), future.result())
+        content, extraction = jobs.pop(future), future.result()
         submit(1)
+        journal.save(content, extraction)
+        size = _CHARACTERS_OF_ROW + sum(len(page.text) for page in extraction.pages)
+        if not extraction.members and size <= room:  # made now, while this process would wait, and not read back
+            room -= size
+            made[content] = list(extract_rows(content, extraction))
         work.progress.update(done, total, "files")
+    return made
 
 
 def extract_tools() -> dict[str, str]:
@@ -283,12 +296,12 @@ def extract(work: Work, settings: SegmentSettings) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0
     with Journal(work.scratch) as journal, TableWriter(work.out / "pages.parquet", PAGES) as pages:
-        _extract_contents(work, settings, journal)
+        made = _extract_contents(work, settings, journal)
 
         def rows() -> Iterator[dict[str, Any]]:
             nonlocal doubtful
             for content in sorted(settings.contents):
-                for row, own_pages in extract_rows(content, journal.load(content)):
+                for row, own_pages in made.pop(content, None) or extract_rows(content, journal.load(content)):
                     doubtful += is_doubtful(row["status"], row["reason_code"])
                     pages.write(own_pages)
                     yield row

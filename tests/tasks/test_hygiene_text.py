@@ -7,7 +7,8 @@ import unicodedata
 
 import pytest
 
-from tasks.curate.hygiene import NormaliseSettings, compose, document_text, normalise_text
+from tasks.curate.beyond_ascii import beyond_ascii
+from tasks.curate.hygiene import _MAY_COMPOSE, NormaliseSettings, compose, document_text, normalise_text
 from tasks.curate.hyphenation import join_hyphenation
 
 KINDS = ["pdf", "image", "text", "code"]
@@ -79,6 +80,20 @@ def test_normalising_any_code_points_twice_changes_nothing(kind):
         generator = random.Random(seed)
         once = normalise_text("".join(chr(generator.randrange(0x11_0000)) for _ in range(200)), kind)
         assert normalise_text(once, kind) == once
+
+
+def test_what_is_beyond_ascii_is_found_whatever_it_is():
+    for seed in range(300):
+        text = "".join(random.Random(seed).choices(PARTS, k=30))
+        assert beyond_ascii(text) == "".join(character for character in text if not character.isascii())
+
+
+def test_characters_that_are_taken_for_composed_are_whatever_stands_beside_them():
+    taken = [chr(code) for code in range(0x80, 0x11_0000) if not _MAY_COMPOSE.search(chr(code))]
+    assert len(taken) > 1_000
+    for character in taken:
+        assert not unicodedata.category(character).startswith("M")
+        assert unicodedata.is_normalized("NFC", f"a{character}o{character}{character}")
 
 
 def test_composing_by_lines_is_composing_the_whole():

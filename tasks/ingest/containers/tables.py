@@ -1,15 +1,14 @@
 """Rows of tables as documents: Parquet, JSON Lines, and a query over a SQLite file through DuckDB.
 
 One column holds the documents: the first of the names in the options that the table has as text. Rows are read in
-small batches, so that memory stays bounded whatever a file claims to hold. pyarrow and DuckDB are imported only
-when such a file turns up; most extraction processes never see one.
+small batches, so that memory stays bounded whatever a file claims to hold. pyarrow, DuckDB and SQLite are imported
+only when such a file turns up; most extraction processes never see one.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from tasks.ingest.containers.entries import Budget, Entry
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 
 if TYPE_CHECKING:
+    import sqlite3
+
     import pyarrow as pa
 
 PARQUET = "application/vnd.apache.parquet"
@@ -255,6 +256,8 @@ def _read_sqlite(data: bytes, options: ExtractOptions, budget: Budget) -> Iterat
 
 def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
     """Copies the tables and views that the query speaks of from SQLite; returns the names of all."""
+    import sqlite3
+
     copied = data
     if data[_SQLITE_LOCK_BYTES : _SQLITE_LOCK_BYTES + 2] == b"\x02\x02":
         # A file in write-ahead mode cannot be opened in memory. Its log lies elsewhere, so nothing is lost by this.

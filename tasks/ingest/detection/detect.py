@@ -20,7 +20,6 @@ from tasks.ingest.containers.archives import TAR_BLOCK, is_tar_header
 from tasks.ingest.containers.tables import JSON_LINES, SQLITE, json_lines_column
 from tasks.ingest.detection.languages import LANGUAGES, TEXT_TYPES
 from tasks.ingest.detection.magics import ARCHIVES, BINARIES, FILE_BRANDS, IMAGES, TABLES
-from tasks.ingest.detection.markers import AMBIGUOUS, by_shebang, language_by_content
 from tasks.ingest.records import ExtractOptions, Kind
 from tasks.ingest.text import utf16_without_mark
 
@@ -297,6 +296,9 @@ def _by_other_marks(text: str, suffix: str) -> Detected | None:
 
 def _by_language(text: str, suffix: str) -> Detected:
     """Code where the suffix or the content names a language, else text."""
+    # only here: compiling its patterns is a notable part of a process's start, and PDFs never ask for them
+    from tasks.ingest.detection.markers import AMBIGUOUS, by_shebang, language_by_content
+
     media_type = TEXT_TYPES.get(suffix)
     if media_type == "text/plain":
         language = by_shebang(text)

@@ -13,10 +13,10 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from ctypes import c_ushort, string_at
+from typing import TYPE_CHECKING
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
-from PIL import Image
 
 from tasks.ingest.pdf.legibility import count_legible
 from tasks.ingest.pdf.pypdf_reader import (
@@ -30,10 +30,12 @@ from tasks.ingest.pdf.pypdf_reader import (
 from tasks.ingest.pdf.reading_order import text_in_column_order
 from tasks.ingest.pdf.routing import Routing, route_page
 from tasks.ingest.pdf.text_merge import agree, merge_lines
-from tasks.ingest.pictures.image import fitting_size, is_uniform
 from tasks.ingest.pictures.ocr import OcrError, OcrUnavailable, ocr_image
 from tasks.ingest.records import ExtractOptions, PageText
 from tasks.ingest.text import clean
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _POINTS_PER_INCH = 72
 _TO_CLEAN = bytes(code for code in range(32) if code not in b"\t\n\f") + b"\x7f"
@@ -233,6 +235,8 @@ def _merged(layer: PageText, by_ocr: PageText) -> PageText:
 
 def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, float | None] | None:
     """Text and confidence of a rendered page; None if it is blank."""
+    from tasks.ingest.pictures.image import fitting_size, is_uniform  # only here: most PDFs need no pictures
+
     width, height = page.get_size()
     scale = options.ocr_dpi / _POINTS_PER_INCH
     pixels = (max(1, math.ceil(width * scale)), max(1, math.ceil(height * scale)))

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator
 from ctypes import byref, c_double
 from dataclasses import dataclass
-from statistics import median
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
@@ -175,6 +174,8 @@ def _gutter(rows: list[_Row]) -> float | None:
 
 def _is_column(lines: list[_Row]) -> bool:
     """Whether these are lines of running text: long enough, and most as wide as the column."""
+    from statistics import median  # only here: what it imports takes longer to load than most pages to read
+
     characters = median(line[-1].end - line[0].start for line in lines)
     width = max(line[-1].right for line in lines) - min(line[0].left for line in lines)
     # In one piece: what has more gaps than the gutter is a table.

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from PIL import Image, ImageFilter
+from typing import TYPE_CHECKING, Any
 
 from tasks.ingest.pictures.tessdata import explain_missing, find_tessdata
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 from tasks.ingest.text import clean
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_SIDE = 32_000  # Tesseract refuses images with a side above 32,767 pixels.
 DOUBTFUL_CONFIDENCE = 0.6  # Below this a page may be lying on its side.
@@ -36,7 +37,7 @@ ENGINES_KEPT = 2  # Each has the data of its languages in memory: 15 MB for Engl
 # A Gaussian of half a pixel. It takes the noise of scanners and JPEG off the edges of letters before they are made
 # black and white: the median error of 15 scanned pages falls from 1.06 to 1.00 %, the worst from 8.5 to 8.3 %. More
 # blur, a median filter, contrast, sharpening, enlarging and Sauvola's threshold did not help, or cost some pages much.
-_SMOOTHING = ImageFilter.Kernel((3, 3), (1, 7, 1, 7, 52, 7, 1, 7, 1))
+_SMOOTHING = (1, 7, 1, 7, 52, 7, 1, 7, 1)
 
 _WORD_LEVEL = "5"
 _TABLE_COLUMNS = 12
@@ -138,7 +139,9 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[
 
 def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
     """Gives the engine an image to work on."""
-    smooth = grey.filter(_SMOOTHING)
+    from PIL import ImageFilter
+
+    smooth = grey.filter(ImageFilter.Kernel((3, 3), _SMOOTHING))
     engine.SetImageBytes(smooth.tobytes(), smooth.width, smooth.height, 1, smooth.width)
     if dpi:
         engine.SetSourceResolution(dpi)

@@ -16,7 +16,9 @@ from typing import Any
 
 MAX_MESSAGE_BYTES = 2 * 1024**3  # A longer one can only be a corrupted length.
 _LENGTH = struct.Struct(">I")
-_READ_BYTES = 1 << 20
+_WRITTEN_AT_ONCE = 1 << 20
+_READ_BYTES = 1 << 16  # what a pipe holds; asking for more allocates more, each time
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class ProtocolError(Exception):
@@ -33,8 +35,8 @@ def write_message(descriptor: int, message: dict[str, Any]) -> None:
     Raises:
         BrokenPipeError: Nobody reads the other end any more.
     """
-    body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    if len(body) < _READ_BYTES:
+    body = _ENCODER.encode(message).encode("utf-8", "replace")
+    if len(body) < _WRITTEN_AT_ONCE:
         write_all(descriptor, _LENGTH.pack(len(body)) + body)  # at once: each write wakes the reader
         return
     write_all(descriptor, _LENGTH.pack(len(body)))

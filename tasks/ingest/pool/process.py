@@ -23,10 +23,13 @@ from typing import Any
 
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
 from tasks.ingest.pool.parts import Loss, Part, PartResult
-from tasks.ingest.records import Extraction, Limits, PageText
+from tasks.ingest.records import BELL, Extraction, Limits, PageText
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 START_SECONDS = 120.0  # Importing takes half a second; a machine that swaps may take a hundred times as long.
+# Waking up for every page takes the processes time that they read in: of a document with many, a few come together.
+GATHER_SECONDS = 0.01
+GATHERED_AFTER = 4  # pages
 
 
 class PoolError(RuntimeError):
@@ -52,6 +55,9 @@ class WorkerProcess:
         self._stop = stop
         self._folder = Path(tempfile.mkdtemp(prefix=f"worker-{number}-", dir=parent_folder))
         self._log = self._folder / "stderr.log"
+        ringing, bell = os.pipe()
+        os.set_blocking(ringing, False)
+        self._bell = open(ringing, "rb", buffering=0)  # noqa: SIM115, PTH123 - closed with the process
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
@@ -59,21 +65,28 @@ class WorkerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=_environment(self._folder),
+                    env={**_environment(self._folder), BELL: str(bell)},
+                    pass_fds=(bell,),
                     # A process group of its own can be killed whole, and a terminal's Ctrl-C does not reach
                     # it.
                     start_new_session=True,
                     bufsize=0,
                 )
         except OSError as error:
+            self._bell.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise PoolError(f"no extraction process can be started with {command[0]}: {error}") from error
+        finally:
+            os.close(bell)
         assert self._process.stdin and self._process.stdout
         self._jobs, self._results = self._process.stdin, self._process.stdout
         self._reader = MessageReader(self._results.fileno())
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(stop, select.POLLIN)
+        self._end_of_gathering = select.poll()
+        self._end_of_gathering.register(self._bell, select.POLLIN)
+        self._end_of_gathering.register(stop, select.POLLIN)
         self._wait_until_ready()
         self._first_bytes = self._resident_bytes()
 
@@ -129,6 +142,9 @@ class WorkerProcess:
                 if _take(message, part, result):
                     # Each member of a container is a document, with a document's time.
                     document_end = time.monotonic() + limits.document_seconds
+            if len(result.pages) >= GATHERED_AFTER and "page" in messages[-1]:
+                self._end_of_gathering.poll(GATHER_SECONDS * 1000)
+        self._bell.read(1)
         return result
 
     def kill(self) -> None:
@@ -139,6 +155,7 @@ class WorkerProcess:
         self._process.wait()
         self._jobs.close()
         self._results.close()
+        self._bell.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_until_ready(self) -> None:

@@ -27,6 +27,7 @@ from tasks.ingest.detection.detect import HEAD_BYTES, Detected, detect
 from tasks.ingest.extract import yield_document
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_message
 from tasks.ingest.records import (
+    BELL,
     TEMPORARY_PREFIX,
     Extraction,
     ExtractOptions,
@@ -61,6 +62,7 @@ def main() -> None:
             outcome = run_job(job, send)
             # Back to what it was: sending the outcome must not fail for lack of memory.
             _limit_memory(None)
+            _ring()
             send({"done": outcome.to_dict()})
     except BrokenPipeError:
         _leave()  # The parent is gone. The other thread, which sees that too, would be cut short by this one's end.
@@ -185,6 +187,13 @@ def _leave() -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)  # Run by hand in somebody else's process group: only this process.
+
+
+def _ring() -> None:
+    """Wakes a parent that lets pages come together: the outcome follows, and then this process has nothing to do."""
+    bell = os.environ.get(BELL)
+    if bell:
+        os.write(int(bell), b"!")
 
 
 def _become_expendable() -> None:

@@ -20,6 +20,7 @@ from ingest_samples import dense_page, picture_of, saved, text_pdf
 from PIL import Image
 
 from tasks.ingest.pool import pool as pool_module
+from tasks.ingest.pool import process as process_module
 from tasks.ingest.pool import spool
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
@@ -295,6 +296,23 @@ def test_a_document_that_crashes_again_and_again_is_given_up():
         outcome = pool.submit(fake("worse")).result()
     assert (outcome.status, outcome.reason_code) == ("failed", "crashed")
     assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5]
+
+
+def test_a_document_whose_pages_are_awaited_together_is_done_when_its_process_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_module, "GATHER_SECONDS", 3600.0)
+    paths = [write(tmp_path / f"{name}.pdf", text_pdf([f"{name} {number}" for number in range(9)])) for name in "ab"]
+    with ExtractionPool(1) as pool:
+        for path in paths:
+            outcome = pool.submit(job(path)).result(timeout=60)
+            assert [page.text for page in outcome.pages] == [f"{path.stem} {number}" for number in range(9)]
+
+
+def test_a_process_that_dies_while_pages_are_awaited_together_is_noticed(monkeypatch):
+    monkeypatch.setattr(process_module, "GATHER_SECONDS", 3600.0)
+    monkeypatch.setattr(process_module, "GATHERED_AFTER", 1)
+    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("worse")).result(timeout=60)
+    assert [bool(page.error) for page in outcome.pages] == [False, True, True, True, True]
 
 
 def test_pages_put_off_for_ocr_are_shared_by_all_processes():
