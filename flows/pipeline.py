@@ -22,6 +22,7 @@ from storage.manifest import ArtifactRef
 from storage.store import StoreError
 from tasks.curate.evalset import EvalsetSettings, freeze_evalset
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
+from tasks.curate.evalset_overlap import OVERLAP_FILE, EvalsetOverlapSettings, evalset_overlap
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
 from tasks.ingest.snapshot import snapshot
@@ -122,7 +123,16 @@ def _evalset(session: Session, corpus: str, settings: Settings, ingested: Ingest
         measures=ingested.measures,
     )
     _pin(session, name, frozen)
+    _overlaps(session, ingested, frozen)  # now, so that the next document that comes costs a look at itself alone
     return frozen
+
+
+def _overlaps(session: Session, ingested: Ingested, evalset: Maybe) -> MaybeSet:
+    """What each segment shares with an evaluation set."""
+    segments = zip(ingested.measured, ingested.sizes, strict=True)
+    calls = [Call(EvalsetOverlapSettings(), {"measures": ref, "evalset": evalset}, size) for ref, size in segments]
+    made = session.run_each(evalset_overlap, calls)
+    return session.union(made, OVERLAP_FILE, ingested.live, segments=ingested.keys)
 
 
 def _still_fit(session: Session, settings: Settings, ingested: Ingested, pinned: ArtifactRef) -> bool:
@@ -140,7 +150,7 @@ def _still_fit(session: Session, settings: Settings, ingested: Ingested, pinned:
         evalset_leaks,
         EvalsetLeaksSettings(settings.curate.max_containment),
         curated=curated,
-        measures=ingested.measures,
+        overlaps=_overlaps(session, ingested, pinned),
         evalset=pinned,
     )
     return isinstance(leaks, Pending) or not manifest_of(session.store, leaks).counts["leaks"]

@@ -191,6 +191,15 @@ EVALSET = _schema(
     _required("text", pa.large_string()),
 )
 
+# Documents of a segment that share runs of thirteen words with an evaluation set: how many they have and share.
+EVALSET_OVERLAP = _schema(
+    "evalset_overlap",
+    _required("doc_id", pa.string()),
+    _required("grams", pa.int64()),
+    _required("shared", pa.int64()),
+    _required("digest", pa.string()),
+)
+
 # How often each token id occurs in the training split.
 TOKEN_COUNTS = _schema("token_counts", _required("token", pa.int32()), _required("count", pa.int64()))
 

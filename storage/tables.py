@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.digest import rows_digest
@@ -20,6 +24,9 @@ with without_pandas():
 ROW_GROUP_ROWS = 1_000
 ROW_GROUP_BYTES = 32 * 2**20
 ZSTD_LEVEL = 3
+ROWS_AT_ONCE = 2**14
+
+_ALL_64 = pa.scalar({"min": 64, "max": 64}, pa.struct([("min", pa.int32()), ("max", pa.int32())]))
 
 
 class TableWriter:
@@ -168,6 +175,11 @@ def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     return {name: table.column(name).to_pylist() for name in columns}
 
 
+def members(names: pa.ChunkedArray, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
+    """(n,) whether each name is among the wanted ones; asking the set is sooner done than making it an Arrow array."""
+    return np.fromiter(map(wanted.__contains__, names.to_pylist()), bool, len(names))
+
+
 def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None = None, identity: str = "doc_id") -> str:
     """Logical digest of tables with `doc_id` and `digest` columns, read as one table.
 
@@ -176,12 +188,45 @@ def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None =
         live: for each table, the rows in it that count, by `identity`; all of them when None.
         identity: the column that `live` names values of.
     """
+    parts = []
+    for place, path in enumerate(paths):
+        table = pq.read_table(path, columns=sorted({"doc_id", "digest", identity}), use_threads=False)
+        if live is not None and not (counts := members(table[identity], live[place])).all():
+            table = table.filter(pa.array(counts))
+        parts.append(table.select(["doc_id", "digest"]))
+    columns = pa.concat_tables(parts).columns if parts else [pa.chunked_array([], pa.string())] * 2
+    return _hex_digest(*columns) or rows_digest(zip(*(column.to_pylist() for column in columns), strict=True))
 
-    def pairs() -> Iterator[tuple[str, str]]:
-        for place, path in enumerate(paths):
-            columns = read_columns(path, sorted({"doc_id", "digest", identity}))
-            for doc_id, digest, name in zip(columns["doc_id"], columns["digest"], columns[identity], strict=True):
-                if live is None or name in live[place]:
-                    yield doc_id, digest
 
-    return rows_digest(pairs())
+def _hex_digest(ids: pa.ChunkedArray, digests: pa.ChunkedArray) -> str | None:
+    """What `rows_digest` gives, many times sooner, for names and digests as long as sha256 in hex, each name once.
+
+    It is taken over a whole corpus whenever a document comes or goes. None for other rows.
+    """
+    lengths = (length(column) for column in (ids, digests) for length in (pc.binary_length, pc.utf8_length))
+    if not len(ids) or any(pc.min_max(found) != _ALL_64 for found in lengths):
+        return None
+    names, contents = (
+        np.concatenate([np.frombuffer(_characters(chunk), "S64") for chunk in column.chunks if len(chunk)])
+        for column in (ids, digests)
+    )
+    order = np.argsort(names)
+    names = names[order]
+    if (names[1:] == names[:-1]).any():
+        return None
+    digest = hashlib.sha256()
+    row = np.dtype([("before", "S3"), ("name", "S64"), ("between", "S3"), ("content", "S64")])
+    for first in range(0, len(names), ROWS_AT_ONCE):
+        block = np.empty(len(names[first : first + ROWS_AT_ONCE]), row)
+        block["before"] = block["between"] = b"64:"
+        block["name"] = names[first : first + ROWS_AT_ONCE]
+        block["content"] = contents[order[first : first + ROWS_AT_ONCE]]
+        digest.update(block.data)
+    return digest.hexdigest()
+
+
+def _characters(strings: pa.StringArray) -> memoryview:
+    """The characters of all strings of an array, one string after the other."""
+    first, last = (strings.offset, strings.offset + len(strings))
+    offsets = np.frombuffer(strings.buffers()[1], np.int32)
+    return memoryview(strings.buffers()[2])[offsets[first] : offsets[last]]

@@ -29,6 +29,7 @@ _TABLES = {
     ("curate", "cuts.parquet"): schemas.CUTS,
     ("refine", "documents.parquet"): schemas.REFINED,
     ("evalset", "documents.parquet"): schemas.EVALSET,
+    ("evalset_overlap", "overlap.parquet"): schemas.EVALSET_OVERLAP,
     ("tokenise", "tokens.parquet"): schemas.TOKENS,
     ("groups", "groups.parquet"): schemas.GROUPS,
     ("dataset", "sequences.parquet"): schemas.SEQUENCES,

@@ -252,7 +252,14 @@ def _outcome(invocation: Invocation) -> Outcome:
 
 
 # Seconds per unit where nothing of the kind has been measured in this store yet: rough figures for a two-core laptop.
-FIRST_GUESS = {"extract": 1.0, "normalise": 0.005, "tokenise": 0.005, "tokenizer": 10.0, "evaluate": 20.0}
+FIRST_GUESS = {
+    "extract": 1.0,
+    "normalise": 0.005,
+    "tokenise": 0.005,
+    "tokenizer": 10.0,
+    "evalset_overlap": 1e-4,
+    "evaluate": 20.0,
+}
 
 
 class Planner(Session):

@@ -25,7 +25,6 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import SEQUENCES, TOKEN_COUNTS
 from storage.store import StoreError
-from storage.tables import ZSTD_LEVEL
 from tasks.stage import Work, stage
 from tasks.tokens.documents import TokenDocuments, count_ids, kept_tokens
 from tasks.tokens.index import COUNTS_FILE, DATASET_FILE, SEQUENCES_FILE
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 GROUPS_FILE = "groups.parquet"
 EVERYTHING = "all"  # the one group there is without a mix
 ROWS_AT_ONCE = 2**16
+ZSTD_LEVEL = 1  # it halves names, as higher levels do: they are random, and take twice the time there
 BALANCE = ("kept", "repeated", "padded", "cut")  # of an account, what the manifest counts
 
 

@@ -6,7 +6,7 @@ what is asked here of a hundred thousand documents must not cost more than a mom
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +19,13 @@ import pyarrow.parquet as pq
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import SHARD_FILE
 from storage.store import Store, StoreError
+from storage.tables import members
 from tasks.curate.kept import shelves_of
 from tasks.tokens.shards import SHARD_COUNTS_FILE, TOKENS_FILE
 
 IDS_AT_ONCE = 2**21
 LONG_SPAN = 2**14  # ids from which on a span is counted by itself: one count costs as much as the vocabulary is large
+WORTH_A_SLICE = 2**5  # ids from which on copying a span by itself takes less than telling the place of each id
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,11 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
         read_dictionary=["segment", "split"],
         use_threads=False,
     )
-    selection = selection.filter(selection["kept"]).sort_by("doc_id")
+    selection = selection.filter(selection["kept"])
     ids = _whole(selection["doc_id"])
+    if not pc.all(pc.less_equal(ids[:-1], ids[1:])).as_py():  # curation writes them in order, and sorting takes long
+        selection = selection.sort_by("doc_id")
+        ids = _whole(selection["doc_id"])
     columns = ["doc_id", "offset", "length", "n_bytes", "digest"]
     tables = [pq.read_table(store.folder(ref) / TOKENS_FILE, columns=columns, use_threads=False) for ref in tokens.refs]
     rows = pa.concat_tables(tables) if tables else pa.table({name: pa.array([], pa.string()) for name in columns})
@@ -72,7 +77,8 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
     kept = np.flatnonzero(place >= 0)
     place, shelf = place[kept], shelf[kept]
     if tokens.live is not None:
-        live = _told(tokens.live, ids, place, shelf)
+        told = [members(table["doc_id"], names) for table, names in zip(tables, tokens.live, strict=True)]
+        live = np.concatenate([np.zeros(0, dtype=bool), *told])[kept]
     else:
         live = _noted(store, tokens, ids, selection["segment"], place, shelf)
     found = np.flatnonzero(live)[::-1]  # of several that are live, the first counts
@@ -104,28 +110,6 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece."""
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
-
-
-def _told(live: Sequence[Collection[str]], ids: pa.Array, place: np.ndarray, shelf: np.ndarray) -> np.ndarray:
-    """(r,) whether each row is one that is to be read, as the set of artefacts says.
-
-    Args:
-        live: for each artefact, the ids of the documents that are to be read there.
-        place: (r,) document of each row.
-        shelf: (r,) artefact of each row, rising.
-    """
-    names = [pa.array(list(wanted), pa.string()) for wanted in live]
-    wanted = _places(pa.chunked_array(names, pa.string()), ids)
-    ends = np.cumsum([len(item) for item in names])
-    bounds = np.searchsorted(shelf, np.arange(len(names) + 1))
-    told = np.zeros(len(place), dtype=bool)
-    marked = np.zeros(len(ids) + 1, dtype=bool)  # the last one is for names of documents that are not kept: place -1
-    for number, end in enumerate(ends.tolist()):
-        own, here = slice(*bounds[number : number + 2]), wanted[end - len(names[number]) : end]
-        marked[here] = True
-        told[own] = marked[place[own]]
-        marked[here] = False
-    return told
 
 
 def _noted(
@@ -194,7 +178,12 @@ def _count(ids: np.ndarray, begin: np.ndarray, end: np.ndarray, vocab_size: int)
     for first, last in zip(begin[long].tolist(), end[long].tolist(), strict=True):
         for start in range(first, last, IDS_AT_ONCE):
             counts += np.bincount(plain[start : min(start + IDS_AT_ONCE, last)], minlength=vocab_size)
-    begin, length = begin[~long], (end - begin)[~long]
+    some = ~long & (end - begin >= WORTH_A_SLICE)
+    for rows in _blocks((end - begin)[some]):
+        spans = zip(begin[some][rows].tolist(), end[some][rows].tolist(), strict=True)
+        counts += np.bincount(np.concatenate([plain[first:last] for first, last in spans]), minlength=vocab_size)
+    few = ~long & ~some
+    begin, length = begin[few], (end - begin)[few]
     for rows in _blocks(length):
         ends = np.cumsum(length[rows])
         place = np.arange(ends[-1]) + np.repeat(begin[rows] - (ends - length[rows]), length[rows])

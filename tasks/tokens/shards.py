@@ -28,7 +28,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.schemas import TOKENS
-from storage.tables import ZSTD_LEVEL, unpacked_size
+from storage.tables import ROWS_AT_ONCE, ZSTD_LEVEL, unpacked_size
 from tasks.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
 from tasks.tokens.engines import Encoded, EngineError, engine_errors
@@ -150,11 +150,11 @@ def _encode_segment(
 ) -> dict[str, Any]:
     choice: Choice | None = None
     named: list[tuple[str, str]] = []
+    placements = [TOKENS.empty_table()]
     lost_bytes = compared = done = 0
     with (
         pq.ParquetFile(source) as file,
         ShardWriter(out / SHARD_FILE, engines.tokenizer, settings) as shard,
-        pq.ParquetWriter(out / TOKENS_FILE, TOKENS, compression="zstd", compression_level=ZSTD_LEVEL) as table,
     ):
         size = _text_size(file)
         for number in range(file.num_row_groups):
@@ -171,11 +171,12 @@ def _encode_segment(
             placed = shard.write(encoded)
             numbers = map(number_array, (placed.offsets, placed.lengths, texts.n_bytes, encoded.lost))
             digests = text_array([digest.encode() for digest in placed.digests], pa.string())
-            table.write_table(pa.table([rows["doc_id"], *numbers, digests], schema=TOKENS))
+            placements.append(pa.table([rows["doc_id"], *numbers, digests], schema=TOKENS))
             named += zip(rows["doc_id"].to_pylist(), placed.digests, strict=True)
             lost_bytes += int(encoded.lost.sum())
             done += len(rows)
             progress(done, file.metadata.num_rows)
+    _write_placements(out / TOKENS_FILE, pa.concat_tables(placements))
     np.save(out / SHARD_COUNTS_FILE, shard.counts, allow_pickle=False)
     choice = choice or Choice(engines.reference, "there is no text")
     return {
@@ -186,6 +187,15 @@ def _encode_segment(
         "engine": choice.engine.name,
         "engine_reason": choice.reason,
     }
+
+
+def _write_placements(path: Path, table: pa.Table) -> None:
+    """Write where documents lie so that it is soon read: all of it is, for a whole corpus, when one comes or goes.
+
+    No name and no digest comes twice, so dictionaries would save nothing; large row groups are read sooner.
+    """
+    options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": False}
+    pq.write_table(table, path, ROWS_AT_ONCE, **options)
 
 
 def _text_size(file: pq.ParquetFile) -> int:

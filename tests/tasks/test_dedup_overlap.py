@@ -16,6 +16,7 @@ from tasks.curate.dedup import (
     EvaluationSetError,
     GramIndex,
     Hashes,
+    common,
     containment,
     duplicate_paragraphs,
     evaluation_grams,
@@ -92,6 +93,18 @@ def test_an_index_finds_what_is_in_the_set_and_nothing_else() -> None:
     where, which = index.find(values)
     assert where.tolist() == list(range(1_000))
     assert np.array_equal(index.values[which], values[:1_000])
+
+
+def test_hashes_in_common_are_those_of_sets() -> None:
+    lot = np.random.default_rng(2)
+    few, many = (
+        lot.integers(0, 400, 100, dtype=np.uint64) << np.uint64(55),
+        lot.integers(0, 400, 3_000, dtype=np.uint64),
+    )
+    many = np.append(many << np.uint64(55), many)
+    expected = sorted(set(few.tolist()) & set(many.tolist()))
+    assert common(few, many).tolist() == common(many, few).tolist() == expected != []
+    assert common(few[:0], many).tolist() == []
 
 
 def test_an_index_counts_per_document() -> None:

@@ -89,3 +89,13 @@ def test_new_documents_that_have_nothing_to_do_with_it_leave_the_evaluation_set_
     more = {f"new-{number}.txt": prose(number) for number in range(50, 70)}
     after = run_prepare(home_at(home), write(source, more), SETTINGS)
     assert after.prepared.evalset == before.prepared.evalset
+
+
+def test_of_a_corpus_that_grows_only_what_is_new_is_compared_with_the_evaluation_set(
+    grown: tuple[Path, Path, Ran],
+) -> None:
+    home, source, before = grown
+    assert before.computed()["evalset_overlap"] == 12
+    after = run_prepare(home_at(home), write(source, {"new.txt": prose(50)}), SETTINGS)
+    assert after.computed()["evalset_overlap"] == 1
+    assert after.computed()["evalset_leaks"] == 1

@@ -12,8 +12,10 @@ from tasks.curate.dedup.near import NearPairs, near_pairs
 from tasks.curate.dedup.overlap import (
     Containment,
     GramIndex,
+    common,
     containment,
     duplicate_paragraphs,
+    judged_share,
     overlapping_spans,
 )
 from tasks.curate.dedup.words import Hashes
@@ -27,6 +29,7 @@ __all__ = [
     "Pairs",
     "Signatures",
     "clusters",
+    "common",
     "containment",
     "duplicate_paragraphs",
     "evaluation_files",
@@ -34,6 +37,7 @@ __all__ = [
     "evaluation_grams",
     "giant_clusters",
     "gram_hashes",
+    "judged_share",
     "keep_best",
     "near_pairs",
     "overlapping_spans",

@@ -89,9 +89,17 @@ def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int 
     for block in blocks:
         where, which = index.find(block.values)
         stands[which] = True
-        training.append(_share(_count(where, block.offsets), block, min_grams))
+        training.append(judged_share(_count(where, block.offsets), block.counts, min_grams))
     where, which = index.find(validation.values)
-    return Containment(_share(_count(where[stands[which]], validation.offsets), validation, min_grams), training)
+    hits = _count(where[stands[which]], validation.offsets)
+    return Containment(judged_share(hits, validation.counts, min_grams), training)
+
+
+def common(one: U64, other: U64) -> U64:
+    """Hashes that stand in both, sorted, each once; the smaller is sorted for it, the larger only gone through."""
+    small, large = sorted((one, other), key=len)
+    index = GramIndex(small)
+    return index.values[distinct(index.find(large)[1])]
 
 
 def overlapping_spans(text: str, grams: U64) -> list[tuple[int, int]]:
@@ -163,7 +171,7 @@ def _count(where: I64, offsets: I64) -> I64:
     return np.bincount(owner, minlength=len(offsets) - 1)
 
 
-def _share(hits: I64, documents: Hashes, min_grams: int) -> npt.NDArray[np.float64]:
-    counts = documents.counts
+def judged_share(hits: I64, counts: I64, min_grams: int = MIN_GRAMS) -> npt.NDArray[np.float64]:
+    """Hits among so many runs of each document, as a share; 0 for those that are too short to be judged."""
     share: npt.NDArray[np.float64] = np.where(counts >= min_grams, hits / np.maximum(counts, 1), 0.0)
     return share

@@ -273,7 +273,7 @@ def test_token_counts_are_those_of_a_direct_count(folder: Path, settings: Datase
     assert sum(built.counts) > 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 12)), max_size=10))
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 12) | st.just(60)), max_size=10))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_ids_in_spans_are_counted_however_much_of_a_shard_they_are(
     tmp_path: Path, spans: list[tuple[int, int, int]]

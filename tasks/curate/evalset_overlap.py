@@ -1,0 +1,82 @@
+"""Which documents of a segment share runs of thirteen words with a frozen evaluation set, and which runs.
+
+Whether training may read them is another question, which every new selection asks anew (`evalset_leaks`). What is kept
+here depends on neither, so that a new document costs a look at its own segment and not at the whole corpus.
+
+    overlap.parquet   the documents that share any: how many runs they have, and how many of them are shared
+    runs.npy          the hashes of the shared runs, document after document
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from storage.manifest import ArtifactRef
+from storage.schemas import EVALSET_OVERLAP
+from storage.tables import union_digest, unpacked_size, write_columns
+from tasks.curate.dedup import GramIndex, Signatures, common
+from tasks.curate.evalset import load_grams
+from tasks.curate.measure import MEASURES_FILE
+from tasks.stage import Work, stage
+
+OVERLAP_FILE = "overlap.parquet"
+RUNS_FILE = "runs.npy"
+
+
+@dataclass(frozen=True)
+class EvalsetOverlapSettings:
+    """Settings of the stage; there are none: how much is too much is decided later."""
+
+
+@stage("evalset_overlap", version=1, unit="document")
+def evalset_overlap(
+    work: Work, settings: EvalsetOverlapSettings, *, measures: ArtifactRef, evalset: ArtifactRef
+) -> str:
+    """Find the documents of one segment that share text with the evaluation set."""
+    folder = work.folder(measures)
+    made = work.apart(
+        find_overlap,
+        unpacked_size(folder / MEASURES_FILE),
+        measures=str(folder),
+        evalset=str(work.folder(evalset)),
+        out=str(work.out),
+    )
+    work.counts["rows"], work.counts["units"] = made["rows"], made["units"]
+    return str(made["digest"])
+
+
+def find_overlap(measures: str, evalset: str, out: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Write what a segment shares with an evaluation set; returns counts and a digest.
+
+    Args:
+        measures: folder of the segment's measures and signatures.
+        evalset: folder of the evaluation set.
+    """
+    grams = Signatures.load(Path(measures)).gram_hashes
+    where, _ = GramIndex(common(grams.values, load_grams(Path(evalset)).values)).find(grams.values)
+    runs = grams.values[where]
+    shared = np.bincount(np.searchsorted(grams.offsets, where, side="right") - 1, minlength=len(grams))
+    rows = np.flatnonzero(shared)
+    ends = np.cumsum(shared[rows])
+    names = pq.read_table(Path(measures) / MEASURES_FILE, columns=["doc_id"])["doc_id"].take(rows)
+    columns = {
+        "doc_id": names.to_pylist(),
+        "grams": grams.counts[rows],
+        "shared": shared[rows],
+        "digest": [
+            hashlib.sha256(np.append(part, np.uint64(n_grams)).astype("<u8").data).hexdigest()
+            for n_grams, part in zip(grams.counts[rows], np.split(runs, ends[:-1]), strict=True)
+        ] if len(rows) else [],
+    }  # fmt: skip
+    folder = Path(out)
+    write_columns(folder / OVERLAP_FILE, EVALSET_OVERLAP, columns)
+    np.save(folder / RUNS_FILE, runs, allow_pickle=False)
+    progress(len(grams), len(grams))
+    return {"rows": len(rows), "units": len(grams), "digest": union_digest([folder / OVERLAP_FILE])}
