@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import os
 import queue
 import subprocess
@@ -221,7 +220,7 @@ def main() -> None:
         write_ascii_message(results, answer)
 
 
-class _WithoutPandas(importlib.abc.MetaPathFinder):
+class _WithoutPandas:
     """Keeps pandas out: Arrow looks for it at the first array, which takes half a second and 50 MB for nothing."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from storage.schemas import TOKENS
 from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
-from tasks.tokens.engines import Encoded, EngineError, engine_errors
+from tasks.tokens.engines import Encoded, Engine, EngineError, engine_errors
 from tasks.tokens.texts import Texts, batches, number_array, text_array, texts_of
 from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
@@ -39,6 +39,7 @@ DOCUMENTS_FILE = "documents.parquet"
 TOKENS_FILE = "tokens.parquet"
 SHARD_COUNTS_FILE = "counts.npy"
 
+STRETCH_BYTES = 2**20  # of texts that are encoded and written before the next ones
 BLOCK_IDS = 2**18
 COMPARE_BYTES = 2**25  # so much text further on the engine is held against the reference again
 
@@ -166,14 +167,12 @@ def _encode_segment(
             elif compared >= COMPARE_BYTES:
                 engines.compare(choice.engine, texts_of(sample_of(texts)))
                 compared = 0
-            with engine_errors("it failed"):
-                encoded = choice.engine.encode(texts)
-            placed = shard.write(encoded)
-            numbers = map(number_array, (placed.offsets, placed.lengths, texts.n_bytes, encoded.lost))
+            placed = _encode_texts(choice.engine, texts, shard)
+            numbers = map(number_array, (placed.offsets, placed.lengths, texts.n_bytes, placed.lost))
             digests = text_array([digest.encode() for digest in placed.digests], pa.string())
             table.write_table(pa.table([rows["doc_id"], *numbers, digests], schema=TOKENS))
             named += zip(rows["doc_id"].to_pylist(), placed.digests, strict=True)
-            lost_bytes += int(encoded.lost.sum())
+            lost_bytes += int(placed.lost.sum())
             done += len(rows)
             progress(done, file.metadata.num_rows)
     np.save(out / SHARD_COUNTS_FILE, shard.counts, allow_pickle=False)
@@ -186,6 +185,16 @@ def _encode_segment(
         "engine": choice.engine.name,
         "engine_reason": choice.reason,
     }
+
+
+def _encode_texts(engine: Engine, texts: Texts, shard: ShardWriter) -> Placed:
+    """Write the ids of texts, of some texts at a time: what is written last is still near the processor."""
+    placed = []
+    for first, last in list(batches(texts.n_bytes, STRETCH_BYTES)) or [(0, 0)]:
+        with engine_errors("it failed"):
+            encoded = engine.encode(texts.part(first, last))
+        placed.append(shard.write(encoded))
+    return Placed.of(placed)
 
 
 def _text_size(file: pq.ParquetFile) -> int:
@@ -201,12 +210,24 @@ class Placed:
 
     Attributes:
         offsets, lengths: (n,) int64, first id and number of ids of each.
+        lost: (n,) int64, bytes of each that have no id.
         digests: sha256 of the ids of each, as they lie there.
     """
 
     offsets: np.ndarray
     lengths: np.ndarray
+    lost: np.ndarray
     digests: list[str]
+
+    @classmethod
+    def of(cls, parts: Sequence[Placed]) -> Placed:
+        """Several as one; at least one."""
+        return cls(
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.lost for part in parts]),
+            [digest for part in parts for digest in part.digests],
+        )
 
 
 class ShardWriter:
@@ -249,7 +270,7 @@ class ShardWriter:
                 digests.append(self._write_one(encoded.of_text(first)))
             else:
                 digests += self._write_several(encoded, first, last)
-        return Placed(offsets, lengths, digests)
+        return Placed(offsets, lengths, encoded.lost, digests)
 
     def _write_one(self, ids: np.ndarray) -> str:
         """Write a document that may be long; returns the digest."""
@@ -267,13 +288,15 @@ class ShardWriter:
         places = encoded.offsets[first : last + 1]
         ends = np.cumsum(np.diff(places) + n_before + n_behind)
         block = np.empty(ends[-1], dtype=self._dtype)
+        for place, index in enumerate(self._before):
+            block[np.append(0, ends[:-1]) + place] = index
+        for place, index in enumerate(self._behind):
+            block[ends - n_behind + place] = index
         data = block.data.cast("B")
         digests = []
         begin = 0
         for start, stop, end in zip(places[:-1].tolist(), places[1:].tolist(), ends.tolist(), strict=True):
-            block[begin : begin + n_before] = self._before
             block[begin + n_before : end - n_behind] = encoded.ids[start:stop]
-            block[end - n_behind : end] = self._behind
             digests.append(hashlib.sha256(data[n_bytes * begin : n_bytes * end]).hexdigest())
             begin = end
         self._write_block(block)

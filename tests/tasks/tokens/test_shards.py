@@ -136,6 +136,17 @@ def test_blocks_of_any_size_give_the_same_files(block: int, tmp_path: Path, monk
     assert written(tmp_path / "a") == written(tmp_path / "b")
 
 
+@pytest.mark.parametrize("kind", ["bpe", "char"])
+@pytest.mark.parametrize("stretch", [1, 50, 4_000])
+def test_stretches_of_any_size_give_the_same_files(
+    kind: str, stretch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(tmp_path / "a", KINDS[kind], DOCUMENTS)
+    monkeypatch.setattr(shards, "STRETCH_BYTES", stretch)
+    encode(tmp_path / "b", KINDS[kind], DOCUMENTS)
+    assert written(tmp_path / "a") == written(tmp_path / "b")
+
+
 class Broken(engines.GigatokenEngine):
     """Right in the first row group, where it is chosen, and wrong later."""
 
