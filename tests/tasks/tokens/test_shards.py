@@ -147,6 +147,18 @@ def test_stretches_of_any_size_give_the_same_files(
     assert written(tmp_path / "a") == written(tmp_path / "b")
 
 
+@pytest.mark.parametrize("largest", [1, 60, 255, 256, 270, 280, 5_000])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_ids_are_counted_in_pairs_as_one_by_one(largest: int, odd: int) -> None:
+    dtype = smallest_dtype(largest + 1)
+    ids = np.random.default_rng(largest).integers(0, largest + 1, shards.ID_PAIRS + odd).astype(dtype)
+    ids[-1] = largest
+    expected = np.bincount(ids, minlength=largest + 1) + 1
+    counts = np.ones(largest + 1, dtype=np.int64)
+    shards.add_occurrences(counts, ids)
+    assert counts.tolist() == expected.tolist()
+
+
 class Broken(engines.GigatokenEngine):
     """Right in the first row group, where it is chosen, and wrong later."""
 
