@@ -25,11 +25,12 @@ WORKERS = 2
 
 def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The stage's own function, in two processes that are started for it."""
+    from storage.digest import sha256_file
+    from storage.tables import unpacked_size
     from tasks.apart import Apart
     from tasks.tokens.shards import tokenise_segment
-    from tasks.tokens.tokenizer import load_tokenizer
 
-    fingerprint = load_tokenizer(tokenizer).fingerprint
+    fingerprint = sha256_file(tokenizer)  # the stage has it from the manifest
     apart = Apart(WORKERS)
 
     def encode(table: Path) -> None:
@@ -38,7 +39,7 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
         apart.call(
             tokenise_segment,
             lambda done, total: None,
-            table.stat().st_size,
+            unpacked_size(table),
             source=str(table),
             tokenizer=str(tokenizer),
             fingerprint=fingerprint,

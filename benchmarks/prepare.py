@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import count, islice
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 from benchmarks import encoding, texts
 from benchmarks.ingest import Row
 from storage.schemas import REFINED
+from storage.tables import ROW_GROUP_ROWS, TableWriter
 
 TABLES = 4
 VOCABULARY = 8192
@@ -37,15 +39,14 @@ def write_tables(folder: Path, n_bytes: int) -> list[Path]:
     """Documents in the tables that the stage reads, dealt to four segments."""
     folder.mkdir()
     paths = [folder / f"{number}.parquet" for number in range(TABLES)]
-    writers = [pq.ParquetWriter(path, REFINED, compression="zstd") for path in paths]
     documents = texts.documents(n_bytes)
-    for number in count():
-        rows = [_row(f"{number}-{place}", text) for place, text in enumerate(islice(documents, 1_000))]
-        if not rows:
-            break
-        writers[number % TABLES].write_table(pa.Table.from_pylist(rows, schema=REFINED))
-    for writer in writers:
-        writer.close()
+    with ExitStack() as stack:
+        writers = [stack.enter_context(TableWriter(path, REFINED)) for path in paths]
+        for number in count():
+            rows = [_row(f"{number}-{place}", text) for place, text in enumerate(islice(documents, ROW_GROUP_ROWS))]
+            if not rows:
+                break
+            writers[number % TABLES].write(rows)
     return paths
 
 

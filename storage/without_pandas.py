@@ -5,13 +5,12 @@ That takes half a second and 50 MB, for nothing: no table comes from pandas here
 
 from __future__ import annotations
 
-import importlib.abc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class WithoutPandas(importlib.abc.MetaPathFinder):
+class WithoutPandas:
     """Refuses pandas as if it were not installed."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:

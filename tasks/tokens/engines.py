@@ -187,33 +187,48 @@ class TableEngine(Engine):
         self._translation = of_ascii.astype(np.uint8).tobytes() + bytes(128) if of_ascii.max() < 256 else None
 
     def encode(self, texts: Texts) -> Encoded:
-        offsets = np.append(0, np.cumsum(texts.n_characters))
-        ids = np.empty(offsets[-1], dtype=self._table.dtype)
+        begin, end = int(texts.offsets[0]), int(texts.offsets[-1])
+        ids = np.empty(end - begin, dtype=self._table.dtype)  # a character is a byte or more
+        offsets = np.zeros(len(texts) + 1, dtype=np.int64)
         lost = np.zeros(len(texts), dtype=np.int64)
-        place, begin, end = 0, int(texts.offsets[0]), int(texts.offsets[-1])
+        place = row = 0
         while begin < end:
             block = whole_characters(texts.data, begin, min(begin + BLOCK_BYTES, end))
-            found, sizes_at = self._encode_block(block)
+            found, sizes = self._encode_block(block)
             ids[place : place + len(found)] = found
+            next_row = int(np.searchsorted(texts.offsets, begin + len(block)))  # texts before it begin here, or before
+            offsets[row:next_row] = place + _characters_before(texts.offsets[row:next_row] - begin, sizes)
             unknown = np.flatnonzero(found == UNK)
             if len(unknown):
-                rows = np.searchsorted(offsets, unknown + place, side="right") - 1
-                np.add.at(lost, rows, sizes_at(unknown))
+                rows = np.searchsorted(offsets[:next_row], unknown + place, side="right") - 1
+                np.add.at(lost, rows, 1 if sizes is None else sizes[unknown])
             begin += len(block)
             place += len(found)
-        return Encoded(ids, offsets, lost)
+            row = next_row
+        offsets[row:] = place
+        return Encoded(ids[:place], offsets, lost)
 
-    def _encode_block(self, block: bytes) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-        """Ids of a block, and a function from places in it to the bytes of their characters."""
+    def _encode_block(self, block: bytes) -> tuple[np.ndarray, np.ndarray | None]:
+        """Ids of a block, and the bytes of each of its characters; None where they are ASCII."""
         if self._translation is not None and block.isascii():
-            return np.frombuffer(block.translate(self._translation), np.uint8), np.ones_like
+            return np.frombuffer(block.translate(self._translation), np.uint8), None
         codes = code_points(block.decode())
-        return np.take(self._table, codes), lambda places: _utf8_sizes(codes[places])
+        return np.take(self._table, codes), _utf8_sizes(codes)
 
 
 def _utf8_sizes(codes: np.ndarray) -> np.ndarray:
-    """Bytes of characters in UTF-8."""
-    return 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    """(n,) uint8 bytes of characters in UTF-8."""
+    sizes = np.ones(len(codes), dtype=np.uint8)
+    for least in (0x80, 0x800, 0x10000):
+        sizes += codes >= least
+    return sizes
+
+
+def _characters_before(places: np.ndarray, sizes: np.ndarray | None) -> np.ndarray:
+    """How many characters of these sizes, or of one byte each, lie before the bytes at some places."""
+    if sizes is None or not len(places):
+        return places
+    return np.searchsorted(np.cumsum(sizes, dtype=np.int64), places, side="right")
 
 
 class GigatokenEngine(Engine):
@@ -222,14 +237,16 @@ class GigatokenEngine(Engine):
     def __init__(self, tokenizer: EngineTokenizer) -> None:
         super().__init__(tokenizer)
         self._spec = plain_spec(tokenizer)
+        self._backend: Any = None
         self._renew()
         self.name = _named("gigatoken")
 
     def _renew(self) -> None:
         from gigatoken.gigatoken_rs import load_hf_json
 
-        self._backend: Any = None  # before there is another one, which would stand beside it
-        _return_freed_memory()
+        if self._backend is not None:
+            self._backend = None  # before there is another one, which would stand beside it
+            _return_freed_memory()
         self._backend = load_hf_json(self._spec)
         self._resident = _resident_bytes()
         self._since = self._since_check = 0

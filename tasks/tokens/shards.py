@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from storage.schemas import TOKENS
 from storage.tables import ROWS_AT_ONCE, ZSTD_LEVEL, unpacked_size
 from tasks.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
-from tasks.tokens.engines import Encoded, EngineError, engine_errors
+from tasks.tokens.engines import Encoded, Engine, EngineError, engine_errors
 from tasks.tokens.texts import Texts, batches, number_array, text_array, texts_of
 from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
@@ -39,7 +39,9 @@ DOCUMENTS_FILE = "documents.parquet"
 TOKENS_FILE = "tokens.parquet"
 SHARD_COUNTS_FILE = "counts.npy"
 
+STRETCH_BYTES = 2**20  # of texts that are encoded and written before the next ones
 BLOCK_IDS = 2**18
+ID_PAIRS = 2**16  # pairs of bytes that there are
 COMPARE_BYTES = 2**25  # so much text further on the engine is held against the reference again
 
 
@@ -166,14 +168,12 @@ def _encode_segment(
             elif compared >= COMPARE_BYTES:
                 engines.compare(choice.engine, texts_of(sample_of(texts)))
                 compared = 0
-            with engine_errors("it failed"):
-                encoded = choice.engine.encode(texts)
-            placed = shard.write(encoded)
-            numbers = map(number_array, (placed.offsets, placed.lengths, texts.n_bytes, encoded.lost))
+            placed = _encode_texts(choice.engine, texts, shard)
+            numbers = map(number_array, (placed.offsets, placed.lengths, texts.n_bytes, placed.lost))
             digests = text_array([digest.encode() for digest in placed.digests], pa.string())
             placements.append(pa.table([rows["doc_id"], *numbers, digests], schema=TOKENS))
             named += zip(rows["doc_id"].to_pylist(), placed.digests, strict=True)
-            lost_bytes += int(encoded.lost.sum())
+            lost_bytes += int(placed.lost.sum())
             done += len(rows)
             progress(done, file.metadata.num_rows)
     _write_placements(out / TOKENS_FILE, pa.concat_tables(placements))
@@ -198,6 +198,42 @@ def _write_placements(path: Path, table: pa.Table) -> None:
     pq.write_table(table, path, ROWS_AT_ONCE, **options)
 
 
+def _encode_texts(engine: Engine, texts: Texts, shard: ShardWriter) -> Placed:
+    """Write the ids of texts, of some texts at a time: what is written last is still near the processor."""
+    placed = []
+    for first, last in list(batches(texts.n_bytes, STRETCH_BYTES)) or [(0, 0)]:
+        with engine_errors("it failed"):
+            encoded = engine.encode(texts.part(first, last))
+        placed.append(shard.write(encoded))
+    return Placed.of(placed)
+
+
+def add_occurrences(counts: np.ndarray, ids: np.ndarray) -> None:
+    """Add how often each id occurs.
+
+    Where most ids are below 256, as characters' are, two at a time are counted as one number: that halves what NumPy
+    takes the longest for, which is making 64-bit numbers of them.
+
+    Args:
+        counts: (vocab_size,) int64, of which every id is a place.
+        ids: (n,) unsigned.
+    """
+    large = np.count_nonzero(ids > 255)
+    if len(ids) < ID_PAIRS or large > len(ids) // 8:
+        counts += np.bincount(ids, minlength=len(counts))
+        return
+    pairs = ids[: len(ids) // 2 * 2].astype(np.uint8).view(np.uint16)  # of large ids the low bytes, for now
+    of_pairs = np.bincount(pairs, minlength=ID_PAIRS).reshape(256, 256)
+    of_bytes = of_pairs.sum(0) + of_pairs.sum(1)
+    of_bytes += np.bincount(ids[2 * len(pairs) :].astype(np.uint8), minlength=256)
+    if large:
+        places = np.flatnonzero(ids > 255)
+        of_bytes -= np.bincount(ids[places].astype(np.uint8), minlength=256)
+        counts += np.bincount(ids[places], minlength=len(counts))
+    counts[:256] += of_bytes[: len(counts)]
+
+
+
 def _text_size(file: pq.ParquetFile) -> int:
     """About how many bytes the texts of a table have, by what it says of itself."""
     place = file.schema_arrow.names.index("text")
@@ -211,12 +247,24 @@ class Placed:
 
     Attributes:
         offsets, lengths: (n,) int64, first id and number of ids of each.
+        lost: (n,) int64, bytes of each that have no id.
         digests: sha256 of the ids of each, as they lie there.
     """
 
     offsets: np.ndarray
     lengths: np.ndarray
+    lost: np.ndarray
     digests: list[str]
+
+    @classmethod
+    def of(cls, parts: Sequence[Placed]) -> Placed:
+        """Several as one; at least one."""
+        return cls(
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.lost for part in parts]),
+            [digest for part in parts for digest in part.digests],
+        )
 
 
 class ShardWriter:
@@ -259,7 +307,7 @@ class ShardWriter:
                 digests.append(self._write_one(encoded.of_text(first)))
             else:
                 digests += self._write_several(encoded, first, last)
-        return Placed(offsets, lengths, digests)
+        return Placed(offsets, lengths, encoded.lost, digests)
 
     def _write_one(self, ids: np.ndarray) -> str:
         """Write a document that may be long; returns the digest."""
@@ -277,20 +325,22 @@ class ShardWriter:
         places = encoded.offsets[first : last + 1]
         ends = np.cumsum(np.diff(places) + n_before + n_behind)
         block = np.empty(ends[-1], dtype=self._dtype)
+        for place, index in enumerate(self._before):
+            block[np.append(0, ends[:-1]) + place] = index
+        for place, index in enumerate(self._behind):
+            block[ends - n_behind + place] = index
         data = block.data.cast("B")
         digests = []
         begin = 0
         for start, stop, end in zip(places[:-1].tolist(), places[1:].tolist(), ends.tolist(), strict=True):
-            block[begin : begin + n_before] = self._before
             block[begin + n_before : end - n_behind] = encoded.ids[start:stop]
-            block[end - n_behind : end] = self._behind
             digests.append(hashlib.sha256(data[n_bytes * begin : n_bytes * end]).hexdigest())
             begin = end
         self._write_block(block)
         return digests
 
     def _write_block(self, block: np.ndarray) -> None:
-        self.counts += np.bincount(block, minlength=len(self.counts))
+        add_occurrences(self.counts, block)
         self._file.write(block.data)
         self.length += len(block)
 

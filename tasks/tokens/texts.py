@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class Texts:
         """
         if column.null_count:
             raise ValueError(f"{column.null_count} of {len(column)} texts are null, expected text in every row")
-        column = column.cast(pa.large_string())
+        if column.type != pa.large_string():  # a cast imports Arrow's functions, which takes longer than 10 MB of text
+            column = column.cast(pa.large_string())
         if isinstance(column, pa.ChunkedArray):
             chunks = column.chunks or [text_array([], pa.large_string())]
             column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
@@ -47,15 +47,13 @@ class Texts:
         return len(self.offsets) - 1
 
     @property
-    def n_characters(self) -> np.ndarray:
-        """(n,) int64 characters of each text."""
-        counted = pc.utf8_length(self.column)  # without nulls; `to_numpy` would import pandas
-        return np.frombuffer(counted.buffers()[1] or b"", np.int64)[counted.offset : counted.offset + len(self)]
-
-    @property
     def n_bytes(self) -> np.ndarray:
         """(n,) int64 bytes of each text."""
         return np.diff(self.offsets)
+
+    def part(self, first: int, last: int) -> Texts:
+        """The texts from row `first` on and before row `last`, not copied."""
+        return Texts(self.data, self.offsets[first : last + 1], self.column[first:last])
 
     def __getitem__(self, row: int) -> bytes:
         return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()

@@ -136,6 +136,29 @@ def test_blocks_of_any_size_give_the_same_files(block: int, tmp_path: Path, monk
     assert written(tmp_path / "a") == written(tmp_path / "b")
 
 
+@pytest.mark.parametrize("kind", ["bpe", "char"])
+@pytest.mark.parametrize("stretch", [1, 50, 4_000])
+def test_stretches_of_any_size_give_the_same_files(
+    kind: str, stretch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(tmp_path / "a", KINDS[kind], DOCUMENTS)
+    monkeypatch.setattr(shards, "STRETCH_BYTES", stretch)
+    encode(tmp_path / "b", KINDS[kind], DOCUMENTS)
+    assert written(tmp_path / "a") == written(tmp_path / "b")
+
+
+@pytest.mark.parametrize("largest", [1, 60, 255, 256, 270, 280, 5_000])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_ids_are_counted_in_pairs_as_one_by_one(largest: int, odd: int) -> None:
+    dtype = smallest_dtype(largest + 1)
+    ids = np.random.default_rng(largest).integers(0, largest + 1, shards.ID_PAIRS + odd).astype(dtype)
+    ids[-1] = largest
+    expected = np.bincount(ids, minlength=largest + 1) + 1
+    counts = np.ones(largest + 1, dtype=np.int64)
+    shards.add_occurrences(counts, ids)
+    assert counts.tolist() == expected.tolist()
+
+
 class Broken(engines.GigatokenEngine):
     """Right in the first row group, where it is chosen, and wrong later."""
 
@@ -325,7 +348,30 @@ def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
             chooser.compare(make(tokenizer), column)
 
 
-# -- memory --------------------------------------------------------------------------------------------------------
+# -- what a process takes ------------------------------------------------------------------------------------------
+
+IMPORTED = r"""
+import sys
+sys.path.insert(0, sys.argv[1])
+from tasks.tokens.shards import tokenise_segment
+tokenise_segment(*sys.argv[2:6], True, True, "auto", lambda done, total: None)
+print("pyarrow" in sys.modules, "pyarrow.compute" in sys.modules)
+"""
+
+
+def test_a_process_that_encodes_goes_without_arrow_s_functions(tmp_path: Path) -> None:
+    assert told_by_a_process(IMPORTED, "char", DOCUMENTS, tmp_path) == ["True", "False"]
+
+
+def told_by_a_process(code: str, kind: str, texts: list[str], folder: Path) -> list[str]:
+    """The words that a program prints, which is given what `tokenise_segment` takes."""
+    source = write_documents(folder / "in", texts)
+    KINDS[kind].save(folder / "tokenizer.json")
+    arguments = [str(source), str(folder / "tokenizer.json"), KINDS[kind].fingerprint, str(folder)]
+    root = str(Path(__file__).resolve().parents[3])
+    told = subprocess.run([sys.executable, "-c", code, root, *arguments], capture_output=True, text=True, check=True)
+    return told.stdout.split()
+
 
 PEAK = r"""
 import pathlib, re, sys
@@ -342,11 +388,6 @@ print(made["engine"].split()[0], int(peak[1]) * 1024)
 @pytest.mark.parametrize("kind", ["char", "bpe", "bytes"])
 def test_a_long_document_needs_a_few_times_its_size(kind: str, tmp_path: Path) -> None:
     text = prose(3, 2_000_000) * 6
-    source = write_documents(tmp_path / "in", [text])
-    KINDS[kind].save(tmp_path / "tokenizer.json")
-    arguments = [str(source), str(tmp_path / "tokenizer.json"), KINDS[kind].fingerprint, str(tmp_path)]
-    root = str(Path(__file__).resolve().parents[3])
-    told = subprocess.run([sys.executable, "-c", PEAK, root, *arguments], capture_output=True, text=True, check=True)
-    name, peak = told.stdout.split()
+    name, peak = told_by_a_process(PEAK, kind, [text], tmp_path)
     assert name in ("numpy", "gigatoken")
     assert int(peak) < 2**27 + 6 * len(text.encode())
