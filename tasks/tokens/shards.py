@@ -233,7 +233,6 @@ def add_occurrences(counts: np.ndarray, ids: np.ndarray) -> None:
     counts[:256] += of_bytes[: len(counts)]
 
 
-
 def _text_size(file: pq.ParquetFile) -> int:
     """About how many bytes the texts of a table have, by what it says of itself."""
     place = file.schema_arrow.names.index("text")
