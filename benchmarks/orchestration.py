@@ -22,6 +22,7 @@ from benchmarks import texts
 
 GOAL = 0.03
 PROBE_STEPS = 60
+PRESET = "modern-1m"  # the same network for the probe and the comparison: the shorter its steps, the more is added
 TEXT_BYTES = 4 * 2**20
 
 
@@ -32,7 +33,7 @@ def train(source: Path, home: Path, steps: int) -> dict[str, Any]:
         RuntimeError: if it fails.
     """
     command = [sys.executable, "-m", "flows.cli", "train", str(source), "--home", str(home), "--json"]
-    done = subprocess.run([*command, "--max-steps", str(steps)], capture_output=True, text=True)
+    done = subprocess.run([*command, "--preset", PRESET, "--max-steps", str(steps)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[1:])} ended with exit code {done.returncode}: {done.stderr[-500:]}")
     stages: list[dict[str, Any]] = json.loads(done.stdout)["stages"]

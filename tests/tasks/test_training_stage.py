@@ -71,8 +71,17 @@ def curve(session: Session, run_id: str) -> list[tuple[str, int]]:
 
 
 def kept_points(folder: Path) -> list[tuple[str, int]]:
-    """(metric, step) of every point that the artefact holds, clock values among them."""
-    rows = [*read_rows(folder / "history.parquet"), *read_rows(folder / "telemetry.parquet")]
+    """(metric, step) of what belongs to MLflow: the whole history, and the clock values of one step in a second."""
+    telemetry = read_rows(folder / "telemetry.parquet")
+    seconds = {row["step"]: row["value"] for row in telemetry if row["metric"] == "time/step_seconds"}
+    assert list(seconds) == list(range(1, N_STEPS + 1))
+    taken, since = {1, N_STEPS}, 0.0
+    for step in range(2, N_STEPS + 1):
+        since += seconds[step]
+        if since >= 1:
+            taken.add(step)
+            since = 0.0
+    rows = [*read_rows(folder / "history.parquet"), *(row for row in telemetry if row["step"] in taken)]
     return sorted((row["metric"], row["step"]) for row in rows)
 
 
@@ -313,7 +322,7 @@ def test_minutes_become_steps_once(tiny_source: Path, prepared_home: Home, monke
     settings = tiny_settings("train.max_steps=0", "train.minutes=0.001", "train.max_epochs=0.5")
     first = run_whole(prepared_home, tiny_source, settings)
     # another measurement would say something else
-    monkeypatch.setattr("model.probe.measure_step_seconds", lambda *_: 1e-9)
+    monkeypatch.setattr("model.probe.measure_step_seconds", lambda *_, **__: 1e-9)
     again = run_whole(prepared_home, tiny_source, settings)
     assert first.reports["suggest"].computed == 1
     assert again.reports["suggest"].cached
@@ -324,7 +333,7 @@ def test_another_number_of_minutes_is_measured_anew(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.1]
-    monkeypatch.setattr("model.probe.measure_step_seconds", lambda *_: seconds[0])
+    monkeypatch.setattr("model.probe.measure_step_seconds", lambda *_, **__: seconds[0])
 
     def steps(minutes: float) -> int:
         settings = tiny_settings("train.max_steps=0", f"train.minutes={minutes}")
