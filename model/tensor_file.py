@@ -69,8 +69,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     names = sorted(tensors, key=lambda name: (places[tensors[name].dtype], name))
     yield _header({name: tensors[name] for name in names})
     for name in names:
-        flat = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8)
-        data = memoryview(flat.numpy())
+        data = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), _PIECE):
             yield data[start : start + _PIECE]
 
