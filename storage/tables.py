@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.digest import rows_digest
@@ -203,6 +202,8 @@ def _hex_digest(ids: pa.ChunkedArray, digests: pa.ChunkedArray) -> str | None:
 
     It is taken over a whole corpus whenever a document comes or goes. None for other rows.
     """
+    import pyarrow.compute as pc  # a quarter of a second, which a process that only writes goes without
+
     lengths = (length(column) for column in (ids, digests) for length in (pc.binary_length, pc.utf8_length))
     if not len(ids) or any(pc.min_max(found) != _ALL_64 for found in lengths):
         return None
