@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,16 +16,15 @@ from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import METRICS
-from storage.store import Store
-from storage.tables import read_columns, read_rows, write_table
+from storage.tables import read_columns, write_table
 from tasks.bundle import Bundle
+from tasks.evaluation.tables import METRICS_FILE, read_metrics
 from tasks.stage import Work, stage
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.shards import TokeniseSettings, encode_document
 from tasks.tokens.tokenizer import PAD
 
-METRICS_FILE = "metrics.parquet"
 BATCH_SEQUENCES = 16
 ZSTD_LEVEL = 19
 
@@ -127,7 +125,8 @@ def baselines(bundle: Bundle, counts: np.ndarray, documents: EncodedDocuments, t
 def evaluate(work: Work, settings: EvaluateSettings, *, checkpoint: ArtifactRef, evalset: ArtifactRef) -> str:
     """Measure a model on the frozen evaluation documents, beside its baselines."""
     from model.data import SpanSource
-    from model.metrics import bits_per_byte, evaluate_source
+    from model.metrics import bits_per_byte
+    from model.scoring import evaluate_source
 
     work.seed(0)
     folder = work.folder(checkpoint)
@@ -160,7 +159,4 @@ def evaluate(work: Work, settings: EvaluateSettings, *, checkpoint: ArtifactRef,
     return sha256_json(rows)
 
 
-def read_metrics(store: Store, ref: ArtifactRef) -> dict[str, float]:
-    """Figures of an evaluation."""
-    rows: list[dict[str, Any]] = read_rows(store.folder(ref) / METRICS_FILE)
-    return {row["metric"]: row["value"] for row in rows}
+__all__ = ["EvaluateSettings", "evaluate", "read_metrics"]
