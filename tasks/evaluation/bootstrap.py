@@ -1,6 +1,6 @@
-"""Whether two models differ, and by how much: the paired bootstrap over documents (Efron and Tibshirani 1993; Koehn 2004).
+"""Whether two models differ, and by how much: the paired bootstrap over documents.
 
-Both models were measured on the same documents. Documents are drawn anew, with replacement, as many as there are, and
+After Efron and Tibshirani (1993), and Koehn (2004) for language. Both models were measured on the same documents. Documents are drawn anew, with replacement, as many as there are, and
 the difference of the two models' bits per byte is taken on each draw; where 95 % of these differences lie is the
 interval. Tokens of a document depend on each other, so documents are what is drawn.
 """
