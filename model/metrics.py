@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .data import IGNORE
-
 CALIBRATION_BINS = 15
 
 
@@ -67,17 +65,14 @@ def bits_per_byte(nll_nats: float, n_bytes: int, lost_bytes: int = 0) -> float:
     return (nll_nats / math.log(2) + 8 * lost_bytes) / n_bytes
 
 
-def unigram_nll(counts: np.ndarray, labels: np.ndarray) -> NllSum:
-    """What a model that knows nothing but token frequencies would lose: the floor a network must beat.
+def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
+    """(V,) log-probabilities of a model that knows nothing but token frequencies: the floor a network must beat.
 
     Args:
         counts: (V,) how often each token occurs in the training text; one is added to each (Laplace).
-        labels: tokens to predict, any shape; -100 is left out.
     """
     smoothed = np.asarray(counts, dtype=np.float64) + 1.0
-    log_probability = np.log(smoothed / smoothed.sum())
-    valid = labels[labels != IGNORE]
-    return NllSum(float(-log_probability[valid].sum()), len(valid))
+    return np.asarray(np.log(smoothed / smoothed.sum()))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .data import IGNORE, SequenceSource, SpanSource, trim
-from .kernels import fast_inference, has_fast_products, product
+from .kernels import fast_inference, product
 from .metrics import NllSum
 from .transformer import Transformer
 

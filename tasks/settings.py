@@ -193,6 +193,31 @@ class GenerateSettings:
 
 
 @dataclass(frozen=True)
+class EvaluationSettings:
+    """How a model is measured.
+
+    Attributes:
+        stride: tokens from one window of a long document to the next: each token is predicted with at least the
+            network's context less so many tokens before it. 0 means windows that do not overlap, which is the
+            quickest, and counts the first tokens of each as predicted from little.
+        ngram_order: of the n-gram model that stands beside each figure; 0 leaves it out.
+        ngram_tokens: training tokens that this model is fitted on at most.
+    """
+
+    stride: int = 0
+    ngram_order: int = 5
+    ngram_tokens: int = 20_000_000
+
+    def __post_init__(self) -> None:
+        if self.stride < 0:
+            raise ValueError(f"evaluate.stride is {self.stride}, expected 0 (no overlap) or more")
+        if not 0 <= self.ngram_order <= 8:
+            raise ValueError(f"evaluate.ngram_order is {self.ngram_order}, expected 0 (none) to 8")
+        if self.ngram_tokens < 1:
+            raise ValueError(f"evaluate.ngram_tokens is {self.ngram_tokens}, expected 1 or more")
+
+
+@dataclass(frozen=True)
 class Settings:
     """Every section."""
 
@@ -213,6 +238,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
+    evaluate: EvaluationSettings = field(default_factory=EvaluationSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
 
 

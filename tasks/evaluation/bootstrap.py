@@ -1,8 +1,9 @@
 """Whether two models differ, and by how much: the paired bootstrap over documents.
 
-After Efron and Tibshirani (1993), and Koehn (2004) for language. Both models were measured on the same documents. Documents are drawn anew, with replacement, as many as there are, and
-the difference of the two models' bits per byte is taken on each draw; where 95 % of these differences lie is the
-interval. Tokens of a document depend on each other, so documents are what is drawn.
+After Efron and Tibshirani (1993), and Koehn (2004) for models of language. Both models were measured on the same
+documents. Documents are drawn anew, with replacement, as many as there are, and the difference of the two models' bits
+per byte is taken on each draw; where 95 % of these differences lie is the interval. Tokens of a document depend on each
+other, so documents are what is drawn.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +107,12 @@ def compare_evaluations(
     one, other = read_metrics(store, a), read_metrics(store, b)
     metrics = {name: (one.get(name), other.get(name)) for name in sorted(one.keys() | other.keys())}
     return Comparison(metrics, difference(np.arange(len(left))), slices, documents)
+
+
+def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The champion's figures under names that stand beside a challenger's own."""
+    chosen = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "top1", "top5")
+    return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
 
 
 def all_nats(documents: Evaluated) -> np.ndarray:

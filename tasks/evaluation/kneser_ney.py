@@ -66,9 +66,7 @@ class Order:
     @cached_property
     def left_over(self) -> np.ndarray:
         """(contexts,) share that discounting leaves to the order below; all of it where nothing was ever seen."""
-        taken = np.bincount(
-            self.context, weights=self.discounts[np.minimum(self.counts, 3)], minlength=self.contexts
-        )
+        taken = np.bincount(self.context, weights=self.discounts[np.minimum(self.counts, 3)], minlength=self.contexts)
         return np.divide(taken, self.totals, out=np.ones(self.contexts), where=self.totals > 0)
 
     def names(self, context: np.ndarray, ids: np.ndarray) -> np.ndarray:
