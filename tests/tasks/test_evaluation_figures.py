@@ -256,7 +256,7 @@ def test_every_id_is_predicted_once_with_as_much_context_as_promised(bundle: Bun
 
 
 def test_a_stride_beyond_the_context_is_refused(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
-    with pytest.raises(UserError, match="evaluate.stride is 33, but the model reads 32 ids at once"):
+    with pytest.raises(UserError, match=r"evaluate\.stride is 33, but the model reads 32 ids at once"):
         measured(tiny, tmp_path, texts, stride=33)
 
 
