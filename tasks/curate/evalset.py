@@ -31,7 +31,7 @@ from tasks.stage import Work, stage
 
 GRAMS_FILE = "grams.npy"
 OFFSETS_FILE = "gram_offsets.npy"
-FOLDERS = 2  # of a path that say where a document comes from: the source's own name, and one below it
+FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def evaluation_rows(
     facts = _facts(store, wanted, measures)
     folders = source_folders(store.folder(snapshot))
     rows = [
-        {**row, **facts[row["doc_id"]], "source": folders.get(row["doc_id"], "")}
+        {**row, **facts[row["doc_id"]], "source": folders[row["doc_id"]]}
         for _, row in kept_rows(store, wanted, documents, DOCUMENTS_FILE, ["doc_id", "kind", "text"])
     ]
     return sorted(rows, key=lambda row: str(row["doc_id"]))
@@ -113,7 +113,7 @@ def source_folders(snapshot: Path) -> dict[str, str]:
     """
     columns = read_columns(snapshot / "files.parquet", ["doc_id", "status", "path"])
     return {
-        doc_id: "/".join(PurePosixPath(path).parts[:-1][:FOLDERS])
+        doc_id: "/".join(PurePosixPath(path).parts[:-1][:FOLDERS]) or "."
         for doc_id, status, path in zip(columns["doc_id"], columns["status"], columns["path"], strict=True)
         if status == "ok" and doc_id is not None
     }

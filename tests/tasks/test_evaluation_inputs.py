@@ -118,7 +118,7 @@ def test_a_split_is_measured_as_it_is_now(tiny: Ran, tmp_path: Path) -> None:
     rows = {name: read_rows(path) for name, path in sides.items()}
     assert rows["validation"] == rows[""]
     assert len(rows["train"]) + len(rows["validation"]) == 12
-    assert {(row["source"], row["method"]) for row in rows["train"]} == {("texts", "text")}
+    assert {(row["source"], row["method"]) for row in rows["train"]} == {(".", "text")}
 
 
 def test_a_corpus_without_documents_has_no_splits(tmp_path: Path, tiny: Ran) -> None:
