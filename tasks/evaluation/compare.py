@@ -53,7 +53,7 @@ class Comparison:
     Attributes:
         metrics: each figure of either, under a and under b; None where one does not have it.
         difference: of bits per byte, a less b, with its interval.
-        slices: in the order of a's slices.
+        slices: those of each dimension, the largest first.
         documents: those that changed most, by bits.
     """
 
@@ -86,12 +86,13 @@ def compare_evaluations(
         return paired_bootstrap(a_nats[chosen], b_nats[chosen], n_bytes[chosen], seed, resamples)
 
     slices = []
-    for item in left.slices():
-        member = np.flatnonzero(np.array(left.labels[item.dimension], dtype=object) == item.value)
-        if item.sums.bytes:
-            slices.append(
-                SlicePair(item.dimension, item.value, item.sums, right.total(rows[member]), difference(member))
-            )
+    for dimension in DIMENSIONS:
+        pairs = [
+            SlicePair(dimension, value, left.total(chosen), right.total(rows[chosen]), difference(chosen))
+            for value, chosen in left.groups(dimension)
+            if n_bytes[chosen].any()
+        ]
+        slices += sorted(pairs, key=lambda item: (-item.a.bytes, item.value))
     bits = (a_nats - b_nats) / math.log(2)
     order = np.lexsort((np.arange(len(bits)), -np.abs(bits)))[:most]
     documents = [

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from model.scoring import TokenScores
 
 TOKENS_AT_ONCE = 4_096  # larger batches are no faster on a CPU
-TOKENS_AT_ONCE_GPU = 131_072
+TOKENS_AT_ONCE_GPU = 32_768
 ZSTD_LEVEL = 19
 
 

@@ -47,7 +47,7 @@ class Sums:
     ngram_nats: float | None = 0.0
 
     def __add__(self, other: Sums) -> Sums:
-        values = {}
+        values: dict[str, Any] = {}
         for name in SUMS:
             one, more = getattr(self, name), getattr(other, name)
             values[name] = None if one is None or more is None else one + more
@@ -110,3 +110,9 @@ class Sums:
 
 SUMS = tuple(field.name for field in fields(Sums))
 FIGURES = ("loss", "perplexity", "top1_share", "top5_share", "bits_per_byte", "bits_per_character")
+
+
+def baselines_of(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The baselines among the figures of an evaluation, the strongest first, as people know them and as figures do."""
+    named = {"ngram": f"{metrics.get('val/ngram_order', 0):.0f}-gram", "unigram": "unigram", "uniform": "uniform"}
+    return [(name, of) for of, name in named.items() if f"val/{of}_loss" in metrics]

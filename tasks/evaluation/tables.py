@@ -57,14 +57,19 @@ class Evaluated:
     def total(self, rows: np.ndarray | slice = slice(None)) -> Sums:
         """Sums over all documents, or some."""
         values = {name: column[rows].sum().item() for name, column in self.sums.items()}
-        return Sums(**{"ngram_nats": None, **values, "documents": len(np.arange(len(self))[rows])})
+        return Sums(**{"ngram_nats": None, **values, "documents": len(self.sums["tokens"][rows])})
+
+    def groups(self, dimension: str) -> list[tuple[str, np.ndarray]]:
+        """The rows of each value of one of `DIMENSIONS`."""
+        values, member = np.unique(np.array(self.labels[dimension], dtype=object), return_inverse=True)
+        rows = np.split(np.argsort(member, kind="stable"), np.cumsum(np.bincount(member))[:-1])
+        return list(zip(values.tolist(), rows, strict=True)) if len(self) else []
 
     def slices(self) -> list[Slice]:
         """The slices of each dimension, the largest first."""
         found = []
         for dimension in DIMENSIONS:
-            values, member = np.unique(np.array(self.labels[dimension], dtype=object), return_inverse=True)
-            some = [Slice(dimension, value, self.total(member == place)) for place, value in enumerate(values)]
+            some = [Slice(dimension, value, self.total(rows)) for value, rows in self.groups(dimension)]
             found += sorted(some, key=lambda item: (-item.sums.bytes, item.value))
         return found
 
