@@ -10,9 +10,11 @@ count the different tokens before an n-gram, each such occurrence counts as one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,7 @@ class Order:
 
     Attributes:
         keys: (u,) int64, rising: name of the first n - 1 tokens times `vocab_size`, plus the last token.
-        counts: (u,) int64, how often each occurs; in all orders but the highest, after how many different tokens.
+        counts: (u,) integers, how often each occurs; in all orders but the highest, after how many different tokens.
         contexts: n-grams of the order below, 1 below the lowest.
         vocab_size: number of tokens.
     """
@@ -69,9 +71,26 @@ class Order:
         taken = np.bincount(self.context, weights=self.discounts[np.minimum(self.counts, 3)], minlength=self.contexts)
         return np.divide(taken, self.totals, out=np.ones(self.contexts), where=self.totals > 0)
 
-    def names(self, context: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    def refine(self, context: np.ndarray, ids: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        """Make of the probabilities of the order below those of this one, in place.
+
+        Args:
+            context: (N,) name of the n - 1 tokens before each token; `NO_NAME` leaves its probability as it is.
+            ids: (N,) tokens.
+            probability: (N,) of each by the order below.
+
+        Returns:
+            (N,) name of the n-gram that ends with each token.
+        """
+        names = self._names(context, ids)
+        known, seen = context >= 0, names >= 0
+        probability[known] *= self.left_over[context[known]]
+        probability[seen] += self.discounted[names[seen]]
+        return names
+
+    def _names(self, context: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Names of n-grams, by those of their first n - 1 tokens (`NO_NAME` gives the same) and their last tokens."""
-        wanted = context.astype(np.int64) * self.vocab_size + ids
+        wanted = context * self.vocab_size + ids
         place = np.minimum(np.searchsorted(self.keys, wanted), max(0, len(self.keys) - 1))
         known = (context >= 0) & (self.keys[place] == wanted) if len(self.keys) else np.zeros(len(ids), dtype=bool)
         return np.where(known, place, NO_NAME)
@@ -82,12 +101,12 @@ class KneserNey:
     """A fitted model.
 
     Attributes:
-        orders: the n-grams of orders 1, 2, and so on.
+        orders: the n-grams of orders 1, 2, and so on; a saved model's are read when they are asked for.
         vocab_size: number of tokens; those that were never seen are as likely as each other.
         tokens: predicted tokens that it was fitted on.
     """
 
-    orders: tuple[Order, ...]
+    orders: Sequence[Order]
     vocab_size: int
     tokens: int
 
@@ -107,27 +126,24 @@ class KneserNey:
         _check(ids, lengths, vocab_size, order)
         place = places_in_documents(lengths)
         predicted = np.flatnonzero(place > 0)
-        names = ids.astype(np.int64)  # of the n-gram that ends with each token
+        names = ids.astype(np.int32)  # of the n-gram that ends with each token
         keys = [np.arange(vocab_size)]
         counts = [np.bincount(ids[predicted], minlength=vocab_size)]
         for n in range(2, order + 1):
             ends = np.flatnonzero(place >= n - 1)
-            found, first, inverse, times = np.unique(
-                names[ends - 1] * vocab_size + ids[ends], return_index=True, return_inverse=True, return_counts=True
-            )
+            found, one, inverse, times = _named(names[ends - 1].astype(np.int64) * vocab_size + ids[ends])
             # each different n-gram is one token before the n-1-gram that it ends with
-            behind = np.bincount(names[ends[first]], minlength=len(keys[-1]))
+            behind = np.bincount(names[ends[one]], minlength=len(keys[-1]))
             if n > 2:  # that of order 1 at the beginning is the token that is never predicted
                 behind += np.bincount(names[np.flatnonzero(place == n - 2)], minlength=len(keys[-1]))
-            counts[-1] = behind
-            names = np.full(len(ids), NO_NAME, dtype=np.int64)
+            counts[-1] = behind.astype(np.int32)
+            names = np.full(len(ids), NO_NAME, dtype=np.int32)
             names[ends] = inverse
             keys.append(found)
             counts.append(times)
         contexts = [1, *(len(item) for item in keys[:-1])]
         orders = (
-            Order(key, count.astype(np.int64), below, vocab_size)
-            for key, count, below in zip(keys, counts, contexts, strict=True)
+            Order(key, count, below, vocab_size) for key, count, below in zip(keys, counts, contexts, strict=True)
         )
         return cls(tuple(orders), vocab_size, len(predicted))
 
@@ -143,28 +159,17 @@ class KneserNey:
         """
         _check(ids, lengths, self.vocab_size, len(self.orders))
         place = places_in_documents(lengths)
-        found = np.empty(len(ids))
-        reach = len(self.orders) - 1
-        for begin in range(0, len(ids), PREDICTED_AT_ONCE):
-            before = max(0, begin - reach)  # the context of the first ones
-            part = slice(before, begin + PREDICTED_AT_ONCE)
-            found[begin : begin + PREDICTED_AT_ONCE] = self._nll(ids[part], place[part])[begin - before :]
-        return found
-
-    def _nll(self, ids: np.ndarray, place: np.ndarray) -> np.ndarray:
-        lowest = self.orders[0]
-        names = ids.astype(np.int64)
-        probability = lowest.discounted[names] + lowest.left_over[0] / self.vocab_size
-        for n, order in enumerate(self.orders[1:], 2):
-            context = np.full(len(ids), NO_NAME, dtype=np.int64)
-            ends = np.flatnonzero(place >= n - 1)
-            ends = ends[ends > 0]
-            context[ends] = names[ends - 1]
-            names = order.names(context, ids)
-            known = context >= 0
-            probability[known] *= order.left_over[context[known]]
-            seen = names >= 0
-            probability[seen] += order.discounted[names[seen]]
+        probability = np.full(len(ids), 1 / self.vocab_size)
+        # of the n-1-gram before each token; those of order 0 have one name
+        context = np.zeros(len(ids), dtype=np.int64)
+        for n, order in enumerate(self.orders, 1):
+            names = np.empty(len(ids), dtype=np.int64)
+            for begin in range(0, len(ids), PREDICTED_AT_ONCE):
+                part = slice(begin, begin + PREDICTED_AT_ONCE)
+                names[part] = order.refine(context[part], ids[part], probability[part])
+            # the context of the next order ends before each token, in the same document
+            context[1:] = np.where(place[1:] >= n, names[:-1], NO_NAME)
+            context[:1] = NO_NAME
         return np.where(place > 0, -np.log(probability), 0.0)
 
     def save(self, folder: Path) -> None:
@@ -179,24 +184,56 @@ class KneserNey:
 
     @classmethod
     def load(cls, folder: Path) -> KneserNey:
-        """Read what `save` wrote."""
+        """What `save` wrote."""
         vocab_size, tokens, highest = np.load(folder / "sizes.npy", allow_pickle=False).tolist()
-        orders = []
-        for n in range(1, highest + 1):
-            last, ends, counts = (
-                np.load(folder / f"{name}-{n}.npy", allow_pickle=False).astype(np.int64)
-                for name in ("tokens", "ends", "counts")
-            )
-            context = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-            orders.append(Order(context * vocab_size + last, counts, len(ends), vocab_size))
-        return cls(tuple(orders), vocab_size, tokens)
+        return cls(SavedOrders(folder, highest, vocab_size), vocab_size, tokens)
+
+
+@dataclass(frozen=True)
+class SavedOrders(Sequence[Order]):
+    """The orders of a saved model, each read when it is asked for: together they may be larger than memory likes."""
+
+    folder: Path
+    highest: int
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return self.highest
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < self.highest:
+            raise IndexError(f"order {place + 1} of {self.highest}")
+        tokens, ends, counts = (
+            np.load(self.folder / f"{name}-{place + 1}.npy", allow_pickle=False)
+            for name in ("tokens", "ends", "counts")
+        )
+        keys = np.repeat(np.arange(len(ends)), np.diff(ends.astype(np.int64), prepend=0)) * self.vocab_size + tokens
+        return Order(keys, counts, len(ends), self.vocab_size)
+
+
+def _named(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What np.unique gives with a place, the inverse and counts, in half the memory.
+
+    Returns:
+        The different keys, rising; a place of each; the number of each key among them; and how often each is there.
+    """
+    order = np.argsort(keys)
+    rising = keys[order]
+    opens = np.append(True, rising[1:] != rising[:-1])[: len(keys)]
+    number = np.cumsum(opens, dtype=np.int32)
+    number -= 1
+    inverse = np.empty(len(keys), dtype=np.int32)
+    inverse[order] = number
+    begins = np.flatnonzero(opens)
+    return rising[begins], order[begins], inverse, np.diff(begins, append=len(keys)).astype(np.int32)
 
 
 def places_in_documents(lengths: np.ndarray) -> np.ndarray:
-    """(N,) place of each token in its document, from 0."""
+    """(N,) int32 place of each token in its document, from 0."""
     lengths = np.asarray(lengths, dtype=np.int64)
-    begins = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
+    total = int(lengths.sum())
+    kind = np.int32 if total < 2**31 else np.int64
+    return np.arange(total, dtype=kind) - np.repeat((np.cumsum(lengths) - lengths).astype(kind), lengths)
 
 
 def _check(ids: np.ndarray, lengths: np.ndarray, vocab_size: int, order: int) -> None:

@@ -33,7 +33,7 @@ class NgramSettings:
 
     Attributes:
         order: the longest n-grams.
-        max_tokens: training tokens that are read at most; 20 million take about a gigabyte of memory.
+        max_tokens: training tokens that are read at most; 20 million take up to two gigabytes of memory.
     """
 
     order: int = 5

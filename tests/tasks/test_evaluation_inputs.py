@@ -14,8 +14,11 @@ from tiny_run import Ran, copy_of_store, direct_session
 
 from flows import pipeline
 from storage.catalog import read_state
+from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
 from tasks.evaluation.inputs import TextsError, read_texts, split_inputs
+from tasks.session import artifact
+from tasks.settings import load_settings
 
 
 def lines(path: Path, records: Sequence[Any]) -> Path:
@@ -125,3 +128,16 @@ def test_a_corpus_without_documents_has_no_splits(tmp_path: Path, tiny: Ran) -> 
     assert split_inputs(read_state(tiny.session.store, "default"))["curated"] == tiny.ingested.curated
     with pytest.raises(TextsError, match="the corpus has no documents yet"):
         split_inputs({})
+
+
+def test_the_settings_of_a_run_say_how_it_is_measured(tiny: Ran, tmp_path: Path) -> None:
+    home = copy_of_store(tiny, tmp_path / "home", "evaluate")
+    assert tiny.checkpoint is not None
+    settings = load_settings(None, ["evaluate.stride=8", "evaluate.ngram_order=0"]).evaluate
+    with direct_session(home) as session:
+        made, metrics = pipeline.evaluate_model(session, tiny.checkpoint, tiny.prepared.evalset, settings)
+        assert manifest_of(session.store, artifact(made)).settings == {"stride": 8}
+    assert not any("ngram" in name for name in metrics)
+    assert tiny.metrics is not None
+    assert metrics["val/tokens"] == tiny.metrics["val/tokens"]
+    assert metrics["val/loss"] != tiny.metrics["val/loss"]

@@ -138,6 +138,9 @@ def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
         "generate.top_p=0",
         "generate.top_p=1.1",
         "generate.top_k=-1",
+        "evaluate.stride=-1",
+        "evaluate.ngram_order=9",
+        "evaluate.ngram_tokens=0",
     ],
 )
 def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
