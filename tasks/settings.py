@@ -409,11 +409,12 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
                     f"{place}: {first['msg']}; expected the path of a file"
                 ) from None  # maybe a password
             raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
-    _check_overrides(built["model"], built["train"], built["dataset"])
+    strides = {name: built[name.partition(".")[0]].stride for name in ("dataset.stride", "evaluate.stride")}
+    _check_overrides(built["model"], built["train"], strides)
     return Settings(**built)
 
 
-def _check_overrides(model: ModelSettings, train: TrainSettings, dataset: DatasetSettings) -> None:
+def _check_overrides(model: ModelSettings, train: TrainSettings, strides: Mapping[str, int]) -> None:
     """Refuse an impossible network, training or overlap now, not after the documents have been read."""
     from model.config import TrainConfig
 
@@ -422,15 +423,16 @@ def _check_overrides(model: ModelSettings, train: TrainSettings, dataset: Datase
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    if dataset.stride and model.preset == AUTO and "max_seq_len" not in model.overrides:
-        raise SettingsError(
-            f"dataset.stride is {dataset.stride}, but the context is left open: give model.max_seq_len or a preset, too"
-        )
-    if dataset.stride > max(contexts):
-        raise SettingsError(
-            f"dataset.stride is {dataset.stride}, expected at most the context of {max(contexts)} ids "
-            "(model.max_seq_len), or ids would be skipped"
-        )
+    for name, stride in strides.items():
+        if stride and model.preset == AUTO and "max_seq_len" not in model.overrides:
+            raise SettingsError(
+                f"{name} is {stride}, but the context is left open: give model.max_seq_len or a preset, too"
+            )
+        if stride > max(contexts):
+            raise SettingsError(
+                f"{name} is {stride}, expected at most the context of {max(contexts)} ids (model.max_seq_len), or ids "
+                "would be skipped"
+            )
 
 
 def _possible_networks(model: ModelSettings) -> list[ModelConfig]:

@@ -162,6 +162,14 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
             "dataset.stride is 33, expected at most the context of 32 ids (model.max_seq_len), or ids would be skipped",
         ),
         (
+            ["evaluate.stride=8"],
+            "evaluate.stride is 8, but the context is left open: give model.max_seq_len or a preset",
+        ),
+        (
+            ["evaluate.stride=33", "model.max_seq_len=32"],
+            "evaluate.stride is 33, expected at most the context of 32 ids",
+        ),
+        (
             ["tokenizer.kind=char", "tokenizer.vocab_size=4"],
             "tokenizer.vocab_size is 4, expected 5 or more (4 ids are special), or 0 for all characters",
         ),
