@@ -73,7 +73,7 @@ def compare_evaluations(
         most: documents that are listed at most.
 
     Raises:
-        UserError: if they were measured on different documents.
+        UserError: if they were measured on different documents, or in another way.
     """
     _check_same(store, a, b)
     left, right = read_documents(store, a), read_documents(store, b)
@@ -123,9 +123,15 @@ def all_nats(documents: Evaluated) -> np.ndarray:
 
 
 def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
-    sets = [manifest_of(store, ref).inputs["evalset"]["digest"] for ref in (a, b)]
+    one, other = manifest_of(store, a), manifest_of(store, b)
+    sets = [found.inputs["evalset"]["digest"] for found in (one, other)]
     if sets[0] != sets[1]:
         raise UserError(
             f"the evaluations {a.key[:12]} and {b.key[:12]} were made on different documents (evaluation sets "
             f"{sets[0][:12]} and {sets[1][:12]}), so their figures cannot be compared: evaluate both models on one set"
+        )
+    if one.settings != other.settings:
+        raise UserError(
+            f"the evaluations {a.key[:12]} and {b.key[:12]} were made by different settings ({one.settings} and "
+            f"{other.settings}), so their figures cannot be compared: evaluate both models alike"
         )

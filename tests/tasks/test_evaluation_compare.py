@@ -77,7 +77,7 @@ def test_what_does_not_belong_together_is_refused(n: int, sizes: list[int]) -> N
 # comparisons
 
 
-def evaluation(store: LocalStore, key: str, nll: dict[str, float], on: str = "set") -> ArtifactRef:
+def evaluation(store: LocalStore, key: str, nll: dict[str, float], on: str = "set", stride: int = 0) -> ArtifactRef:
     """An evaluation of three documents of 8 bytes, one of which is code, with this nll in bits."""
     names = sorted(nll)
     n = len(names)
@@ -92,7 +92,8 @@ def evaluation(store: LocalStore, key: str, nll: dict[str, float], on: str = "se
     inputs = {"evalset": {"digest": on, "refs": []}}
     with store.workspace("evaluate", key) as workspace:
         write_evaluation(workspace.out, Evaluation(metrics, documents.slices(), [], []), documents)
-        return store.commit(workspace, Manifest("evaluate", 3, key, key, inputs=inputs, settings={}, files=[])).ref
+        made = Manifest("evaluate", 3, key, key, inputs=inputs, settings={"stride": stride}, files=[])
+        return store.commit(workspace, made).ref
 
 
 def test_a_comparison_shows_figures_slices_and_documents(tmp_path: Path) -> None:
@@ -128,6 +129,14 @@ def test_evaluations_of_different_documents_are_not_compared(tmp_path: Path) -> 
     one = evaluation(store, "one", {"a": 8, "b": 16})
     other = evaluation(store, "two", {"a": 8, "b": 16}, on="else")
     with pytest.raises(UserError, match="evaluate both models on one set"):
+        compare_evaluations(store, one, other)
+
+
+def test_evaluations_with_more_and_with_less_context_are_not_compared(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    one = evaluation(store, "one", {"a": 8, "b": 16})
+    other = evaluation(store, "two", {"a": 8, "b": 16}, stride=8)
+    with pytest.raises(UserError, match=r"different settings \({'stride': 0} and {'stride': 8}\)"):
         compare_evaluations(store, one, other)
 
 
