@@ -177,7 +177,7 @@ class OurLoop:
     def evaluate(self, windows: np.ndarray) -> float:
         """Mean loss over windows (n, context + 1)."""
         from model.data import SpanSource
-        from model.metrics import evaluate_source
+        from model.scoring import evaluate_source
 
         n, width = windows.shape
         flat = np.ascontiguousarray(windows).reshape(-1)

@@ -14,9 +14,11 @@ from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
 from storage.store import Store
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.evaluation.compare import champion_figures
 from tasks.generation import COMPLETIONS_FILE, BundleSettings, adopt_bundle
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.session import Session, artifact
+from tasks.settings import EvaluationSettings
 from tasks.suggest import read_suggestion, suggest
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
@@ -111,9 +113,17 @@ def log_evaluation(session: Session, run_id: str, checkpoint: ArtifactRef, metri
 
 
 def promote_model(
-    session: Session, checkpoint: ArtifactRef, evalset: ArtifactRef, metrics: dict[str, float]
+    session: Session,
+    checkpoint: ArtifactRef,
+    evalset: ArtifactRef,
+    metrics: dict[str, float],
+    settings: EvaluationSettings | None = None,
 ) -> tuple[Promotion, str]:
     """Compare with the champion on the same evaluation set and move names.
+
+    Args:
+        metrics: the model's figures on that set.
+        settings: by which they were measured, and the champion's are.
 
     Returns:
         What was done, and the id of the MLflow run.
@@ -130,7 +140,9 @@ def promote_model(
     log_evaluation(session, run_id, checkpoint, metrics)
     registry = Registry(session.resources.tracking)
     while True:
-        rival = _measured_champion(session, registry, checkpoint, evalset, metrics)
+        rival = _measured_champion(session, registry, checkpoint, evalset, metrics, settings)
+        if rival is not None and rival.metrics is not None and rival.metrics is not metrics:
+            log_evaluation(session, run_id, checkpoint, champion_figures(rival.metrics))
         try:
             done = promote(session.store, registry, run_id, checkpoint, evalset, metrics, rival)
         except ChampionChanged:
@@ -139,7 +151,12 @@ def promote_model(
 
 
 def _measured_champion(
-    session: Session, registry: Registry, checkpoint: ArtifactRef, evalset: ArtifactRef, metrics: dict[str, float]
+    session: Session,
+    registry: Registry,
+    checkpoint: ArtifactRef,
+    evalset: ArtifactRef,
+    metrics: dict[str, float],
+    settings: EvaluationSettings | None,
 ) -> Rival | None:
     """The present champion with its figures on the evaluation set, `metrics` if it is this very checkpoint."""
     from flows.pipeline import evaluate_model
@@ -156,7 +173,7 @@ def _measured_champion(
             "its figures on it would say nothing, so it was not compared"
         )
         return Rival(champion.version, None)
-    return Rival(champion.version, evaluate_model(session, found, evalset)[1])
+    return Rival(champion.version, evaluate_model(session, found, evalset, settings)[1])
 
 
 def model_entry(done: Promotion) -> dict[str, Any]:

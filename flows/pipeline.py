@@ -24,12 +24,23 @@ from tasks.curate.evalset import EvalsetSettings, freeze_evalset
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
 from tasks.curate.evalset_overlap import OVERLAP_FILE, EvalsetOverlapSettings, evalset_overlap
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
+from tasks.evaluation.inputs import (
+    COLUMN,
+    SPLITS,
+    SplitSettings,
+    TextsSettings,
+    copy_split,
+    keep_texts,
+    read_texts,
+    split_inputs,
+)
+from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
 from tasks.ingest.snapshot import snapshot
 from tasks.ingest.sources.resolve import Source
 from tasks.resources import describe_device, detect_device
-from tasks.session import Call, Pending, Session
-from tasks.settings import Settings
+from tasks.session import Call, Pending, Session, artifact
+from tasks.settings import EvaluationSettings, Settings
 from tasks.suggest import (
     SUGGESTED,
     SuggestSettings,
@@ -118,6 +129,7 @@ def _evalset(session: Session, corpus: str, settings: Settings, ingested: Ingest
     frozen = session.run(
         freeze_evalset,
         EvalsetSettings(),
+        snapshot=ingested.snapshot,
         curated=ingested.curated,
         documents=ingested.texts,
         measures=ingested.measures,
@@ -326,9 +338,26 @@ def _expected_seconds(settings: TrainSettings) -> float | None:
     return None if settings.max_steps or settings.max_tokens else settings.minutes * 60
 
 
-def evaluate_model(session: Session, checkpoint: Maybe, evalset: Maybe) -> tuple[Maybe, dict[str, float]]:
-    """Measure a model; returns the evaluation and its figures (none in a plan that has to wait)."""
-    found = session.run(evaluate, EvaluateSettings(), checkpoint=checkpoint, evalset=evalset)
+def evaluate_model(
+    session: Session,
+    checkpoint: Maybe,
+    evalset: Maybe,
+    settings: EvaluationSettings | None = None,
+    dataset: Maybe | None = None,
+) -> tuple[Maybe, dict[str, float]]:
+    """Measure a model; returns the evaluation and its figures (none in a plan that has to wait).
+
+    Args:
+        dataset: what the model will be trained on, where a plan knows it; else it is asked for.
+    """
+    settings = settings or EvaluationSettings()
+    inputs: dict[str, Maybe] = {"checkpoint": checkpoint, "evalset": evalset}
+    if isinstance(checkpoint, ArtifactRef):
+        dataset = dataset_of(session.store, checkpoint)
+    if settings.ngram_order and dataset is not None:
+        asked = NgramSettings(settings.ngram_order, settings.ngram_tokens)
+        inputs["ngram"] = session.run(ngram, asked, dataset=dataset)
+    found = session.run(evaluate, EvaluateSettings(settings.stride), **inputs)
     return found, read_metrics(session.store, found) if isinstance(found, ArtifactRef) else {}
 
 
@@ -391,7 +420,35 @@ def frozen_evalset(session: Session, corpus: str) -> ArtifactRef:
     pinned = _pinned(session, f"evalset/{corpus}", freeze_evalset.name)
     if pinned is None:
         raise StoreError(f"corpus {corpus!r} has no evaluation set yet: run `sheepfold prepare SOURCE` or `run` first")
+    if manifest_of(session.store, pinned).version != freeze_evalset.version:
+        raise StoreError(
+            f"the evaluation set of corpus {corpus!r} is of an earlier version of this program: run `sheepfold prepare "
+            "SOURCE` or `run` to freeze it anew"
+        )
     return pinned
+
+
+def evaluation_texts(session: Session, corpus: str, on: str, column: str = "") -> ArtifactRef:
+    """What a model is to be measured on, as an artefact with the layout of an evaluation set.
+
+    Args:
+        on: `train` or `validation` for that side of the corpus as it is now; else a text file, a folder of text files,
+            JSON Lines or Parquet; empty for the corpus's frozen evaluation set.
+        column: of JSON Lines and Parquet, the field that holds the text; empty means `text`.
+
+    Raises:
+        StoreError: the corpus was never prepared.
+        UserError: it cannot be read, or there is no text in it.
+    """
+    if not on:
+        return frozen_evalset(session, corpus)
+    if on in SPLITS:
+        inputs = split_inputs(read_state(session.store, corpus))
+        return artifact(session.run(copy_split, SplitSettings(on), **inputs))
+    texts = read_texts(Path(on).expanduser(), column or COLUMN)
+    if session.resources is not None:
+        session.resources.texts = texts
+    return artifact(session.run(keep_texts, TextsSettings.of(texts)))
 
 
 def latest_training(session: Session, corpus: str) -> ArtifactRef:
@@ -437,5 +494,5 @@ def plan(session: Session, sources: Sequence[Source], corpus: str, settings: Set
     ingested = ingest(session, sources, settings)
     prepared = prepare(session, corpus, settings, ingested)
     checkpoint = train_model(session, settings, prepared)
-    evaluate_model(session, checkpoint, prepared.evalset)
+    evaluate_model(session, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
     sample(session, settings, checkpoint, prepared.evalset)

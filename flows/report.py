@@ -8,6 +8,7 @@ from typing import Any
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import open_store
+from tasks.evaluation.sums import baselines_of
 from tasks.session import StageReport
 
 
@@ -54,8 +55,7 @@ def metrics_table(metrics: dict[str, float]) -> str:
         return ""
     rows = [
         ("this model", metrics["val/loss"], metrics["val/bits_per_byte"]),
-        ("unigram", metrics["val/unigram_loss"], metrics["val/unigram_bits_per_byte"]),
-        ("uniform", metrics["val/uniform_loss"], metrics["val/uniform_bits_per_byte"]),
+        *((name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in baselines_of(metrics)),
     ]
     lines = ["| | loss | perplexity | bits per byte |", "|---|---|---|---|"]
     perplexity = f"{metrics['val/perplexity']:.2f}"

@@ -63,8 +63,10 @@ def retrain(
         prepared = pipeline.prepare(session, corpus, settings, ingested)
         checkpoint = artifact(pipeline.train_model(session, settings, prepared))
         evalset = artifact(prepared.evalset)
-        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
-        done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evalset, metrics))
+        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
+        done, run_id = session.act(
+            "promote", lambda: promote_model(session, checkpoint, evalset, metrics, settings.evaluate)
+        )
         made = artifact(pipeline.sample(session, settings, checkpoint, evalset))
         pipeline.remember_ingested(session, ingested)
         pipeline.remember_prepared(session, prepared)

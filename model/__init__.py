@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from .generation import Completion, generate
     from .guards import OutOfMemory, TrainingDiverged
     from .hf import from_hf, to_hf
-    from .metrics import NllSum, evaluate_source
+    from .metrics import NllSum
     from .presets import PRESETS, preset
     from .probe import measure_step_seconds
     from .randomness import seed_everything
+    from .scoring import evaluate_source
     from .step import NonFiniteLoss
     from .trace import Trace, operators
     from .trainer import Trainer, TrainResult
@@ -41,10 +42,11 @@ _HOMES = {
     "generation": ["Completion", "generate"],
     "guards": ["OutOfMemory", "TrainingDiverged"],
     "hf": ["from_hf", "to_hf"],
-    "metrics": ["NllSum", "evaluate_source"],
+    "metrics": ["NllSum"],
     "presets": ["PRESETS", "preset"],
     "probe": ["measure_step_seconds"],
     "randomness": ["seed_everything"],
+    "scoring": ["evaluate_source"],
     "step": ["NonFiniteLoss"],
     "trace": ["Trace", "operators"],
     "trainer": ["TrainResult", "Trainer"],

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from .data import IGNORE, Batch, SequenceSource
-from .metrics import NllSum, evaluate_source
+from .metrics import NllSum
 from .optim import load_optimizer_tensors, optimizer_tensors
+from .scoring import evaluate_source
 from .transformer import Transformer
 
 TIMEOUT = timedelta(minutes=30)  # what one rank may wait for another: long evaluations and large checkpoints fit
@@ -249,7 +250,7 @@ class Network:
         return model.eval()
 
     def evaluate(self, source: SequenceSource, batch_size: int, device: torch.device) -> NllSum:
-        """metrics.evaluate_source over all of the source, of which each rank computes a part."""
+        """scoring.evaluate_source over all of the source, of which each rank computes a part."""
         if self.ranks.world_size == 1:
             return evaluate_source(self.model, source, batch_size, device)
         own = evaluate_source(self.model, _Part(source, batch_size, self.ranks), batch_size, device)

@@ -1,4 +1,4 @@
-"""Matrix products for training on a CPU, each with the library that is fast there.
+"""Matrix products on a CPU, each with the library that is fast there, for training and for evaluation.
 
 torch multiplies float32 matrices with MKL, which uses the widest instructions of Intel's processors only: on others it
 reaches less than half of what oneDNN does, which torch carries too but uses for other types. So here the products of
@@ -12,6 +12,9 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 
 # mallopt's numbers, and its defaults in the GNU C library
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_inference_is_fast = ContextVar("inference_is_fast", default=False)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -42,16 +46,32 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.mm(a, b.T) if bias is None else torch.addmm(bias, a, b.T)
 
 
+@contextmanager
+def fast_inference() -> Iterator[None]:
+    """Let linear layers take the faster products without gradients, too, as is worth it for many rows at once."""
+    token = _inference_is_fast.set(True)
+    try:
+        yield
+    finally:
+        _inference_is_fast.reset(token)
+
+
 class Linear(nn.Linear):
-    """torch's linear layer, with the faster products while it is trained in float32 on a CPU."""
+    """torch's linear layer, with the faster products in float32 on a CPU: in training, or where they are asked for."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and torch.is_grad_enabled() and is_plain(x) and is_plain(self.weight)):
+        trains = self.training and torch.is_grad_enabled()
+        if not ((trains or self._evaluates()) and is_plain(x) and is_plain(self.weight)):
             return F.linear(x, self.weight, self.bias)
         if torch.is_autocast_enabled("cpu") or not has_fast_products():
             return F.linear(x, self.weight, self.bias)
+        if not trains:
+            return product(x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
         found: Tensor = LinearProduct.apply(x, self.weight, self.bias)
         return found
+
+    def _evaluates(self) -> bool:
+        return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _inference_is_fast.get()
 
 
 def is_plain(x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """How good a network is, as sums that add up.
 
 Losses are kept as (sum of negative log-likelihoods, number of tokens) and divided once at the end: a mean of
-means would weigh a short batch like a long one.
+means would weigh a short batch like a long one. NumPy only: who reads figures needs no torch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from .data import IGNORE, SequenceSource, trim
-from .transformer import Transformer
+CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
@@ -42,35 +40,6 @@ class NllSum:
         return perplexity(self.nll_nats, self.tokens)
 
 
-@torch.no_grad()
-def evaluate_source(
-    model: Transformer, source: SequenceSource, batch_size: int, device: torch.device | str = "cpu"
-) -> NllSum:
-    """Negative log-likelihood of every label in the source, in order, without dropout.
-
-    Draws no random numbers and leaves the model in the mode it was in.
-
-    Args:
-        model: the network, on `device`.
-        source: sequences to predict.
-        batch_size: sequences at once.
-        device: where the model is.
-    """
-    was_training = model.training
-    model.eval()
-    total = NllSum()
-    try:
-        for first in range(0, len(source), batch_size):
-            indices = np.arange(first, min(first + batch_size, len(source)))
-            inputs, labels, documents = trim(source.batch(indices))
-            ids, targets = (torch.from_numpy(array).to(device) for array in (inputs, labels))
-            nll = model.nll(ids, targets, documents=documents)
-            total += NllSum(nll.item(), int((labels != IGNORE).sum()))
-    finally:
-        model.train(was_training)
-    return total
-
-
 def perplexity(nll_nats: float, tokens: int) -> float:
     """exp(nll_nats / tokens): among how many equally likely tokens the network hesitates; NaN without any."""
     if not tokens:
@@ -96,14 +65,51 @@ def bits_per_byte(nll_nats: float, n_bytes: int, lost_bytes: int = 0) -> float:
     return (nll_nats / math.log(2) + 8 * lost_bytes) / n_bytes
 
 
-def unigram_nll(counts: np.ndarray, labels: np.ndarray) -> NllSum:
-    """What a model that knows nothing but token frequencies would lose: the floor a network must beat.
+def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
+    """(V,) log-probabilities of a model that knows nothing but token frequencies: the floor a network must beat.
 
     Args:
         counts: (V,) how often each token occurs in the training text; one is added to each (Laplace).
-        labels: tokens to predict, any shape; -100 is left out.
     """
     smoothed = np.asarray(counts, dtype=np.float64) + 1.0
-    log_probability = np.log(smoothed / smoothed.sum())
-    valid = labels[labels != IGNORE]
-    return NllSum(float(-log_probability[valid].sum()), len(valid))
+    return np.asarray(np.log(smoothed / smoothed.sum()))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How often the likeliest token is the right one, by the probability that it was given.
+
+    Attributes:
+        tokens: (n,) int64, predictions in each of n bins of equal width over [0, 1].
+        hits: (n,) int64, those that were right.
+        confidence: (n,) float64, sum of their probabilities.
+    """
+
+    tokens: np.ndarray
+    hits: np.ndarray
+    confidence: np.ndarray
+
+    @classmethod
+    def of(cls, confidence: np.ndarray, hit: np.ndarray, n_bins: int = CALIBRATION_BINS) -> Calibration:
+        """From the probability of each likeliest token, and whether it was the right one.
+
+        Args:
+            confidence: (N,) probabilities; a bin has its lower end, the last one both.
+            hit: (N,) bool.
+        """
+        exact = np.asarray(confidence, dtype=np.float64)
+        place = np.minimum((exact * n_bins).astype(np.int64), n_bins - 1)
+        return cls(
+            tokens=np.bincount(place, minlength=n_bins),
+            hits=np.bincount(place[np.asarray(hit, dtype=bool)], minlength=n_bins),
+            confidence=np.bincount(place, weights=exact, minlength=n_bins),
+        )
+
+    @property
+    def expected_error(self) -> float:
+        """Expected calibration error (Guo et al. 2017, equation 3): mean distance of confidence and accuracy.
+
+        Bins weigh as much as they have predictions; NaN without any.
+        """
+        total = int(self.tokens.sum())
+        return float(np.abs(self.hits - self.confidence).sum()) / total if total else math.nan

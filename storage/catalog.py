@@ -22,6 +22,7 @@ from storage.schemas import (
     COMPLETIONS,
     CUTS,
     DROPPED,
+    EVALUATED,
     FILES,
     MEASURES,
     METRICS,
@@ -33,6 +34,7 @@ from storage.schemas import (
     SELECTION,
     SEQUENCES,
     SHARD_FILE,
+    SLICES,
     TOKENS,
 )
 from storage.store import Store, StoreError
@@ -183,6 +185,10 @@ class Catalog:
         execute("create view completions as select * exclude (filename) from all_completions")
         self._base("all_metrics", METRICS, self._paths("evaluate", "metrics.parquet"))
         execute("create view metrics as select * exclude (filename) from all_metrics")
+        self._base("all_evaluated", EVALUATED, self._paths("evaluate", "documents.parquet"))
+        execute("create view evaluated as select * exclude (filename) from all_evaluated")
+        self._base("all_slices", SLICES, self._paths("evaluate", "slices.parquet"))
+        execute("create view slices as select * exclude (filename) from all_slices")
 
     def _token_view(self) -> None:
         """Documents of token shards; their ids are read from the shards only if a query asks for them."""

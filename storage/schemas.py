@@ -183,11 +183,11 @@ SEQUENCES = _schema(
     _required("ahead", pa.int8()),
 )
 
-# The frozen documents that models are compared on.
+# The frozen documents that models are compared on, and by what their results are told apart: the language (or the
+# programming language), the folder of the source, and how the text was come by (text, ocr, both).
 EVALSET = _schema(
     "evalset",
-    _required("doc_id", pa.string()),
-    _required("kind", pa.string()),
+    *(_required(name, pa.string()) for name in ("doc_id", "kind", "language", "source", "method")),
     _required("text", pa.large_string()),
 )
 
@@ -216,6 +216,48 @@ METRICS = _schema(
     "metrics",
     _required("metric", pa.string()),
     _required("value", pa.float64()),
+)
+
+# Sums over the predicted tokens of documents, which add up to those of any set of them. `charged_nats` is what first
+# tokens cost that nothing predicts; top1 and top5 count tokens; of the baselines there is the nll of the same tokens.
+_SUMS = (
+    *(_required(name, pa.int64()) for name in ("tokens", "bytes", "characters", "lost_bytes", "top1", "top5")),
+    *(_required(name, pa.float64()) for name in ("nll_nats", "charged_nats", "uniform_nats", "unigram_nats")),
+    pa.field("ngram_nats", pa.float64()),
+)
+
+# One row for every evaluation document.
+EVALUATED = _schema(
+    "evaluated",
+    *(_required(name, pa.string()) for name in ("doc_id", "kind", "language", "source", "method", "length")),
+    *_SUMS,
+)
+
+# An evaluation by slice: those of each dimension divide the same documents.
+SLICES = _schema(
+    "slices",
+    *(_required(name, pa.string()) for name in ("dimension", "value")),
+    _required("documents", pa.int64()),
+    *_SUMS,
+    *(pa.field(name, pa.float64()) for name in ("loss", "perplexity", "top1_share", "top5_share")),
+    *(pa.field(name, pa.float64()) for name in ("bits_per_byte", "bits_per_character")),
+    *(pa.field(f"{name}_bits_per_byte", pa.float64()) for name in ("uniform", "unigram", "ngram")),
+)
+
+# How often the likeliest token is the right one, by the probability that it was given: in [begin, end), the last bin
+# with 1. `confidence` is the sum of these probabilities.
+CALIBRATION = _schema(
+    "calibration",
+    *(_required(name, pa.float64()) for name in ("begin", "end")),
+    *(_required(name, pa.int64()) for name in ("tokens", "hits")),
+    _required("confidence", pa.float64()),
+)
+
+# Loss by how many tokens of context there were: `begin` to `end` of them, both included.
+POSITIONS = _schema(
+    "positions",
+    *(_required(name, pa.int64()) for name in ("begin", "end", "tokens", "top1")),
+    _required("nll_nats", pa.float64()),
 )
 
 # One row for every generated continuation.

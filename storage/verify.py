@@ -37,6 +37,10 @@ _TABLES = {
     ("train", "history.parquet"): schemas.HISTORY,
     ("train", "telemetry.parquet"): schemas.HISTORY,
     ("evaluate", "metrics.parquet"): schemas.METRICS,
+    ("evaluate", "documents.parquet"): schemas.EVALUATED,
+    ("evaluate", "slices.parquet"): schemas.SLICES,
+    ("evaluate", "calibration.parquet"): schemas.CALIBRATION,
+    ("evaluate", "positions.parquet"): schemas.POSITIONS,
     ("generate", "completions.parquet"): schemas.COMPLETIONS,
 }
 

@@ -20,6 +20,7 @@ from storage.manifest import ArtifactRef
 from storage.registry import CHALLENGER, CHAMPION, MODEL_NAME, PREVIOUS, ModelVersion, Registry
 from storage.store import Store
 from tasks.curate.evalset import trains_on_evalset
+from tasks.evaluation.sums import baselines_of
 
 DECIDES = "val/bits_per_byte"
 SERVED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
@@ -126,8 +127,7 @@ def model_card(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef, metr
     dataset = ancestor(store, checkpoint, "dataset").counts
     rows = [
         ("this model", metrics["val/loss"], metrics[DECIDES]),
-        ("unigram", metrics["val/unigram_loss"], metrics["val/unigram_bits_per_byte"]),
-        ("uniform", metrics["val/uniform_loss"], metrics["val/uniform_bits_per_byte"]),
+        *((name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in baselines_of(metrics)),
     ]
     table = "\n".join(f"| {name} | {loss:.4f} | {bits:.4f} |" for name, loss, bits in rows)
     shape = f"{network['n_layer']} layers, width {network['d_model']}, context {network['max_seq_len']}"

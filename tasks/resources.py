@@ -18,6 +18,7 @@ from tasks.ingest.records import Limits
 if TYPE_CHECKING:
     from storage.tracking import Tracking
     from tasks.apart import Apart
+    from tasks.evaluation.inputs import Text
     from tasks.generation import Prompt
     from tasks.ingest.pool.pool import ExtractionPool
     from tasks.ingest.snapshot import Listing
@@ -73,6 +74,7 @@ class Resources:
         self.cuts: dict[str, dict[str, list[tuple[int, int]]]] = {}  # digest of cuts -> what is cut out of documents
         self.listing: Listing | None = None  # the walk a snapshot is made of
         self.prompts: list[Prompt] = []  # the prompts a generation is asked for
+        self.texts: list[Text] = []  # the texts that a model is measured on
         self.tokenizer_file: Path | None = None  # a tokeniser from elsewhere that is to be taken
         self.token_engine = "auto"  # what encodes: the fastest engine that agrees with the reference, or `reference`
         self.bundle_folder: Path | None = None  # a model folder to be taken into the store

@@ -193,6 +193,31 @@ class GenerateSettings:
 
 
 @dataclass(frozen=True)
+class EvaluationSettings:
+    """How a model is measured.
+
+    Attributes:
+        stride: tokens from one window of a long document to the next: each token is predicted with at least the
+            network's context less so many tokens before it. 0 means windows that do not overlap, which is the
+            quickest, and counts the first tokens of each as predicted from little.
+        ngram_order: of the n-gram model that stands beside each figure; 0 leaves it out.
+        ngram_tokens: training tokens that this model is fitted on at most.
+    """
+
+    stride: int = 0
+    ngram_order: int = 5
+    ngram_tokens: int = 20_000_000
+
+    def __post_init__(self) -> None:
+        if self.stride < 0:
+            raise ValueError(f"evaluate.stride is {self.stride}, expected 0 (no overlap) or more")
+        if not 0 <= self.ngram_order <= 8:
+            raise ValueError(f"evaluate.ngram_order is {self.ngram_order}, expected 0 (none) to 8")
+        if self.ngram_tokens < 1:
+            raise ValueError(f"evaluate.ngram_tokens is {self.ngram_tokens}, expected 1 or more")
+
+
+@dataclass(frozen=True)
 class Settings:
     """Every section."""
 
@@ -213,6 +238,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
+    evaluate: EvaluationSettings = field(default_factory=EvaluationSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
 
 
@@ -383,11 +409,12 @@ def _build(sections: dict[str, dict[str, Any]]) -> Settings:
                     f"{place}: {first['msg']}; expected the path of a file"
                 ) from None  # maybe a password
             raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
-    _check_overrides(built["model"], built["train"], built["dataset"])
+    strides = {name: built[name.partition(".")[0]].stride for name in ("dataset.stride", "evaluate.stride")}
+    _check_overrides(built["model"], built["train"], strides)
     return Settings(**built)
 
 
-def _check_overrides(model: ModelSettings, train: TrainSettings, dataset: DatasetSettings) -> None:
+def _check_overrides(model: ModelSettings, train: TrainSettings, strides: Mapping[str, int]) -> None:
     """Refuse an impossible network, training or overlap now, not after the documents have been read."""
     from model.config import TrainConfig
 
@@ -396,15 +423,16 @@ def _check_overrides(model: ModelSettings, train: TrainSettings, dataset: Datase
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    if dataset.stride and model.preset == AUTO and "max_seq_len" not in model.overrides:
-        raise SettingsError(
-            f"dataset.stride is {dataset.stride}, but the context is left open: give model.max_seq_len or a preset, too"
-        )
-    if dataset.stride > max(contexts):
-        raise SettingsError(
-            f"dataset.stride is {dataset.stride}, expected at most the context of {max(contexts)} ids "
-            "(model.max_seq_len), or ids would be skipped"
-        )
+    for name, stride in strides.items():
+        if stride and model.preset == AUTO and "max_seq_len" not in model.overrides:
+            raise SettingsError(
+                f"{name} is {stride}, but the context is left open: give model.max_seq_len or a preset, too"
+            )
+        if stride > max(contexts):
+            raise SettingsError(
+                f"{name} is {stride}, expected at most the context of {max(contexts)} ids (model.max_seq_len), or ids "
+                "would be skipped"
+            )
 
 
 def _possible_networks(model: ModelSettings) -> list[ModelConfig]:

@@ -1,30 +1,37 @@
 """The evaluation set: the frozen documents that models are compared on.
 
 It keeps its own copy of the texts, so that it stays the same when the corpus grows, and any tokeniser can be measured
-on it; and the runs of thirteen words of each, so that training text that quotes it is seen when the document is gone.
+on it; what results are told apart by; and the runs of thirteen words of each, so that training text that quotes it is
+seen when the document is gone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from storage.digest import sha256_json
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import EVALSET
 from storage.store import Store
-from storage.tables import read_columns, write_table
+from storage.tables import read_columns, read_rows, write_table
 from tasks.curate.dedup import Hashes
 from tasks.curate.dedup.words import joined
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.leaks import SignedShelf
+from tasks.curate.measure import MEASURES_FILE
+from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
 GRAMS_FILE = "grams.npy"
 OFFSETS_FILE = "gram_offsets.npy"
+FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
 
 
 @dataclass(frozen=True)
@@ -38,15 +45,19 @@ def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) 
     return not kept_documents(store, curated, "train").keys().isdisjoint(frozen)
 
 
-@stage("evalset", version=2)
+@stage("evalset", version=3)
 def freeze_evalset(
-    work: Work, settings: EvalsetSettings, *, curated: ArtifactRef, documents: RefSet, measures: RefSet
+    work: Work,
+    settings: EvalsetSettings,
+    *,
+    snapshot: ArtifactRef,
+    curated: ArtifactRef,
+    documents: RefSet,
+    measures: RefSet,
 ) -> str:
     """Copy the validation documents into a set of their own."""
     wanted = kept_documents(work.store, curated, "validation")
-    found = kept_rows(work.store, wanted, documents, "documents.parquet", ["doc_id", "kind", "text"])
-    rows = [row for _, row in found]
-    rows.sort(key=lambda row: str(row["doc_id"]))
+    rows = evaluation_rows(work.store, wanted, snapshot, documents, measures)
     grams = _grams(work, wanted, measures)
     hashes = joined([grams[row["doc_id"]] for row in rows])
     np.save(work.out / GRAMS_FILE, hashes.values, allow_pickle=False)
@@ -54,6 +65,58 @@ def freeze_evalset(
     work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, rows)
     work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
     return sha256_json([[row["doc_id"], row["text"]] for row in rows])
+
+
+def evaluation_rows(
+    store: Store, wanted: Mapping[str, Kept], snapshot: ArtifactRef, documents: RefSet, measures: RefSet
+) -> list[dict[str, Any]]:
+    """Rows of an evaluation set, by document.
+
+    Args:
+        wanted: the documents.
+        snapshot: which paths they lie at.
+        documents, measures: their refined texts, and what was measured on them.
+    """
+    facts = _facts(store, wanted, measures)
+    folders = source_folders(store.folder(snapshot))
+    rows = [
+        {**row, **facts[row["doc_id"]], "source": folders[row["doc_id"]]}
+        for _, row in kept_rows(store, wanted, documents, DOCUMENTS_FILE, ["doc_id", "kind", "text"])
+    ]
+    return sorted(rows, key=lambda row: str(row["doc_id"]))
+
+
+def _facts(store: Store, wanted: Mapping[str, Kept], measures: RefSet) -> dict[str, dict[str, str]]:
+    """Language and extraction method of some documents; the language of code is the one it is written in."""
+    found: dict[str, dict[str, str]] = {}
+    for ref in measures.refs:
+        (normalised,) = manifest_of(store, ref).input_refs("documents")
+        columns = ["doc_id", "programming_language", "ocr_share"]
+        read = {row["doc_id"]: row for row in read_rows(store.folder(normalised) / DOCUMENTS_FILE, columns)}
+        for row in read_rows(store.folder(ref) / MEASURES_FILE, ["doc_id", "language"]):
+            if row["doc_id"] in wanted:
+                beside = read[row["doc_id"]]
+                language = beside["programming_language"] or row["language"]
+                found[row["doc_id"]] = {"language": language, "method": _method(beside["ocr_share"])}
+    return found
+
+
+def _method(ocr_share: float) -> str:
+    return "text" if not ocr_share else "ocr" if ocr_share == 1 else "both"
+
+
+def source_folders(snapshot: Path) -> dict[str, str]:
+    """The folder that each live document comes from, as far as it says something of many documents.
+
+    Args:
+        snapshot: its folder.
+    """
+    columns = read_columns(snapshot / "files.parquet", ["doc_id", "status", "path"])
+    return {
+        doc_id: "/".join(PurePosixPath(path).parts[:-1][:FOLDERS]) or "."
+        for doc_id, status, path in zip(columns["doc_id"], columns["status"], columns["path"], strict=True)
+        if status == "ok" and doc_id is not None
+    }
 
 
 def _grams(work: Work, wanted: dict[str, Kept], measures: RefSet) -> dict[str, Hashes]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from model import ModelConfig, Transformer, kernels, query_blocks, short_attention
-from model.kernels import Linear, LinearProduct, product
+from model.kernels import Linear, LinearProduct, fast_inference, product
 from model.norms import RMSNormed, rms_norm
 from model.positions import Rotation, rotate
 from model.short_attention import causal_attention
@@ -66,6 +66,26 @@ def test_trained_layer_has_the_gradients_of_torch(library: str, biased: bool) ->
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (found, expected)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_inference_takes_the_faster_products_only_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "has_fast_products", lambda: True)
+    taken: list[tuple[int, ...]] = []
+
+    def note(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        taken.append(tuple(x.shape))
+        return F.linear(x, weight, bias)
+
+    monkeypatch.setattr(kernels, "product", note)
+    layer, (x,) = Linear(17, 9).eval(), tensors((2, 3, 17), dtype=torch.float32)
+    plain = layer(x)
+    assert not taken
+    with fast_inference():
+        torch.testing.assert_close(layer(x), plain)
+    assert taken == [(6, 17)]
+    layer(x)
+    assert len(taken) == 1
 
 
 def test_frozen_layers_get_no_gradient(library: str) -> None:

@@ -28,6 +28,8 @@ VIEWS = {
     "dataset",
     "completions",
     "metrics",
+    "evaluated",
+    "slices",
     "quarantine",
 }
 

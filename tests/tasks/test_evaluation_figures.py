@@ -20,15 +20,10 @@ from storage.manifest import Manifest
 from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
 from tasks.bundle import Bundle
-from tasks.evaluation import (
-    EncodedDocuments,
-    EvaluateSettings,
-    encode_documents,
-    evaluate,
-    predicted_ids,
-    read_metrics,
-    spans_of,
-)
+from tasks.evaluation import EvaluateSettings, Evaluation, evaluate, read_documents, read_evaluation
+from tasks.evaluation.sums import Sums
+from tasks.evaluation.tables import DIMENSIONS, Evaluated
+from tasks.evaluation.windows import encode_documents, predicted_places, windows_of
 from tasks.session import artifact
 from tasks.tokens.tokenizer import BOS, EOS, UNK
 
@@ -44,19 +39,29 @@ def texts(tiny: Ran) -> list[str]:
     return read_columns(tiny.folder(tiny.prepared.evalset) / "documents.parquet", ["text"])["text"]
 
 
-def measured(tiny: Ran, tmp_path: Path, texts: list[str]) -> dict[str, float]:
-    """The figures of the tiny model on other texts."""
+def measured(tiny: Ran, tmp_path: Path, texts: list[str], stride: int = 0) -> tuple[Evaluation, Evaluated]:
+    """The evaluation of the tiny model on other texts, and its documents."""
     assert tiny.checkpoint is not None
     home = home_at(tmp_path / "home")
-    shutil.copytree(Path(tiny.session.home.store) / "train", Path(home.store) / "train")
+    shutil.copytree(Path(tiny.session.home.store) / "train", Path(home.store) / "train", dirs_exist_ok=True)
     with direct_session(home) as session:
         with session.store.workspace("evalset", "handmade") as workspace:
-            rows = [{"doc_id": str(place), "kind": "text", "text": text} for place, text in enumerate(texts)]
+            rows = [
+                {
+                    "doc_id": str(place),
+                    "kind": "text" if place % 2 else "code",
+                    "language": "en",
+                    "source": f"in/{place % 3}",
+                    "method": "text",
+                    "text": text,
+                }
+                for place, text in enumerate(texts)
+            ]
             write_table(workspace.out / "documents.parquet", EVALSET, rows)
             blank = Manifest("evalset", 1, "handmade", sha256_json(texts), inputs={}, settings={}, files=[])
             evalset = session.store.commit(workspace, blank).ref
-        found = session.run(evaluate, EvaluateSettings(), checkpoint=tiny.checkpoint, evalset=evalset)
-        return read_metrics(session.store, artifact(found))
+        found = artifact(session.run(evaluate, EvaluateSettings(stride), checkpoint=tiny.checkpoint, evalset=evalset))
+        return read_evaluation(session.store, found), read_documents(session.store, found)
 
 
 def sequence(bundle: Bundle, text: str) -> list[int]:
@@ -98,7 +103,7 @@ def test_bits_per_byte_spread_all_bits_over_all_bytes(tiny: Ran, bundle: Bundle,
 
 def test_lost_bytes_are_charged_eight_bits_each(tiny: Ran, bundle: Bundle, tmp_path: Path) -> None:
     texts = ["the sheep €€😀", "plain text"]
-    metrics = measured(tiny, tmp_path, texts)
+    metrics = measured(tiny, tmp_path, texts)[0].metrics
     nll, _ = brute_force_nll(bundle, texts)
     n_bytes = sum(len(text.encode()) for text in texts)
     assert metrics["val/lost_bytes"] == 3 + 3 + 4
@@ -106,19 +111,24 @@ def test_lost_bytes_are_charged_eight_bits_each(tiny: Ran, bundle: Bundle, tmp_p
     assert sequence(bundle, texts[0]).count(UNK) == 3
 
 
+def shared(tiny: Ran, found: Evaluation) -> dict[str, float]:
+    """The same figures of the tiny run, but for those that come with its training text."""
+    assert tiny.metrics is not None
+    return {name: tiny.metrics[name] for name in found.metrics}
+
+
 def test_the_batch_size_changes_no_figure(
     tiny: Ran, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tiny.metrics is not None
-    monkeypatch.setattr("tasks.evaluation.BATCH_SEQUENCES", 1)
-    assert measured(tiny, tmp_path, texts) == pytest.approx(tiny.metrics, rel=1e-6)
+    monkeypatch.setattr("tasks.evaluation.stage.TOKENS_AT_ONCE", 1)
+    found, _ = measured(tiny, tmp_path, texts)
+    assert found.metrics == pytest.approx(shared(tiny, found), rel=1e-6)
 
 
 def test_the_order_of_documents_changes_no_figure(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
-    assert tiny.metrics is not None
-    metrics = measured(tiny, tmp_path, texts[::-1])
-    del metrics["val/zstd19_bits_per_byte"]
-    assert metrics == pytest.approx({name: tiny.metrics[name] for name in metrics}, rel=1e-6)
+    found, _ = measured(tiny, tmp_path, texts[::-1])
+    del found.metrics["val/zstd19_bits_per_byte"]
+    assert found.metrics == pytest.approx(shared(tiny, found), rel=1e-6)
 
 
 def test_the_uniform_baseline_is_the_logarithm_of_the_vocabulary(tiny: Ran, bundle: Bundle) -> None:
@@ -151,33 +161,130 @@ def test_the_compressor_reads_all_texts_as_one(tiny: Ran, texts: list[str]) -> N
     assert tiny.metrics["val/zstd19_bits_per_byte"] == pytest.approx(8 * size / len(data))
 
 
+def test_accuracy_and_calibration_follow_from_all_probabilities(
+    tiny: Ran, bundle: Bundle, tmp_path: Path, texts: list[str]
+) -> None:
+    top1 = top5 = 0
+    bins = [[0, 0, 0.0] for _ in range(15)]
+    by_context: Counter[int] = Counter()
+    for text in texts:
+        ids = sequence(bundle, text)
+        for start in range(0, len(ids), 32):
+            with torch.no_grad():
+                shares = bundle.model(torch.tensor([ids[start : start + 32]])).double().softmax(-1)[0]
+            for place, label in enumerate(ids[start + 1 : start + 33]):
+                rank = int((shares[place] > shares[place, label]).sum())
+                top1, top5 = top1 + (rank < 1), top5 + (rank < 5)
+                sure = float(shares[place].max())
+                row = bins[min(int(sure * 15), 14)]
+                row[0], row[1], row[2] = row[0] + 1, row[1] + (rank < 1), row[2] + sure
+                by_context[place + 1] += 1
+    found, _ = measured(tiny, tmp_path, texts)
+    total = sum(row[0] for row in bins)
+    assert found.metrics["val/top1"] == top1 / total
+    assert found.metrics["val/top5"] == top5 / total
+    assert [(item.tokens, item.hits) for item in found.calibration] == [(row[0], row[1]) for row in bins]
+    assert [item.confidence for item in found.calibration] == pytest.approx([row[2] for row in bins], rel=1e-5)
+    assert found.metrics["val/ece"] == pytest.approx(sum(abs(row[1] - row[2]) for row in bins) / total, rel=1e-5)
+    for item in found.positions:
+        assert item.tokens == sum(by_context[n] for n in range(item.begin, item.end + 1))
+
+
+def test_characters_are_what_bits_per_character_count(tiny: Ran, tmp_path: Path) -> None:
+    found, documents = measured(tiny, tmp_path, ["sheep €", "dog"])
+    assert documents.sums["characters"].tolist() == [7, 3]
+    bits = found.metrics["val/bits_per_byte"] * (9 + 3)
+    assert found.metrics["val/bits_per_character"] == pytest.approx(bits / 10)
+
+
+def test_the_slices_of_every_dimension_add_up_to_the_whole(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
+    found, documents = measured(tiny, tmp_path, [*texts, "a", "€"])
+    whole = documents.total()
+    assert (whole.tokens, whole.bytes) == (found.metrics["val/tokens"], found.metrics["val/bytes"])
+    for dimension in DIMENSIONS:
+        parts = sum((item.sums for item in found.slices if item.dimension == dimension), Sums())
+        for name in ("documents", "tokens", "bytes", "characters", "lost_bytes", "top1", "top5"):
+            assert getattr(parts, name) == getattr(whole, name), (dimension, name)
+        for name in ("nll_nats", "uniform_nats", "unigram_nats"):
+            assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-12), (dimension, name)
+    assert {item.value for item in found.slices if item.dimension == "source"} == {"in/0", "in/1", "in/2"}
+
+
+def test_losses_by_context_add_up_to_the_whole(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
+    found, documents = measured(tiny, tmp_path, texts)
+    whole = documents.total()
+    assert sum(item.tokens for item in found.positions) == whole.tokens
+    assert sum(item.top1 for item in found.positions) == whole.top1
+    assert sum(item.nll_nats for item in found.positions) == pytest.approx(whole.nll_nats, rel=1e-12)
+
+
+def test_overlapping_windows_predict_each_id_once_and_with_context(
+    tiny: Ran, bundle: Bundle, tmp_path: Path, texts: list[str]
+) -> None:
+    stride, width = 8, 32
+    total = 0.0
+    for text in texts:
+        ids = sequence(bundle, text)
+        for place in range(1, len(ids)):
+            # the first window that reaches this id
+            start = max(0, -(-(place - width) // stride)) * stride
+            with torch.no_grad():
+                logits = bundle.model(torch.tensor([ids[start:place]]))[0, -1]
+            total -= float(logits.double().log_softmax(-1)[ids[place]])
+    found, documents = measured(tiny, tmp_path, texts, stride)
+    assert documents.total().nll_nats == pytest.approx(total, rel=1e-5)
+    assert found.metrics["val/tokens"] == sum(len(sequence(bundle, text)) - 1 for text in texts)
+
+
+@pytest.mark.parametrize("stride", [0, 1, 7, 8])
+@pytest.mark.parametrize("length", [0, 1, 2, 8, 9, 10, 16, 17, 25])
+def test_every_id_is_predicted_once_with_as_much_context_as_promised(bundle: Bundle, length: int, stride: int) -> None:
+    documents = replace(
+        encode_documents(bundle, ["a", "b"]), ids=np.zeros(length + 3, np.int64), lengths=np.array([3, length])
+    )
+    windows = windows_of(documents, 8, stride)
+    seen: Counter[int] = Counter()
+    for start, size, first in zip(windows.start, windows.length, windows.first, strict=True):
+        assert size <= 9
+        for place in range(first, size):
+            seen[start + place] += 1
+            inside = start + place - (3 if start >= 3 else 0)
+            assert place >= min(inside, 8 - (stride or 8) + 1)
+    expected = [1, 2, *range(4, length + 3)]
+    assert sorted(seen) == expected
+    assert set(seen.values()) <= {1}
+
+
+def test_a_stride_beyond_the_context_is_refused(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
+    with pytest.raises(UserError, match=r"evaluate\.stride is 33, but the model reads 32 ids at once"):
+        measured(tiny, tmp_path, texts, stride=33)
+
+
 def test_every_id_but_a_documents_first_is_predicted(bundle: Bundle, texts: list[str]) -> None:
     documents = encode_documents(bundle, texts)
     expected = [token for text in texts for token in sequence(bundle, text)[1:]]
-    assert predicted_ids(documents).tolist() == expected
+    assert documents.ids[predicted_places(documents)].tolist() == expected
 
 
 def test_documents_without_an_id_predict_nothing(bundle: Bundle, texts: list[str]) -> None:
     some = encode_documents(bundle, texts[:2])
-    size = len(some.ids)
-    holes = replace(
-        some, starts=[0, *some.starts, size], lengths=[0, *some.lengths, 0]
-    )  # a document without ids in front, and one at the end
-    assert predicted_ids(holes).tolist() == predicted_ids(some).tolist()
+    holes = replace(some, lengths=np.array([0, *some.lengths, 0]))  # in front, and at the end
+    assert predicted_places(holes).tolist() == predicted_places(some).tolist()
 
 
 def test_documents_that_hold_nothing_to_predict_are_told(
-    tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: Bundle
 ) -> None:
-    empty = EncodedDocuments(np.zeros(0, dtype=np.int64), [0, 0], [0, 0], n_bytes=2, lost_bytes=2, given=0)
-    monkeypatch.setattr("tasks.evaluation.encode_documents", lambda *_: empty)
+    some = encode_documents(bundle, ["a", "b"])
+    empty = replace(some, ids=some.ids[:0], lengths=np.zeros(2, np.int64))
+    monkeypatch.setattr("tasks.evaluation.stage.encode_documents", lambda *_: empty)
     with pytest.raises(UserError, match=r"2 evaluation document\(s\) hold 0 ids and none to predict"):
         measured(tiny, tmp_path, ["a", "b"])
 
 
-def test_no_evaluation_sequence_reaches_into_the_next_document(bundle: Bundle, texts: list[str]) -> None:
+def test_no_evaluation_window_reaches_into_the_next_document(bundle: Bundle, texts: list[str]) -> None:
     documents = encode_documents(bundle, texts)
-    _, start, length = spans_of(documents, 32)
-    ends = np.array(documents.starts) + np.array(documents.lengths)
-    owner = np.searchsorted(ends, start, side="right")
-    assert (start + length <= ends[owner]).all()
+    windows = windows_of(documents, 32)
+    ends = documents.starts + documents.lengths
+    owner = np.searchsorted(ends, windows.start, side="right")
+    assert (windows.start + windows.length <= ends[owner]).all()

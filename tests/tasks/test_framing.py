@@ -24,7 +24,7 @@ from storage.schemas import EVALSET
 from storage.store import LocalStore
 from storage.tables import read_columns, write_table
 from tasks.bundle import Bundle
-from tasks.evaluation import encode_documents, given_nll
+from tasks.evaluation.windows import charged_nats, encode_documents
 from tasks.generation import Prompt, sample_prompts
 from tasks.inspection.inspection import inspect_prompt
 from tasks.inspection.subject import Subject
@@ -130,7 +130,7 @@ def test_first_ids_that_nothing_predicts_are_charged(bare: Ran, bundle: Bundle, 
     """Or a model that is spared them would win over one that is not."""
     assert bare.metrics is not None
     given = len(texts) * math.log(bundle.tokenizer.vocab_size)
-    for name in ("", "uniform_", "unigram_"):
+    for name in ("", "uniform_", "unigram_", "ngram_"):
         nats = bare.metrics[f"val/{name}loss"] * bare.metrics["val/tokens"] + given
         expected = (nats / math.log(2) + 8 * bare.metrics["val/lost_bytes"]) / bare.metrics["val/bytes"]
         assert bare.metrics[f"val/{name}bits_per_byte"] == pytest.approx(expected)
@@ -138,7 +138,7 @@ def test_first_ids_that_nothing_predicts_are_charged(bare: Ran, bundle: Bundle, 
 
 def test_nothing_is_charged_where_a_token_begins_a_text(tiny: Ran) -> None:
     bundle = Bundle(tiny.folder(tiny.checkpoint))
-    assert given_nll(bundle, encode_documents(bundle, ["the sheep", "a dog"])) == 0
+    assert charged_nats(bundle, encode_documents(bundle, ["the sheep", "a dog"])).tolist() == [0, 0]
 
 
 def test_a_prompt_begins_as_documents_did(tiny: Ran, bundle: Bundle) -> None:
@@ -175,7 +175,8 @@ def test_an_empty_prompt_is_refused_by_its_number(bare: Ran) -> None:
 def test_blank_documents_are_no_sample(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     with store.workspace("evalset", "handmade") as workspace:
-        rows = [{"doc_id": name, "kind": "text", "text": text} for name, text in (("a", " \n"), ("b", "two words"))]
+        labels = {"kind": "text", "language": "en", "source": "in", "method": "text"}
+        rows = [{"doc_id": name, **labels, "text": text} for name, text in (("a", " \n"), ("b", "two words"))]
         write_table(workspace.out / "documents.parquet", EVALSET, rows)
         made = Manifest("evalset", 1, "handmade", sha256_json(rows), inputs={}, settings={}, files=[])
         evalset = store.commit(workspace, made).ref

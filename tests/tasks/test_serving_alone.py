@@ -179,4 +179,5 @@ def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, 
         checkpoint = version_checkpoint(session, registry, champion)
         assert checkpoint.stage == "bundle"
         found = session.run(evaluate, EvaluateSettings(), checkpoint=checkpoint, evalset=evalset)
-        assert read_metrics(session.store, artifact(found)) == pytest.approx(tiny.metrics, rel=1e-6)
+        known = {name: value for name, value in (tiny.metrics or {}).items() if "ngram" not in name}  # its text is gone
+        assert read_metrics(session.store, artifact(found)) == pytest.approx(known, rel=1e-6)

@@ -138,6 +138,9 @@ def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
         "generate.top_p=0",
         "generate.top_p=1.1",
         "generate.top_k=-1",
+        "evaluate.stride=-1",
+        "evaluate.ngram_order=9",
+        "evaluate.ngram_tokens=0",
     ],
 )
 def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
@@ -157,6 +160,14 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
         (
             ["dataset.stride=33", "model.max_seq_len=32"],
             "dataset.stride is 33, expected at most the context of 32 ids (model.max_seq_len), or ids would be skipped",
+        ),
+        (
+            ["evaluate.stride=8"],
+            "evaluate.stride is 8, but the context is left open: give model.max_seq_len or a preset",
+        ),
+        (
+            ["evaluate.stride=33", "model.max_seq_len=32"],
+            "evaluate.stride is 33, expected at most the context of 32 ids",
         ),
         (
             ["tokenizer.kind=char", "tokenizer.vocab_size=4"],

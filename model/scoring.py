@@ -1,0 +1,173 @@
+"""How a network does on every single token: one forward pass, and what evaluation adds up.
+
+Windows of a text are read in batches of like length and about as many tokens each, so that hardly any padding is
+computed; of the logits no more than a block is ever held. A token's figures depend on its window alone, not on what it
+was read beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .data import IGNORE, SequenceSource, SpanSource, trim
+from .kernels import fast_inference, product
+from .metrics import NllSum
+from .transformer import Transformer
+
+TOKENS_AT_ONCE = 8_192  # inputs of a batch
+_BLOCK_ELEMENTS = 2**20  # logits at once on a CPU: 4 MB, and as much again to compare them
+_BLOCK_ELEMENTS_GPU = 2**27
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What a network said of each token of a text.
+
+    Attributes:
+        nll: (N,) float32, negative log-likelihood in nats; 0 where the token was not predicted.
+        rivals: (N,) int32, other tokens that were at least as likely: below 1 the token was the likeliest one, below 5
+            among the five likeliest. Ties count against the network, or one that knows nothing would always be right.
+        confidence: (N,) float32, probability of the likeliest token.
+        context: (N,) int32, tokens that the prediction was made from; 0 where there was none.
+    """
+
+    nll: np.ndarray
+    rivals: np.ndarray
+    confidence: np.ndarray
+    context: np.ndarray
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """(N,) bool, which tokens were predicted."""
+        return self.context > 0
+
+
+def score_windows(
+    model: Transformer,
+    ids: np.ndarray,
+    start: np.ndarray,
+    length: np.ndarray,
+    first: np.ndarray,
+    *,
+    tokens_at_once: int = TOKENS_AT_ONCE,
+    device: torch.device | str = "cpu",
+    on_batch: Callable[[int, int], None] | None = None,
+) -> TokenScores:
+    """Score tokens of a flat text, each from the window that it is predicted in.
+
+    Leaves the model in the mode it was in.
+
+    Args:
+        model: the network, on `device`.
+        ids: (N,) token ids.
+        start: (n,) first token of each window.
+        length: (n,) tokens of each, the one to look ahead among them; at most max_seq_len + 1.
+        first: (n,) place in the window of the first token that is scored, 1 or more; all behind it are, too.
+        tokens_at_once: inputs of a batch; a longer window is a batch by itself.
+        device: where the model is.
+        on_batch: told windows done and windows in all.
+    """
+    found = TokenScores(
+        *(np.zeros(len(ids), dtype=kind) for kind in (np.float32, np.int32, np.float32, np.int32)),
+    )
+    used = np.flatnonzero(length > first)
+    width = int(length[used].max(initial=2)) - 1
+    source = SpanSource([ids], np.zeros_like(start[used]), start[used], length[used], seq_len=width, pad_id=0)
+    was_training = model.training
+    model.eval()
+    done = 0
+    try:
+        with torch.inference_mode(), fast_inference():
+            for chosen in batches_by_length(length[used] - 1, tokens_at_once):
+                inputs, labels, _ = trim(source.batch(chosen))
+                places = np.arange(1, labels.shape[1] + 1)
+                labels[places < first[used][chosen, None]] = IGNORE
+                row, column = np.nonzero(labels != IGNORE)
+                where = start[used][chosen][row] + column + 1
+                features = model.features(torch.from_numpy(inputs).to(device))
+                nll, rivals, confidence = token_scores(model, features, torch.from_numpy(labels).to(device))
+                found.nll[where], found.confidence[where] = nll.cpu().numpy(), confidence.cpu().numpy()
+                found.rivals[where], found.context[where] = rivals.cpu().numpy(), column + 1
+                done += len(chosen)
+                if on_batch is not None:
+                    on_batch(done, len(used))
+    finally:
+        model.train(was_training)
+    return found
+
+
+def batches_by_length(lengths: np.ndarray, tokens_at_once: int) -> list[np.ndarray]:
+    """Numbers of rows, the longest first, in batches that hold so many tokens at most when padded; one row at least."""
+    order = np.argsort(-lengths, kind="stable")
+    batches, begin = [], 0
+    while begin < len(order):
+        rows = max(1, tokens_at_once // max(1, int(lengths[order[begin]])))
+        batches.append(order[begin : begin + rows])
+        begin += rows
+    return batches
+
+
+def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Nll, rivals and confidence (see `TokenScores`) of each label that is not -100, row after row.
+
+    Args:
+        features: (B, T, D) what the head reads.
+        labels: (B, T) token ids; -100 is left out, and no logits are computed for it.
+
+    Returns:
+        (n,) float32, int32 and float32.
+    """
+    vocab_size = model.config.vocab_size  # the rows behind it are padding
+    weight = model.head_weight[:vocab_size]
+    bias = None if model.head_bias is None else model.head_bias[:vocab_size]
+    valid = (labels.flatten() != IGNORE).nonzero()[:, 0]
+    chosen, targets = features.flatten(0, -2)[valid], labels.flatten()[valid]
+    n_block = max(1, (_BLOCK_ELEMENTS if features.device.type == "cpu" else _BLOCK_ELEMENTS_GPU) // vocab_size)
+    nll, confidence = (torch.empty(len(valid), device=features.device) for _ in range(2))
+    rivals = torch.empty(len(valid), dtype=torch.int32, device=features.device)
+    for begin in range(0, len(valid), n_block):
+        rows = slice(begin, begin + n_block)
+        logits = product(chosen[rows], weight, bias).float()
+        wanted = logits.gather(1, targets[rows, None])
+        # counted in floats: sums of truth values are ten times as slow
+        above = torch.ge(logits, wanted, out=torch.empty_like(logits))
+        rivals[rows] = above.sum(dim=1).to(torch.int32) - 1
+        highest = logits.amax(dim=1, keepdim=True)
+        denominator = logits.sub_(highest).exp_().sum(dim=1)
+        nll[rows] = denominator.log() - (wanted - highest)[:, 0]
+        confidence[rows] = 1 / denominator
+    return nll, rivals, confidence
+
+
+@torch.no_grad()
+def evaluate_source(
+    model: Transformer, source: SequenceSource, batch_size: int, device: torch.device | str = "cpu"
+) -> NllSum:
+    """Negative log-likelihood of every label in the source, in order, without dropout.
+
+    Draws no random numbers and leaves the model in the mode it was in.
+
+    Args:
+        model: the network, on `device`.
+        source: sequences to predict.
+        batch_size: sequences at once.
+        device: where the model is.
+    """
+    was_training = model.training
+    model.eval()
+    total = NllSum()
+    try:
+        for first in range(0, len(source), batch_size):
+            indices = np.arange(first, min(first + batch_size, len(source)))
+            inputs, labels, documents = trim(source.batch(indices))
+            ids, targets = (torch.from_numpy(array).to(device) for array in (inputs, labels))
+            nll = model.nll(ids, targets, documents=documents)
+            total += NllSum(nll.item(), int((labels != IGNORE).sum()))
+    finally:
+        model.train(was_training)
+    return total

@@ -1,0 +1,137 @@
+"""Two evaluations side by side: figures, slices with intervals, and the documents that changed most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage.errors import UserError
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef
+from storage.store import Store
+from tasks.evaluation.bootstrap import RESAMPLES, Difference, paired_bootstrap
+from tasks.evaluation.sums import Sums
+from tasks.evaluation.tables import DIMENSIONS, Evaluated, read_documents, read_metrics
+
+MOST_CHANGED = 20
+
+
+@dataclass(frozen=True)
+class SlicePair:
+    """One slice under both models; `difference` is a less b, in bits per byte."""
+
+    dimension: str
+    value: str
+    a: Sums
+    b: Sums
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class DocumentPair:
+    """One document under both models.
+
+    Attributes:
+        labels: which slice it is in, by dimension.
+        bits: bits of the whole document under a less those under b: its part of the difference.
+    """
+
+    doc_id: str
+    labels: dict[str, str]
+    a: Sums
+    b: Sums
+    bits: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same documents.
+
+    Attributes:
+        metrics: each figure of either, under a and under b; None where one does not have it.
+        difference: of bits per byte, a less b, with its interval.
+        slices: those of each dimension, the largest first.
+        documents: those that changed most, by bits.
+    """
+
+    metrics: dict[str, tuple[float | None, float | None]]
+    difference: Difference
+    slices: list[SlicePair]
+    documents: list[DocumentPair]
+
+
+def compare_evaluations(
+    store: Store, a: ArtifactRef, b: ArtifactRef, seed: int = 0, resamples: int = RESAMPLES, most: int = MOST_CHANGED
+) -> Comparison:
+    """Compare two evaluations of the same documents.
+
+    Args:
+        seed, resamples: of the bootstrap.
+        most: documents that are listed at most.
+
+    Raises:
+        UserError: if they were measured on different documents, or in another way.
+    """
+    _check_same(store, a, b)
+    left, right = read_documents(store, a), read_documents(store, b)
+    place = {doc_id: row for row, doc_id in enumerate(right.doc_id)}
+    rows = np.array([place[doc_id] for doc_id in left.doc_id], dtype=np.int64)
+    a_nats, b_nats = all_nats(left), all_nats(right)[rows]
+    n_bytes = left.sums["bytes"]
+
+    def difference(chosen: np.ndarray) -> Difference:
+        return paired_bootstrap(a_nats[chosen], b_nats[chosen], n_bytes[chosen], seed, resamples)
+
+    slices = []
+    for dimension in DIMENSIONS:
+        pairs = [
+            SlicePair(dimension, value, left.total(chosen), right.total(rows[chosen]), difference(chosen))
+            for value, chosen in left.groups(dimension)
+            if n_bytes[chosen].any()
+        ]
+        slices += sorted(pairs, key=lambda item: (-item.a.bytes, item.value))
+    bits = (a_nats - b_nats) / math.log(2)
+    order = np.lexsort((np.arange(len(bits)), -np.abs(bits)))[:most]
+    documents = [
+        DocumentPair(
+            left.doc_id[row],
+            {name: left.labels[name][row] for name in DIMENSIONS},
+            left.total(np.array([row])),
+            right.total(rows[[row]]),
+            float(bits[row]),
+        )
+        for row in order.tolist()
+    ]
+    one, other = read_metrics(store, a), read_metrics(store, b)
+    metrics = {name: (one.get(name), other.get(name)) for name in sorted(one.keys() | other.keys())}
+    return Comparison(metrics, difference(np.arange(len(left))), slices, documents)
+
+
+def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The champion's figures under names that stand beside a challenger's own."""
+    chosen = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "top1", "top5")
+    return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
+
+
+def all_nats(documents: Evaluated) -> np.ndarray:
+    """(n,) nats that each document costs, lost bytes at 8 bits each: what bits per byte are made of."""
+    lost = documents.sums["lost_bytes"] * (8 * math.log(2))
+    return np.asarray(documents.sums["nll_nats"] + documents.sums["charged_nats"] + lost)
+
+
+def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
+    one, other = manifest_of(store, a), manifest_of(store, b)
+    sets = [found.inputs["evalset"]["digest"] for found in (one, other)]
+    if sets[0] != sets[1]:
+        raise UserError(
+            f"the evaluations {a.key[:12]} and {b.key[:12]} were made on different documents (evaluation sets "
+            f"{sets[0][:12]} and {sets[1][:12]}), so their figures cannot be compared: evaluate both models on one set"
+        )
+    if one.settings != other.settings:
+        raise UserError(
+            f"the evaluations {a.key[:12]} and {b.key[:12]} were made by different settings ({one.settings} and "
+            f"{other.settings}), so their figures cannot be compared: evaluate both models alike"
+        )

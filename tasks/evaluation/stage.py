@@ -1,0 +1,227 @@
+"""Evaluation as a stage: loss, perplexity, bits per byte and more on frozen documents, each beside its baselines.
+
+All figures are sums over valid tokens divided by their number. Bits per byte decides between models, because it
+compares across tokenisers: bytes that a tokeniser lost are charged 8 bits each, and the first id of a document that
+no token begins, which a network cannot predict, as much as if every id were equally likely.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from storage.digest import sha256_json
+from storage.errors import UserError
+from storage.manifest import ArtifactRef
+from storage.tables import read_columns
+from tasks.bundle import Bundle
+from tasks.evaluation.kneser_ney import KneserNey
+from tasks.evaluation.sums import BASELINES
+from tasks.evaluation.tables import (
+    DIMENSIONS,
+    CalibrationBin,
+    Evaluated,
+    Evaluation,
+    PositionBucket,
+    length_class,
+    write_evaluation,
+)
+from tasks.evaluation.windows import EncodedDocuments, charged_nats, encode_documents, predicted_places, windows_of
+from tasks.stage import Work, stage
+from tasks.tokens.index import COUNTS_FILE
+
+if TYPE_CHECKING:
+    from model.scoring import TokenScores
+
+TOKENS_AT_ONCE = 4_096  # larger batches are no faster on a CPU
+TOKENS_AT_ONCE_GPU = 32_768
+ZSTD_LEVEL = 19
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """Settings of the stage; batch size and device change no figure worth a key.
+
+    Attributes:
+        stride: ids from one window of a long document to the next; 0 means as many as a window holds.
+    """
+
+    stride: int = 0
+
+
+@stage("evaluate", version=3)
+def evaluate(
+    work: Work,
+    settings: EvaluateSettings,
+    *,
+    checkpoint: ArtifactRef,
+    evalset: ArtifactRef,
+    ngram: ArtifactRef | None = None,
+) -> str:
+    """Measure a model on the frozen evaluation documents, beside its baselines."""
+    work.seed(0)
+    folder = work.folder(checkpoint)
+    bundle = Bundle(folder, work.resources.device)
+    rows = read_columns(work.folder(evalset) / "documents.parquet", ["doc_id", *DIMENSIONS[:-1], "text"])
+    encoded = encode_documents(bundle, rows["text"])
+    if not predicted_places(encoded).any():
+        raise UserError(
+            f"the {len(rows['text'])} evaluation document(s) hold {len(encoded.ids)} ids and none to predict: a "
+            "document needs two or more; add longer documents, or fit the tokeniser anew on a text like theirs"
+        )
+    scores = _scores(work, bundle, encoded, settings.stride)
+    counts = np.array(read_columns(folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
+    rival = KneserNey.load(work.folder(ngram)) if ngram is not None else None
+    documents = Evaluated(
+        doc_id=rows["doc_id"],
+        labels={**{name: rows[name] for name in DIMENSIONS[:-1]}, "length": _length_classes(encoded)},
+        sums=document_sums(bundle, encoded, scores, counts, rival),
+    )
+    calibration = _calibration(scores)
+    metrics = {
+        **figures(documents),
+        "val/ece": calibration[1],
+        "val/zstd19_bits_per_byte": zstd_bits_per_byte(rows["text"]),
+    }
+    if rival is not None:
+        metrics |= {"val/ngram_order": float(len(rival.orders)), "val/ngram_tokens": float(rival.tokens)}
+    found = Evaluation(metrics, documents.slices(), calibration[0], position_buckets(scores))
+    write_evaluation(work.out, found, documents)
+    work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
+    return _digest(metrics, documents)
+
+
+def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) -> TokenScores:
+    """What the model says of every id."""
+    from model.scoring import score_windows
+
+    windows = windows_of(encoded, bundle.model_config.max_seq_len, stride)
+    return score_windows(
+        bundle.model,
+        encoded.ids,
+        windows.start,
+        windows.length,
+        windows.first,
+        tokens_at_once=TOKENS_AT_ONCE if work.resources.device == "cpu" else TOKENS_AT_ONCE_GPU,
+        device=work.resources.device,
+        on_batch=lambda done, total: work.progress.update(done, total, "windows"),
+    )
+
+
+def _length_classes(encoded: EncodedDocuments) -> list[str]:
+    return [length_class(n_bytes) for n_bytes in encoded.n_bytes.tolist()]
+
+
+def document_sums(
+    bundle: Bundle, encoded: EncodedDocuments, scores: TokenScores, counts: np.ndarray, rival: KneserNey | None
+) -> dict[str, np.ndarray]:
+    """Sums over the predicted ids of each document, by their names in `Sums`.
+
+    Args:
+        counts: (V,) how often each id occurs in the training text.
+        rival: the n-gram model, if there is one.
+    """
+    from model.metrics import unigram_log_probabilities
+
+    predicted = np.flatnonzero(scores.predicted)
+    owner, n = encoded.owner[predicted], len(encoded.lengths)
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.bincount(owner, weights=values, minlength=n)
+
+    tokens = np.bincount(owner, minlength=n)
+    rivals = scores.rivals[predicted]
+    unigram = unigram_log_probabilities(counts)
+    found = {
+        "tokens": tokens,
+        "bytes": encoded.n_bytes,
+        "characters": encoded.n_chars,
+        "lost_bytes": encoded.lost_bytes,
+        "top1": np.bincount(owner[rivals < 1], minlength=n),
+        "top5": np.bincount(owner[rivals < 5], minlength=n),
+        "nll_nats": total(scores.nll[predicted]),
+        "charged_nats": charged_nats(bundle, encoded),
+        "uniform_nats": tokens * math.log(bundle.tokenizer.vocab_size),
+        "unigram_nats": total(-unigram[encoded.ids[predicted]]),
+    }
+    if rival is not None:
+        found["ngram_nats"] = total(rival.nll(encoded.ids, encoded.lengths)[predicted])
+    return found
+
+
+def figures(documents: Evaluated) -> dict[str, float]:
+    """The figures of all documents together, and those of the baselines."""
+    total = documents.total()
+    found = {
+        "val/loss": total.loss,
+        "val/perplexity": total.perplexity,
+        "val/bits_per_byte": total.bits_per_byte,
+        "val/bits_per_character": total.bits_per_character,
+        "val/top1": total.top1_share,
+        "val/top5": total.top5_share,
+        "val/tokens": float(total.tokens),
+        "val/bytes": float(total.bytes),
+        "val/characters": float(total.characters),
+        "val/lost_bytes": float(total.lost_bytes),
+        "val/documents": float(total.documents),
+    }
+    for name in BASELINES:
+        loss, bits = total.baseline_loss(name), total.baseline_bits_per_byte(name)
+        if loss is None or bits is None:
+            continue
+        found |= {f"val/{name}_loss": loss, f"val/{name}_bits_per_byte": bits}
+        if name != "uniform":
+            found[f"val/below_{name}"] = 1 - total.bits_per_byte / bits
+    return found
+
+
+def _calibration(scores: TokenScores) -> tuple[list[CalibrationBin], float]:
+    """The bins, and the expected calibration error."""
+    from model.metrics import Calibration
+
+    predicted = scores.predicted
+    found = Calibration.of(scores.confidence[predicted], scores.rivals[predicted] < 1)
+    n = len(found.tokens)
+    columns = zip(found.tokens.tolist(), found.hits.tolist(), found.confidence.tolist(), strict=True)
+    bins = [CalibrationBin(place / n, (place + 1) / n, *values) for place, values in enumerate(columns)]
+    return bins, found.expected_error
+
+
+def position_buckets(scores: TokenScores) -> list[PositionBucket]:
+    """Loss by tokens of context, in buckets that grow with it: two for every doubling."""
+    predicted = scores.predicted
+    context = scores.context[predicted]
+    longest = int(context.max(initial=1))
+    ends = bucket_ends(longest)
+    bucket = np.searchsorted(ends, context)
+    tokens = np.bincount(bucket, minlength=len(ends))
+    top1 = np.bincount(bucket[scores.rivals[predicted] < 1], minlength=len(ends))
+    nll = np.bincount(bucket, weights=scores.nll[predicted], minlength=len(ends))
+    begins = [1, *(end + 1 for end in ends[:-1])]
+    columns = zip(begins, ends, tokens.tolist(), top1.tolist(), nll.tolist(), strict=True)
+    return [PositionBucket(*values) for values in columns]
+
+
+def bucket_ends(longest: int) -> list[int]:
+    """Last number of each bucket of 1 to `longest`: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on."""
+    ends, end = [1, 2, 3], 4
+    while ends[-1] < longest:
+        ends += [end, end * 3 // 2]
+        end *= 2
+    return [*(end for end in ends if end < longest), longest]
+
+
+def zstd_bits_per_byte(texts: list[str]) -> float:
+    """Bits per byte of the texts, one after the other, under zstd -19."""
+    import zstandard
+
+    data = "\n".join(texts).encode()
+    return 8 * len(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)) / len(data)
+
+
+def _digest(metrics: dict[str, float], documents: Evaluated) -> str:
+    nll = documents.sums["nll_nats"].tolist()
+    return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])

@@ -1,0 +1,96 @@
+"""What a network says of single tokens, against its probabilities; and that it does not depend on what lies beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model import Transformer
+from model.metrics import Calibration
+from model.scoring import batches_by_length, score_windows, token_scores
+
+Build = Callable[..., Transformer]
+IDS = np.random.default_rng(0).integers(0, 30, 120)
+WINDOWS = (np.array([0, 17, 60, 80]), np.array([17, 1, 9, 14]), np.array([1, 1, 4, 1]))
+
+
+@pytest.mark.parametrize("switches", [{}, {"tie_weights": False, "head_bias": True}, {"pos": "rope", "act": "swiglu"}])
+def test_scores_follow_from_the_probabilities(build_model: Build, switches: dict[str, Any]) -> None:
+    model = build_model(**switches)
+    found = score_windows(model, IDS, *WINDOWS)
+    seen = np.zeros(len(IDS), dtype=bool)
+    for start, length, first in zip(*WINDOWS, strict=True):
+        if length == 1:
+            continue  # there is nothing behind its id
+        with torch.no_grad():
+            shares = model(torch.from_numpy(IDS[start : start + length - 1])[None]).double().softmax(-1)[0]
+        for place in range(first, length):
+            here, label = shares[place - 1], IDS[start + place]
+            seen[start + place] = True
+            assert found.nll[start + place] == pytest.approx(-float(here[label].log()), rel=1e-5)
+            assert found.rivals[start + place] == int((here >= here[label]).sum()) - 1
+            assert found.confidence[start + place] == pytest.approx(float(here.max()), rel=1e-5)
+            assert found.context[start + place] == place
+    assert (found.predicted == seen).all()
+
+
+def test_scores_do_not_depend_on_the_batch(build_model: Build) -> None:
+    model = build_model()
+    alone, together = (score_windows(model, IDS, *WINDOWS, tokens_at_once=size) for size in (1, 10_000))
+    assert together.nll.tolist() == pytest.approx(alone.nll.tolist(), rel=1e-5)
+    assert together.nll.sum(dtype=np.float64) == pytest.approx(alone.nll.sum(dtype=np.float64), rel=1e-6)
+    assert (together.rivals == alone.rivals).all()
+
+
+def test_logits_in_blocks_are_the_same(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model()
+    whole = score_windows(model, IDS, *WINDOWS)
+    monkeypatch.setattr("model.scoring._BLOCK_ELEMENTS", 1)
+    assert score_windows(model, IDS, *WINDOWS).nll.tolist() == pytest.approx(whole.nll.tolist(), rel=1e-5)
+
+
+def test_a_network_that_knows_nothing_is_never_right(build_model: Build) -> None:
+    model = build_model()
+    labels = torch.tensor([[3, -100, 0]])
+    _, rivals, confidence = token_scores(model, torch.zeros(1, 3, model.config.d_model), labels)
+    assert rivals.tolist() == [model.config.vocab_size - 1] * 2
+    assert confidence.tolist() == pytest.approx([1 / model.config.vocab_size] * 2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_scoring_leaves_mode_and_random_state_alone(build_model: Build, training: bool) -> None:
+    model, before = build_model(drop_resid=0.5).train(training), torch.get_rng_state()
+    score_windows(model, IDS, *WINDOWS)
+    assert model.training is training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_progress_counts_the_windows_that_predict_something(build_model: Build) -> None:
+    told: list[tuple[int, int]] = []
+    score_windows(build_model(), IDS, *WINDOWS, tokens_at_once=16, on_batch=lambda *done: told.append(done))
+    assert told[-1] == (3, 3)
+
+
+def test_batches_hold_no_more_tokens_than_allowed_when_padded() -> None:
+    lengths = np.array([3, 9, 1, 9, 2, 40, 8])
+    found = batches_by_length(lengths, 18)
+    assert [rows.tolist() for rows in found] == [[5], [1, 3], [6, 0], [4, 2]]
+    assert all(len(rows) == 1 or len(rows) * lengths[rows].max() <= 18 for rows in found)
+
+
+def test_calibration_by_hand() -> None:
+    found = Calibration.of(
+        np.array([0.0, 0.05, 0.6, 0.65, 1.0]), np.array([False, False, True, False, True]), n_bins=10
+    )
+    assert found.tokens.tolist() == [2, 0, 0, 0, 0, 0, 2, 0, 0, 1]
+    assert found.hits.tolist() == [0, 0, 0, 0, 0, 0, 1, 0, 0, 1]
+    assert found.confidence.tolist() == pytest.approx([0.05, 0, 0, 0, 0, 0, 1.25, 0, 0, 1.0])
+    assert found.expected_error == pytest.approx((0.05 + 0.25 + 0) / 5)
+
+
+def test_calibration_of_nothing_is_no_number() -> None:
+    assert np.isnan(Calibration.of(np.zeros(0), np.zeros(0, bool)).expected_error)
