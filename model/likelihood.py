@@ -141,7 +141,7 @@ def _score(
     """Log-probability of what each window scores, and whether all of it is likeliest."""
     device = model.token_embedding.weight.device
     inputs = torch.zeros(len(batch), max(window.width for window in batch), dtype=torch.int64)
-    places, labels, ends = [], [], [0]
+    places, ends, labels = [], [0], list[int]()
     for row, window in enumerate(batch):
         ids = continuations[window.row].ids
         inputs[row, : window.width] = torch.tensor(ids[window.begin : window.end - 1])

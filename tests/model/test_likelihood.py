@@ -106,6 +106,8 @@ def test_the_model_stays_in_its_mode(build_model: Callable[..., Transformer]) ->
         (Continuation([1, 31], 1), "holds ids from 1 to 31, expected 0 to 30"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(build_model: Callable[..., Transformer], item: Continuation, told: str) -> None:
+def test_what_cannot_be_scored_is_refused(
+    build_model: Callable[..., Transformer], item: Continuation, told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
         continuation_likelihoods(build_model(), [item])
