@@ -76,6 +76,7 @@ def why(
         if thing:
             _print_tree(tree, 0)
         if found is not None:
+            print(end="\n" if thing else "")
             print_echoes(found)
 
 

@@ -12,9 +12,9 @@ def print_echoes(found: dict[str, Any]) -> None:
         found: as `flows.tracing.trace_text` gives it.
     """
     if not found["spans"]:
-        print("\nno span of this text stands in the training text")
+        print("no span of this text stands in the training text")
         return
-    print(f"\n{found['covered']:.0%} of {found['characters']:,} characters stand in the training text:")
+    print(f"{found['covered']:.0%} of {found['characters']:,} characters stand in the training text:")
     for span in found["spans"]:
         print(f"\n{span['words']} words, at character {span['start']}, in {_counted(span['documents'], 'document')}:")
         print(f"  {_line(span['text'])}")

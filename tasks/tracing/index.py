@@ -33,13 +33,12 @@ class TraceIndexSettings:
     """Settings of the stage; there are none: how long spans have to be is asked when something is looked up."""
 
 
-@stage("trace_index", version=1, unit="document")
+@stage("trace_index", version=1, unit="segment")
 def trace_index(work: Work, settings: TraceIndexSettings, *, documents: ArtifactRef) -> str:
     """Index the documents of one segment, so that text which stands in them is found."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.apart(index_segment, unpacked_size(source), source=str(source), out=str(work.out))
-    work.counts["rows"] = work.counts["units"] = made["rows"]
-    work.counts["anchors"] = made["anchors"]
+    work.counts.update(made)
     return sha256_json([ANCHOR_WORDS, STRIDE, documents.digest])
 
 
