@@ -16,7 +16,9 @@ import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json, say
 from flows.cli_count import count
+from flows.cli_exam import show_exam
 from flows.cli_exchange import export, export_corpus, import_
+from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
 from flows.cli_lookup import sample, sql, status, verify, why
 from flows.cli_suggest import show_suggestion
@@ -323,6 +325,7 @@ def train(
 @app.command()
 def evaluate(
     model: Model = "champion",
+    tasks: Annotated[str, typer.Option(help="JSON Lines file of questions to put to it instead.")] = "",
     corpus: Corpus = "default",
     refresh: Refresh = None,
     home: HomeFolder = "",
@@ -330,6 +333,10 @@ def evaluate(
 ) -> None:
     """Measure a model on the corpus's frozen evaluation set, beside its baselines."""
     with plain_errors():
+        if tasks:
+            asked = {"questions": _absolute(tasks), "model": model, "refresh": ",".join(refresh or [])}
+            show_exam(_flow("exam", home, **asked), as_json)
+            return
         _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or [])), as_json)
 
 
@@ -390,6 +397,7 @@ app.command()(count)
 app.command()(export)
 app.command()(export_corpus)
 app.command("import")(import_)
+app.command("lm-eval")(lm_eval)
 
 
 def main(command: Callable[[], None] = app) -> None:

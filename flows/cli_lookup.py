@@ -46,20 +46,38 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def why(
-    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID).")],
+    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID).")] = "",
+    text: Annotated[str, typer.Option(help="A text instead: what of it stands in the corpus's training text.")] = "",
+    min_words: Annotated[int, typer.Option(help="Shortest span of a text that is shown, in words.")] = 8,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Where a model version, dataset, completion or document comes from."""
+    """Where a model version, dataset, completion or document comes from, and what a completion repeats of it."""
     with plain_errors():
-        from flows.direct import explain
+        from flows.cli_trace import print_echoes
+        from flows.tracing import explain_echoes, explain_text
+        from storage.errors import UserError
 
-        tree = explain(home, thing, corpus)
+        if bool(thing) == bool(text):
+            raise UserError("give either a THING or --text TEXT")
+        if text:
+            tree = explain_text(home, text, corpus, min_words)
+        else:
+            from flows.direct import explain
+
+            tree = explain(home, thing, corpus)
+            if "completion" in tree:
+                tree |= explain_echoes(home, tree, min_words)
         if as_json:
             print_json(tree)
-        else:
+            return
+        found = tree.pop("echoes", None)
+        if thing:
             _print_tree(tree, 0)
+        if found is not None:
+            print(end="\n" if thing else "")
+            print_echoes(found)
 
 
 def _print_tree(value: Any, depth: int) -> None:

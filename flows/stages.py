@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from flows import corpus, corpus_import, pipeline
+from flows import corpus, corpus_import, pipeline, tracing
 from storage.errors import UserError
 from tasks.stage import Stage
 
 
 def all_stages() -> dict[str, Stage]:
     """Every stage that the pipeline uses, by name."""
+    from tasks.exams.stages import exam, keep_questions
     from tasks.generation import adopt_bundle
 
     found = [
         item
-        for module in (corpus, corpus_import, pipeline)
+        for module in (corpus, corpus_import, pipeline, tracing)
         for item in vars(module).values()
         if isinstance(item, Stage)
     ]
-    return {item.name: item for item in [*found, adopt_bundle]}
+    return {item.name: item for item in [*found, adopt_bundle, exam, keep_questions]}
 
 
 def stage_names(refresh: str) -> list[str]:

@@ -327,3 +327,54 @@ SCORES = _schema(
     _required("score", pa.float64()),
     _required("digest", pa.string()),
 )
+
+# One row for every document of a segment that can be traced to; the anchors are numbered in the order of the rows.
+TRACED = _schema("traced", _required("doc_id", pa.string()), _required("anchors", pa.int64()))
+
+# How much of each completion stands word for word in training text; `longest` is in words, the rest in characters.
+ECHOES = _schema(
+    "echoes",
+    _required("id", pa.string()),
+    _required("sample", pa.int32()),
+    _required("n_chars", pa.int64()),
+    _required("covered_chars", pa.int64()),
+    _required("longest", pa.int64()),
+)
+
+# One row for every span of a completion that stands in a training document; places are in characters.
+ECHO_SPANS = _schema(
+    "echo_spans",
+    _required("id", pa.string()),
+    _required("sample", pa.int32()),
+    _required("start", pa.int64()),
+    _required("length", pa.int64()),
+    _required("words", pa.int64()),
+    _required("doc_id", pa.string()),
+    _required("doc_start", pa.int64()),
+    _required("doc_length", pa.int64()),
+)
+
+# How many of an evaluation document's runs of thirteen words stand in training text.
+CONTAMINATION = _schema(
+    "contamination",
+    _required("doc_id", pa.string()),
+    _required("grams", pa.int64()),
+    _required("seen", pa.int64()),
+    _required("share", pa.float64()),
+)
+
+# One row for every question that was put to a model; the columns of choices are empty where it had to write.
+ANSWERS = _schema(
+    "answers",
+    _required("id", pa.string()),
+    _required("type", pa.string()),
+    _required("prompt", pa.large_string()),
+    _required("answer", pa.large_string()),
+    _required("choices", pa.list_(pa.large_string())),
+    _required("logprobs", pa.list_(pa.float64())),
+    _required("logprobs_by_byte", pa.list_(pa.float64())),
+    _required("prediction", pa.large_string()),
+    pa.field("prediction_by_bytes", pa.large_string()),
+    _required("right", pa.bool_()),
+    pa.field("right_by_bytes", pa.bool_()),
+)

@@ -66,12 +66,12 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int], s
         places = found.setdefault(doc_id, [])
         if not places or places[-1] != sequence:
             places.append(sequence)
-    paths = _paths(store, dataset, list(found))
+    paths = first_paths(store, dataset, list(found))
     culprits = [Culprit(doc_id, paths.get(doc_id, ""), tuple(places)) for doc_id, places in found.items()]
     return sorted(culprits, key=lambda one: (-len(one.sequences), one.sequences[0]))
 
 
-def _paths(store: Store, dataset: ArtifactRef, doc_ids: list[str]) -> dict[str, str]:
+def first_paths(store: Store, dataset: ArtifactRef, doc_ids: list[str]) -> dict[str, str]:
     """The first path of each document in the snapshot that the dataset was made from."""
     snapshot = store.folder(ancestor(store, dataset, "snapshot").ref)
     files = pq.read_table(snapshot / "files.parquet", columns=["doc_id", "status", "path"])

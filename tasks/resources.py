@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from storage.tracking import Tracking
     from tasks.apart import Apart
     from tasks.evaluation.inputs import Text
+    from tasks.exams.questions import Question
     from tasks.generation import Prompt
     from tasks.ingest.pool.pool import ExtractionPool
     from tasks.ingest.snapshot import Listing
@@ -72,9 +73,11 @@ class Resources:
         self.evaluation_sets: list[Path] = []  # where the external evaluation sets lie
         self.classifier_examples: tuple[list[Path], list[Path]] = ([], [])  # of good and of bad documents
         self.cuts: dict[str, dict[str, list[tuple[int, int]]]] = {}  # digest of cuts -> what is cut out of documents
+        self.trained: dict[str, set[str]] = {}  # digest of ids -> the training documents of a segment
         self.listing: Listing | None = None  # the walk a snapshot is made of
         self.prompts: list[Prompt] = []  # the prompts a generation is asked for
         self.texts: list[Text] = []  # the texts that a model is measured on
+        self.questions: list[Question] = []  # the questions that an exam puts to a model
         self.tokenizer_file: Path | None = None  # a tokeniser from elsewhere that is to be taken
         self.token_engine = "auto"  # what encodes: the fastest engine that agrees with the reference, or `reference`
         self.bundle_folder: Path | None = None  # a model folder to be taken into the store

@@ -118,6 +118,42 @@ def test_the_lineage_of_a_document_names_its_pages_and_its_side(first: dict[str,
     assert tree["documents"][0]["split"] in ("train", "validation")
 
 
+def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, Any], home: Path) -> None:
+    row = sql(
+        home,
+        "select d.text, f.path from documents d join files f on f.doc_id = d.doc_id and f.status = 'ok' "
+        "where d.split = 'train' and d.kind = 'text' order by length(d.text) desc limit 1",
+    )[0]
+    text = row["text"][len(row["text"]) // 2 :][:600]
+    found = answer(home, "why", "--text", f"words of mine {text}")["echoes"]
+    assert row["path"] in {place["path"] for place in found["spans"][0]["found_in"]}
+    assert found["covered"] > 0.9
+
+
+def test_a_completion_is_traced_to_the_training_text_of_its_model(first: dict[str, Any], home: Path) -> None:
+    made = answer(home, "generate", "The import statement", "--max-new-tokens", "8", "--seed", "3")
+    key = Path(made["completions"]).parent.name
+    tree = answer(home, "why", f"{key}/{made['rows'][0]['id']}")
+    assert tree["completion"]["text"] == made["rows"][0]["text"]
+    assert tree["echoes"]["characters"] == len(made["rows"][0]["text"])
+
+
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
+def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    questions = [
+        {"type": "multiple_choice", "prompt": "The import", "choices": ["statement", "qqq"], "answer": 0},
+        {"type": "exact_match", "prompt": "The", "answer": "nothing of the kind", "max_new_tokens": 4},
+    ]
+    file.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    found = answer(home, "evaluate", "--tasks", str(file))
+    assert found["metrics"]["exam/multiple_choice/chance"] == 0.5
+    assert found["metrics"]["exam/exact_match/accuracy"] == 0
+    assert Path(found["answers"]).is_file()
+    assert "guessing" in invoke(home, "evaluate", "--tasks", str(file)).stdout
+
+
 def test_verify_finds_a_whole_store(first: dict[str, Any], home: Path) -> None:
     report = answer(home, "verify")
     assert report["ok"] is True

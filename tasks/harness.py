@@ -1,0 +1,121 @@
+"""The bridge to lm-evaluation-harness: its tasks score a model of ours.
+
+Goes in: the folder of a model. Comes out: what the harness asks of a model, log-likelihoods and greedy text. `sheepfold
+lm-eval` finds a registered model by its name; here is the class for it, and the harness's own command with the model
+`sheepfold` in it:
+
+    python -m tasks.harness run --model sheepfold --model_args folder=FOLDER --tasks TASK
+
+Only the network and the tokeniser are needed beside the harness (torch, numpy, safetensors, tokenizers), so this also
+runs in an environment of its own, where the two packages cannot share one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from tasks.bundle import Bundle
+from tasks.exams.scoring import common_length, encode, score_ids
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+MAX_NEW_TOKENS = 256  # of an answer whose task does not say
+_SAMPLING = ("temperature", "top_k", "top_p")
+_KNOWN = {"until", "do_sample", "max_gen_toks", "max_new_tokens", *_SAMPLING}
+
+
+@register_model("sheepfold")
+class SheepfoldLM(LM):
+    """A model of ours as the harness sees it.
+
+    Args:
+        folder: the model, as `sheepfold run` leaves it in the store; or a `Bundle` that is loaded already.
+        device: where it runs.
+        batch_size, max_batch_size: taken, because the harness gives them; batches are cut by tokens.
+    """
+
+    def __init__(
+        self, folder: str | Path | Bundle, device: str = "cpu", batch_size: Any = None, max_batch_size: Any = None
+    ) -> None:
+        super().__init__()
+        self.bundle = folder if isinstance(folder, Bundle) else Bundle(Path(folder), device or "cpu")
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-likelihood of each continuation behind its context, and whether it is what greedy decoding writes."""
+        pairs = [_moved_space(*request.args) for request in requests]
+        whole = encode(self.bundle, [context + continuation for context, continuation in pairs])
+        before = encode(self.bundle, [context for context, _ in pairs])
+        # a tokeniser may join the end of a context with what follows: what is scored begins where the ids depart
+        asked = [(ids, common_length(ids, context)) for ids, context in zip(whole, before, strict=True)]
+        found = [(item.logprob, item.greedy) for item in score_ids(self.bundle, asked)]
+        self._remember("loglikelihood", requests, found)
+        return found
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of whole texts, read in windows of the context where they are longer."""
+        begin = 0 if self.bundle.start_id is None else 1
+        whole = encode(self.bundle, [request.args[0] for request in requests])
+        found = [item.logprob for item in score_ids(self.bundle, [(ids, begin) for ids in whole])]
+        self._remember("loglikelihood_rolling", requests, found)
+        return found
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes behind each context, up to the first of the texts that end it.
+
+        Raises:
+            ValueError: a task asks for a setting of generation that there is not.
+        """
+        groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            groups[_settings(request.args[1])].append(number)
+        found = [""] * len(requests)
+        for (most, *sampling), numbers in groups.items():
+            prompts = [requests[number].args[0] for number in numbers]
+            named = dict(zip(_SAMPLING, sampling, strict=True))
+            completions = self.bundle.complete(prompts, max_new_tokens=most, **named)
+            for number, completion in zip(numbers, completions, strict=True):
+                found[number] = _cut(completion.text, requests[number].args[1].get("until"))
+        self._remember("generate_until", requests, found)
+        return found
+
+    def _remember(self, kind: str, requests: Sequence[Instance], found: Sequence[Any]) -> None:
+        """Tell the harness's cache, if it keeps one."""
+        for request, value in zip(requests, found, strict=True):
+            self.cache_hook.add_partial(kind, request.args, value)
+
+
+def _moved_space(context: str, continuation: str) -> tuple[str, str]:
+    """White space at the end of a context goes to the continuation, where tokenisers have it."""
+    bare = context.rstrip()
+    return bare, context[len(bare) :] + continuation
+
+
+def _settings(given: dict[str, Any]) -> tuple[int, float, int, float]:
+    """Tokens, temperature, top k and top p that a task asks for."""
+    unknown = sorted(given.keys() - _KNOWN)
+    if unknown:
+        raise ValueError(f"generation_kwargs has {unknown[0]}, expected some of {', '.join(sorted(_KNOWN))}")
+    most = int(given.get("max_gen_toks") or given.get("max_new_tokens") or MAX_NEW_TOKENS)
+    if not given.get("do_sample", bool(given.get("temperature"))):
+        return most, 0.0, 0, 1.0
+    return most, float(given.get("temperature", 1.0)), int(given.get("top_k") or 0), float(given.get("top_p") or 1.0)
+
+
+def _cut(text: str, until: str | Sequence[str] | None) -> str:
+    """A text up to the first of the texts that end it."""
+    ends = [until] if isinstance(until, str) else until or []
+    places = [place for place in (text.find(end) for end in ends if end) if place >= 0]
+    return text[: min(places, default=len(text))]
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

@@ -1,0 +1,24 @@
+"""A model with opinions for the tests of exams: after twenty steps of training one writes hardly anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from model import save_weights
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
+
+
+def outspoken(folder: Path) -> Bundle:
+    """The model of a folder with random weights that are large, written over its own; its texts do not end."""
+    bundle = Bundle(folder)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in bundle.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    save_weights(folder / WEIGHTS_FILE, bundle.model)
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    (folder / CONFIG_FILE).write_text(json.dumps({**config, "eos": False}))
+    return Bundle(folder)

@@ -1,0 +1,108 @@
+"""The stages of exams: a file of questions to a table of answers and accuracies, kept like everything else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from exam_samples import outspoken
+from tiny_run import Ran, copy_of_store, direct_session
+
+from storage.errors import UserError
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.tables import read_rows
+from tasks.bundle import Bundle
+from tasks.exams.questions import ExactMatch, MultipleChoice, Question
+from tasks.exams.scoring import score_choices, write_answers
+from tasks.exams.stages import (
+    ANSWERS_FILE,
+    ExamSettings,
+    QuestionsSettings,
+    exam,
+    exam_metrics,
+    keep_questions,
+    load_questions,
+    read_exam_metrics,
+)
+from tasks.session import Session, artifact
+
+CHOOSING = [
+    MultipleChoice("a", "the shepherd counts", ("his sheep", "qqq zzz"), 0),
+    MultipleChoice("b", "the shepherd counts", ("his sheep", "qqq zzz", "xxx"), 1),
+]
+
+
+@pytest.fixture(scope="module")
+def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return copy_of_store(tiny, tmp_path_factory.mktemp("exam") / "home")
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny: Ran, home: Home) -> Bundle:
+    """The home's model."""
+    assert tiny.checkpoint is not None
+    return outspoken(Path(home.store) / "train" / tiny.checkpoint.key)
+
+
+def put(session: Session, checkpoint: ArtifactRef, questions: list[Question]) -> ArtifactRef:
+    session.resources.questions = questions
+    kept = session.run(keep_questions, QuestionsSettings.of(questions))
+    assert load_questions(session.store.folder(artifact(kept))) == questions
+    return artifact(session.run(exam, ExamSettings(), checkpoint=checkpoint, questions=kept))
+
+
+def test_answers_stand_in_the_order_of_the_questions_with_all_that_led_to_them(
+    tiny: Ran, home: Home, bundle: Bundle
+) -> None:
+    assert tiny.checkpoint is not None
+    plain = ExactMatch("w", "a dog watches", ("nothing",), 6, ())
+    (written,) = write_answers(bundle, [plain])
+    right = ExactMatch("w", "a dog watches", ("nothing", written), 6, ())
+    with direct_session(home) as session:
+        made = put(session, tiny.checkpoint, [CHOOSING[0], right, CHOOSING[1]])
+        folder = session.store.folder(made)
+    rows = read_rows(folder / ANSWERS_FILE)
+    assert [row["id"] for row in rows] == ["a", "w", "b"]
+    scored = score_choices(bundle, CHOOSING)
+    for row, question, found in zip((rows[0], rows[2]), CHOOSING, scored, strict=True):
+        assert row["logprobs"] == pytest.approx(found.logprobs, rel=1e-5)
+        assert row["prediction"] == question.choices[found.prediction]
+        assert row["right"] == (found.prediction == question.answer)
+        assert row["right_by_bytes"] == (found.prediction_by_bytes == question.answer)
+    assert (rows[1]["prediction"], rows[1]["right"], rows[1]["right_by_bytes"]) == (written, True, None)
+    assert read_exam_metrics(folder) == exam_metrics(rows)
+
+
+def test_the_same_questions_are_put_once(tiny: Ran, home: Home) -> None:
+    assert tiny.checkpoint is not None
+    with direct_session(home) as session:
+        first = put(session, tiny.checkpoint, [*CHOOSING])
+    with direct_session(home) as session:
+        assert put(session, tiny.checkpoint, [*CHOOSING]) == first
+        assert session.reports["exam"].cached
+
+
+def test_an_empty_prompt_of_a_model_that_cannot_begin_is_told(tiny: Ran, home: Home, tmp_path: Path) -> None:
+    assert tiny.checkpoint is not None
+    bare = copy_of_store(tiny, tmp_path / "home")
+    config = Path(bare.store) / "train" / tiny.checkpoint.key / "config.json"
+    text = config.read_text()
+    config.write_text(json.dumps({**json.loads(text), "bos": 0, "eos": 0}).ljust(len(text)))
+    with direct_session(bare) as session, pytest.raises(UserError, match="exact_match: prompt 1 of 1 is empty"):
+        put(session, tiny.checkpoint, [ExactMatch("1", "", ("x",))])
+
+
+def test_guessing_is_the_mean_over_questions_with_different_numbers_of_choices() -> None:
+    common = {"prediction": "", "type": "multiple_choice"}
+    rows = [
+        {**common, "right": True, "right_by_bytes": False, "choices": ["a", "b"]},
+        {**common, "right": False, "right_by_bytes": False, "choices": ["a", "b", "c", "d"]},
+    ]
+    found = exam_metrics(rows)
+    assert found["exam/multiple_choice/chance"] == pytest.approx((1 / 2 + 1 / 4) / 2)
+    assert found["exam/multiple_choice/accuracy"] == 0.5
+    assert found["exam/multiple_choice/accuracy_by_bytes"] == 0
+    assert found["exam/multiple_choice/questions"] == 2
+    assert not any("exact_match" in name for name in found)
