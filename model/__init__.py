@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
     from .gains import local_gains
-    from .generation import Completion, generate
+    from .generation import Completion, generate, prompt_problem, stream
     from .guards import OutOfMemory, TrainingDiverged
     from .hf import from_hf, to_hf
     from .metrics import NllSum, evaluate_source
@@ -38,7 +38,7 @@ _HOMES = {
     "config": ["GenerationConfig", "TrainConfig"],
     "data": ["SpanSource"],
     "gains": ["local_gains"],
-    "generation": ["Completion", "generate"],
+    "generation": ["Completion", "generate", "prompt_problem", "stream"],
     "guards": ["OutOfMemory", "TrainingDiverged"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum", "evaluate_source"],
@@ -84,8 +84,10 @@ __all__ = [
     "measure_step_seconds",
     "operators",
     "preset",
+    "prompt_problem",
     "save_checkpoint",
     "save_weights",
     "seed_everything",
+    "stream",
     "to_hf",
 ]

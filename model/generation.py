@@ -10,13 +10,14 @@ filled the context starts again from the last half of its window, so a continuat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .architecture import ModelConfig
 from .cache import KVCache
 from .config import GenerationConfig
 from .sampling import draw, token_probabilities, uniform_noise
@@ -25,17 +26,31 @@ from .transformer import Transformer
 
 @dataclass
 class Completion:
-    """The continuation of one prompt.
+    """One continuation of one prompt.
 
     Attributes:
-        ids: new tokens, without the one that ended them.
-        finish_reason: "stop" if eos_id came, "length" if max_new_tokens were made.
-        logprobs: the model's own log-probability of each of ids, in nats, before temperature and filters.
+        prompt: place of its prompt in the list.
+        sample: which of the prompt's samples it is, from 0.
+        ids: new tokens, without the one that ended them. A stop string's last token is among them.
+        finish_reason: "stop" (a token or a string ended it), "length" (max_new_tokens were made), "context" (the
+            context is full, with overflow="stop") or "exhausted" (every token was forbidden); empty as long as it grows.
+        logprobs: the model's own log-probability of each of ids, in nats, before penalties, temperature and filters.
+        top_logprobs: for each of ids the likeliest tokens and their log-probabilities, the best first.
+        stopped_by: the stop string that ended it, or the token; None if neither did. The text goes up to where the
+            string begins, which may be within a token.
     """
 
+    prompt: int = 0
+    sample: int = 0
     ids: list[int] = field(default_factory=list)
-    finish_reason: str = "length"
+    finish_reason: str = ""
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    stopped_by: str | int | None = None
+
+
+# The text that new ids add to the text of the ids before them
+Decode = Callable[[Sequence[int], Sequence[int]], str]
 
 
 @dataclass
@@ -47,6 +62,47 @@ class _Row:
     completion: Completion
 
 
+def stream(
+    model: Transformer,
+    prompt: Sequence[int],
+    config: GenerationConfig,
+    *,
+    key: int = 0,
+    decode: Decode | None = None,
+) -> Iterator[Completion]:
+    """Continues one prompt (its first sample), token by token.
+
+    Args:
+        model: as for generate, as are the others.
+        prompt: token ids, at least one.
+        config: how to draw.
+        key: names its noise.
+        decode: needed where config.stop is set.
+
+    Yields:
+        The same completion after each token, and at last with its finish_reason.
+    """
+    raise NotImplementedError
+
+
+def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
+    """Why a prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
+    if len(prompt) == 0:
+        return "is empty; begin it with a token such as BOS"
+    if not 0 <= min(prompt) <= max(prompt) < network.vocab_size:
+        return (
+            f"holds ids from {min(prompt)} to {max(prompt)}, expected 0 to {network.vocab_size - 1}; it was encoded "
+            f"with another tokeniser"
+        )
+    needed = len(prompt) + config.max_new_tokens
+    if config.overflow == "refuse" and needed > network.max_seq_len:
+        return (
+            f"has {len(prompt)} tokens, {needed} with max_new_tokens={config.max_new_tokens}, and the context holds "
+            f"{network.max_seq_len}; shorten it, or ask for fewer tokens, or let the context roll (overflow='roll')"
+        )
+    return ""
+
+
 def generate(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -54,7 +110,9 @@ def generate(
     *,
     keys: Sequence[int] | None = None,
     batch_size: int = 32,
+    decode: Decode | None = None,
     on_step: Callable[[int, int], None] | None = None,
+    on_finished: Callable[[Completion], None] | None = None,
 ) -> list[Completion]:
     """Continues each prompt.
 
@@ -62,27 +120,31 @@ def generate(
         model: the network; it is put into evaluation mode and back.
         prompts: token ids, at least one in each.
         config: how to draw.
-        keys: one number per prompt that, with the seed, names its noise; the prompts' places by default. A
-            prompt with the same key gets the same noise in any batch.
-        batch_size: prompts that are continued at once; it bounds the memory of the cache.
-        on_step: called with (prompts finished, prompts in all) after each step.
+        keys: one number per prompt that, with the seed and the sample's number, names its noise; the prompts' places
+            by default. A prompt with the same key gets the same noise in any batch.
+        batch_size: rows that grow at once; it bounds the memory of the cache.
+        decode: the text that new ids add to that of the ids before them, which may be the last few only; needed where
+            config.stop is set.
+        on_step: called with (completions finished, completions in all) after each step.
+        on_finished: called with each completion as soon as it is finished, in no particular order.
 
     Returns:
-        One completion per prompt, in the prompts' order.
+        config.n_samples completions of each prompt, in the prompts' order.
 
     Raises:
-        ValueError: a prompt is empty or holds an id outside the vocabulary, or keys do not match prompts.
+        ValueError: a prompt cannot be continued (`prompt_problem`), keys do not match prompts, config.stop is set and
+            decode is not, or config names tokens outside the vocabulary or forbids them all.
     """
     keys = range(len(prompts)) if keys is None else keys
-    _check(prompts, keys, model.config.vocab_size)
+    _check(prompts, keys, config, model.config)
     context = model.config.max_seq_len
     rows = [
         _Row(
             list(prompt[-context:]),
             uniform_noise(config.seed, key, config.max_new_tokens if config.temperature > 0 else 0),
-            Completion(),
+            Completion(place),
         )
-        for prompt, key in zip(prompts, keys, strict=True)
+        for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
     ]
     by_length = sorted(rows, key=lambda row: len(row.window))  # similar lengths together waste little padding
     was_training = model.training
@@ -116,6 +178,8 @@ def _generate_batch(
             row.window.append(token)
             staying.append(index)
         if step + 1 == config.max_new_tokens:
+            for index in staying:
+                live[index].completion.finish_reason = "length"
             staying = []
         report(n_rows - len(staying))
         if not staying:
@@ -184,14 +248,12 @@ def _reporter(on_step: Callable[[int, int], None] | None, first: int, total: int
     return report
 
 
-def _check(prompts: Sequence[Sequence[int]], keys: Sequence[int], vocab_size: int) -> None:
+def _check(
+    prompts: Sequence[Sequence[int]], keys: Sequence[int], config: GenerationConfig, network: ModelConfig
+) -> None:
     if len(keys) != len(prompts):
         raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts; give one key per prompt")
     for index, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise ValueError(f"prompt {index} is empty; begin it with a token such as BOS")
-        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            raise ValueError(
-                f"prompt {index} holds ids from {min(prompt)} to {max(prompt)}, expected 0 to "
-                f"{vocab_size - 1}; it was encoded with another tokeniser"
-            )
+        problem = prompt_problem(prompt, config, network)
+        if problem:
+            raise ValueError(f"prompt {index} {problem}")
