@@ -1,65 +1,25 @@
-"""Batch generation: prompts of different length in, one continuation each out.
+"""Generation: prompts of different length in, continuations out.
 
-Prompts are read once into a key-value cache, then every row grows by one token per step at its own position.
-A row that stops leaves the batch. What a prompt gets depends on its own key, never on its neighbours.
+Prompts are read once into a key-value cache, then every row grows by one token per step at its own position; a row that
+ends makes room for a waiting prompt at once (`generating.engine`). What a prompt gets depends on its own key, never on
+its neighbours.
 
-The context rolls: a prompt longer than the context keeps its last max_seq_len tokens, and a row that has
-filled the context starts again from the last half of its window, so a continuation may be of any length.
-(Positions are absolute, so the cache cannot simply be shifted.)
+The context rolls: a prompt longer than the context keeps its last max_seq_len tokens, and a row that has filled the
+context starts again from the last half of its window, so a continuation may be of any length. (Cached keys and values
+were computed from a text that is gone then, so the cache cannot simply be shifted.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from .architecture import ModelConfig
-from .cache import KVCache
 from .config import GenerationConfig
-from .sampling import draw, token_probabilities, uniform_noise
+from .generating.engine import Engine
+from .generating.reading import evaluating, prompt_fault, room_fault
+from .generating.rows import Completion, Row
+from .generating.stops import Decode, StopStrings
 from .transformer import Transformer
-
-
-@dataclass
-class Completion:
-    """One continuation of one prompt.
-
-    Attributes:
-        prompt: place of its prompt in the list.
-        sample: which of the prompt's samples it is, from 0.
-        ids: new tokens, without the one that ended them. A stop string's last token is among them.
-        finish_reason: "stop" (a token or a string ended it), "length" (max_new_tokens were made), "context" (the
-            context is full, with overflow="stop") or "exhausted" (every token was forbidden); empty as long as it grows.
-        logprobs: the model's own log-probability of each of ids, in nats, before penalties, temperature and filters.
-        top_logprobs: for each of ids the likeliest tokens and their log-probabilities, the best first.
-        stopped_by: the stop string that ended it, or the token; None if neither did. The text goes up to where the
-            string begins, which may be within a token.
-    """
-
-    prompt: int = 0
-    sample: int = 0
-    ids: list[int] = field(default_factory=list)
-    finish_reason: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    stopped_by: str | int | None = None
-
-
-# The text that new ids add to the text of the ids before them
-Decode = Callable[[Sequence[int], Sequence[int]], str]
-
-
-@dataclass
-class _Row:
-    """A prompt on its way: the window the cache stands for, the noise left to use, what came out so far."""
-
-    window: list[int]
-    noise: np.ndarray
-    completion: Completion
 
 
 def stream(
@@ -82,25 +42,19 @@ def stream(
     Yields:
         The same completion after each token, and at last with its finish_reason.
     """
-    raise NotImplementedError
+    _check([prompt], [key], config, model.config, decode)
+    row = Row(prompt, key, Completion())
+    with evaluating(model) as trained:
+        for _ in Engine(model, [row], config, 1, _stops(config, decode), keep=not trained).run():
+            yield row.completion
 
 
 def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
     """Why a prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
-    if len(prompt) == 0:
-        return "is empty; begin it with a token such as BOS"
-    if not 0 <= min(prompt) <= max(prompt) < network.vocab_size:
-        return (
-            f"holds ids from {min(prompt)} to {max(prompt)}, expected 0 to {network.vocab_size - 1}; it was encoded "
-            f"with another tokeniser"
-        )
-    needed = len(prompt) + config.max_new_tokens
-    if config.overflow == "refuse" and needed > network.max_seq_len:
-        return (
-            f"has {len(prompt)} tokens, {needed} with max_new_tokens={config.max_new_tokens}, and the context holds "
-            f"{network.max_seq_len}; shorten it, or ask for fewer tokens, or let the context roll (overflow='roll')"
-        )
-    return ""
+    fault = prompt_fault(prompt, network)
+    if not fault and config.overflow == "refuse":
+        fault = room_fault(prompt, config.max_new_tokens, network)
+    return fault
 
 
 def generate(
@@ -136,120 +90,35 @@ def generate(
             decode is not, or config names tokens outside the vocabulary or forbids them all.
     """
     keys = range(len(prompts)) if keys is None else keys
-    _check(prompts, keys, config, model.config)
-    context = model.config.max_seq_len
+    _check(prompts, keys, config, model.config, decode)
     rows = [
-        _Row(
-            list(prompt[-context:]),
-            uniform_noise(config.seed, key, config.max_new_tokens if config.temperature > 0 else 0),
-            Completion(place),
-        )
+        Row(prompt, key, Completion(place, sample))
         for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
+        for sample in range(config.n_samples)
     ]
-    by_length = sorted(rows, key=lambda row: len(row.window))  # similar lengths together waste little padding
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for first in range(0, len(rows), batch_size):
-                report = _reporter(on_step, first, len(rows))
-                _generate_batch(model, by_length[first : first + batch_size], config, report)
-    finally:
-        model.train(was_training)
+    n_finished = 0
+    with evaluating(model) as trained:
+        engine = Engine(model, rows, config, batch_size, _stops(config, decode), keep=not trained)
+        for finished in engine.run():
+            n_finished += len(finished)
+            if on_finished:
+                for row in finished:
+                    on_finished(row.completion)
+            if on_step:
+                on_step(n_finished, len(rows))
     return [row.completion for row in rows]
 
 
-def _generate_batch(
-    model: Transformer, rows: list[_Row], config: GenerationConfig, report: Callable[[int], None]
-) -> None:
-    n_rows, live = len(rows), rows
-    longest = max(len(row.window) for row in rows)
-    capacity = min(model.config.max_seq_len, longest + config.max_new_tokens)
-    cache, logits = _prefill(model, [row.window for row in rows], capacity)
-    for step in range(config.max_new_tokens):
-        tokens, logprobs = _choose(logits, live, step, config)
-        staying = []
-        for index, (row, token, logprob) in enumerate(zip(live, tokens, logprobs, strict=True)):
-            if token == config.eos_id:
-                row.completion.finish_reason = "stop"
-                continue
-            row.completion.ids.append(token)
-            row.completion.logprobs.append(logprob)
-            row.window.append(token)
-            staying.append(index)
-        if step + 1 == config.max_new_tokens:
-            for index in staying:
-                live[index].completion.finish_reason = "length"
-            staying = []
-        report(n_rows - len(staying))
-        if not staying:
-            return
-        if len(staying) < len(live):
-            live = [live[index] for index in staying]
-            cache.select(staying)
-        logits = _advance(model, cache, live)
-
-
-def _advance(model: Transformer, cache: KVCache, rows: list[_Row]) -> Tensor:
-    """Reads the last token of each row's window; logits (B, V) of the next."""
-    full = [index for index, row in enumerate(rows) if len(row.window) > model.config.max_seq_len]
-    if full:
-        _roll(model, cache, rows, full)
-    ids = torch.tensor([row.window[-1:] for row in rows], device=cache.keys.device)
-    return model(ids, cache=cache)[:, -1]
-
-
-def _roll(model: Transformer, cache: KVCache, rows: list[_Row], full: list[int]) -> None:
-    """Makes room in full rows: reads half a window before the newest token again, from position 0."""
-    half = model.config.max_seq_len // 2
-    for index in full:
-        rows[index].window = rows[index].window[-half - 1 :]
-    fresh, _ = _prefill(model, [rows[index].window[:-1] for index in full], half)
-    cache.replace(full, fresh)
-
-
-def _prefill(model: Transformer, windows: list[list[int]], capacity: int) -> tuple[KVCache, Tensor]:
-    """A cache that holds these windows, and the logits (B, V) after each one's last token."""
-    weight = model.token_embedding.weight
-    cache = KVCache(model.config, len(windows), capacity, device=weight.device, dtype=weight.dtype)
-    lengths = torch.tensor([len(window) for window in windows])
-    ids = torch.zeros(len(windows), int(lengths.max()), dtype=torch.int64)
-    for row, window in enumerate(windows):
-        ids[row, : len(window)] = torch.tensor(window)
-    features = model.features(ids.to(weight.device), cache=cache, lengths=lengths)
-    # Only the last position of each row goes through the head, which is the widest layer of a small model.
-    last = (lengths - 1).to(weight.device)
-    return cache, model.head(features[torch.arange(len(windows), device=weight.device), last])
-
-
-def _choose(logits: Tensor, rows: list[_Row], step: int, config: GenerationConfig) -> tuple[list[int], list[float]]:
-    """One token for each row, and the model's log-probability of it."""
-    logits = logits.float()
-    model_logprobs = logits.log_softmax(dim=-1)
-    forbidden = list(config.suppress)
-    if config.eos_id is not None and step < config.min_new_tokens:
-        forbidden.append(config.eos_id)
-    if forbidden:
-        logits = logits.index_fill(1, torch.tensor(forbidden, device=logits.device), -torch.inf)
-    if config.temperature == 0:
-        tokens = logits.argmax(dim=-1)
-    else:
-        noise = torch.tensor([row.noise[step] for row in rows], dtype=torch.float64, device=logits.device)
-        tokens = draw(token_probabilities(logits, config.temperature, config.top_k, config.top_p), noise)
-    logprobs = model_logprobs.gather(1, tokens[:, None])[:, 0]
-    return tokens.tolist(), logprobs.tolist()
-
-
-def _reporter(on_step: Callable[[int, int], None] | None, first: int, total: int) -> Callable[[int], None]:
-    def report(done_in_batch: int) -> None:
-        if on_step:
-            on_step(first + done_in_batch, total)
-
-    return report
+def _stops(config: GenerationConfig, decode: Decode | None) -> StopStrings | None:
+    return StopStrings(config.stop, decode) if config.stop and decode is not None else None
 
 
 def _check(
-    prompts: Sequence[Sequence[int]], keys: Sequence[int], config: GenerationConfig, network: ModelConfig
+    prompts: Sequence[Sequence[int]],
+    keys: Sequence[int],
+    config: GenerationConfig,
+    network: ModelConfig,
+    decode: Decode | None,
 ) -> None:
     if len(keys) != len(prompts):
         raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts; give one key per prompt")
@@ -257,3 +126,12 @@ def _check(
         problem = prompt_problem(prompt, config, network)
         if problem:
             raise ValueError(f"prompt {index} {problem}")
+    if config.stop and decode is None:
+        raise ValueError(f"stop={config.stop!r} is text, and there is no decode to turn tokens into text; give it")
+    biased = [token for token, _ in config.logit_bias]
+    for name, tokens in (("suppress", config.suppress), ("logit_bias", biased)):
+        beyond = [token for token in tokens if token >= network.vocab_size]
+        if beyond:
+            raise ValueError(f"{name} names token {beyond[0]}; the model's tokens are 0 to {network.vocab_size - 1}")
+    if len(set(config.suppress)) == network.vocab_size:
+        raise ValueError(f"suppress forbids all {network.vocab_size} tokens, so that none could be drawn; leave some")

@@ -1,4 +1,4 @@
-"""Matrix products for training on a CPU, each with the library that is fast there.
+"""Matrix products on a CPU, each with the library that is fast there.
 
 torch multiplies float32 matrices with MKL, which uses the widest instructions of Intel's processors only: on others it
 reaches less than half of what oneDNN does, which torch carries too but uses for other types. So here the products of
@@ -43,13 +43,17 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """torch's linear layer, with the faster products while it is trained in float32 on a CPU."""
+    """torch's linear layer, with the faster products in float32 on a CPU: in training, and in inference mode."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and torch.is_grad_enabled() and is_plain(x) and is_plain(self.weight)):
+        only_read = torch.is_inference_mode_enabled()
+        trained = self.training and torch.is_grad_enabled()
+        if not (only_read or trained) or not (is_plain(x) and is_plain(self.weight)):
             return F.linear(x, self.weight, self.bias)
         if torch.is_autocast_enabled("cpu") or not has_fast_products():
             return F.linear(x, self.weight, self.bias)
+        if only_read:
+            return product(x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
         found: Tensor = LinearProduct.apply(x, self.weight, self.bias)
         return found
 

@@ -1,0 +1,117 @@
+"""The few tokens that filters leave of a vocabulary, found without sorting it.
+
+A filter of the likeliest tokens needs their order, and to sort all logits costs more than the network's step. So what
+can be dropped for certain is dropped first, by one comparison; the filters then see the rest, and leave what they would
+have left of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..sampling import draw
+
+_LANES = 64  # a multiple of every vector width, so that an element's place decides nothing
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Tokens that a filter may keep.
+
+    Attributes:
+        logits: (B, N), -inf behind the last one of a row.
+        ids: (B, N), ascending in each row; 0 behind the last.
+        mass: (B, 1) float64, share of the row's probability that is here; None if what is left out counts nothing.
+    """
+
+    logits: Tensor
+    ids: Tensor
+    mass: Tensor | None = None
+
+
+def likeliest(logits: Tensor, k: int) -> Shortlist | None:
+    """At least the k largest logits of each row, and all that equal the k-th.
+
+    The k-th largest of the maxima of blocks is no larger than the k-th largest of all.
+
+    Args:
+        logits: (B, V) on a CPU.
+        k: how many.
+
+    Returns:
+        None where k is so large that nothing would be won.
+    """
+    vocab_size = logits.shape[1]
+    width = vocab_size // (2 * k)
+    if width < 4:
+        return None
+    n_blocks = vocab_size // width
+    maxima = logits[:, : n_blocks * width].unflatten(1, (n_blocks, width)).amax(-1)
+    return _listed(logits, maxima.topk(k, dim=1).values[:, -1:])
+
+
+def nucleus(logits: Tensor, temperature: float, top_p: float) -> Shortlist:
+    """At least the smallest set of tokens of each row whose probabilities reach top_p.
+
+    All tokens less likely than (1 - top_p) / V together hold less than 1 - top_p.
+
+    Args:
+        logits: (B, V) on a CPU.
+        temperature: above 0.
+        top_p: below 1.
+    """
+    shifted = (logits - logits.amax(-1, keepdim=True)) / temperature
+    weights = shifted.exp_()
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
+    # a little lower than the bound, for what float32 rounds
+    found = _listed(logits, ((1 - top_p) / logits.shape[1] * 0.99 * total).to(logits.dtype), weights)
+    kept = ((found.logits - found.logits.amax(-1, keepdim=True)) / temperature).exp_()
+    return Shortlist(found.logits, found.ids, kept.sum(-1, keepdim=True, dtype=torch.float64) / total)
+
+
+def near_likeliest(logits: Tensor, least: float) -> Shortlist:
+    """Tokens whose logits lie no further than `least` (a negative number) from the largest of their row."""
+    return _listed(logits, logits.amax(-1, keepdim=True) + least)
+
+
+def _listed(logits: Tensor, least: Tensor, measure: Tensor | None = None) -> Shortlist:
+    """Tokens whose measure (the logits themselves by default) is at least (B, 1) `least`."""
+    kept = (logits if measure is None else measure) >= least
+    n_rows, vocab_size = logits.shape
+    flat = np.flatnonzero(kept.contiguous().numpy())  # many times faster than torch's search where little is kept
+    rows, columns = np.divmod(flat, vocab_size)
+    counts = np.bincount(rows, minlength=n_rows)
+    width = -(-int(counts.max()) // _LANES) * _LANES
+    places = np.arange(len(flat)) - (counts.cumsum() - counts)[rows]
+    ids = np.zeros((n_rows, width), dtype=np.int64)
+    numbers = logits.numpy()
+    values = np.full((n_rows, width), -np.inf, dtype=numbers.dtype)
+    ids[rows, places], values[rows, places] = columns, numbers[rows, columns]
+    return Shortlist(torch.from_numpy(values), torch.from_numpy(ids))
+
+
+def draw_from_all(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor:
+    """One token of each row with no filter: `sampling.draw`, in float32 but for the sums, block by block.
+
+    Args:
+        logits: (B, V).
+        temperature: above 0.
+        uniform: (B,) numbers in [0, 1).
+
+    Returns:
+        (B,) int64 tokens.
+    """
+    weights = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp_()
+    missing = -weights.shape[1] % _LANES
+    blocks = (F.pad(weights, (0, missing)) if missing else weights).unflatten(1, (-1, _LANES))
+    sums = blocks.sum(-1, dtype=torch.float64)
+    block = draw(sums, uniform)
+    before = (sums.cumsum(-1) - sums).gather(1, block[:, None])[:, 0]
+    inside = blocks[torch.arange(len(block)), block].double()  # (B, lanes)
+    left = (uniform * sums.cumsum(-1)[:, -1] - before) / inside.sum(-1)
+    return block * _LANES + draw(inside, left.clamp_(0.0, 1.0))
