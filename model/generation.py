@@ -43,7 +43,7 @@ def stream(
         The same completion after each token, and at last with its finish_reason.
     """
     _check([prompt], [key], config, model.config, decode)
-    row = Row(prompt, key, Completion())
+    row = Row(prompt, key, Completion(), config.max_new_tokens)
     with evaluating(model) as trained:
         for _ in Engine(model, [row], config, 1, _stops(config, decode), keep=not trained).run():
             yield row.completion
@@ -63,6 +63,7 @@ def generate(
     config: GenerationConfig,
     *,
     keys: Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
     batch_size: int = 32,
     decode: Decode | None = None,
     on_step: Callable[[int, int], None] | None = None,
@@ -76,6 +77,7 @@ def generate(
         config: how to draw.
         keys: one number per prompt that, with the seed and the sample's number, names its noise; the prompts' places
             by default. A prompt with the same key gets the same noise in any batch.
+        limits: the longest continuation of each prompt, where they differ; config.max_new_tokens is the longest of all.
         batch_size: rows that grow at once; it bounds the memory of the cache.
         decode: the text that new ids add to that of the ids before them, which may be the last few only; needed where
             config.stop is set.
@@ -86,13 +88,16 @@ def generate(
         config.n_samples completions of each prompt, in the prompts' order.
 
     Raises:
-        ValueError: a prompt cannot be continued (`prompt_problem`), keys do not match prompts, config.stop is set and
-            decode is not, or config names tokens outside the vocabulary or forbids them all.
+        ValueError: a prompt cannot be continued (`prompt_problem`), keys or limits do not match prompts, config.stop is
+            set and decode is not, or config names tokens outside the vocabulary or forbids them all.
     """
     keys = range(len(prompts)) if keys is None else keys
     _check(prompts, keys, config, model.config, decode)
+    longest = config.max_new_tokens
+    if limits is not None and (len(limits) != len(prompts) or not all(1 <= limit <= longest for limit in limits)):
+        raise ValueError(f"limits={limits!r}; expected a number from 1 to max_new_tokens={longest} for each prompt")
     rows = [
-        Row(prompt, key, Completion(place, sample))
+        Row(prompt, key, Completion(place, sample), limits[place] if limits is not None else longest)
         for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
         for sample in range(config.n_samples)
     ]

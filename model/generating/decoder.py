@@ -144,7 +144,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, E), keys and values (B, K, E) of x (B, D)."""
         config = self.config
-        heads = layer.qkv(x).unflatten(-1, (-1, config.head_dim))
+        heads = layer.qkv(x).view(len(x), -1, config.head_dim)
         n_query, n_kv = config.n_head, config.n_kv_head
         if layer.norm_q is not None and layer.norm_k is not None:
             q, k = layer.norm_q(heads[:, :n_query]), layer.norm_k(heads[:, n_query : n_query + n_kv])
@@ -165,12 +165,12 @@ class Decoder:
         """Queries and keys (B, H + K, E) turned by their positions' angles."""
         if isinstance(turns, Tensor):
             return rotate(x, turns, self.config.rope_layout)
-        half = x.shape[-1] // 2
+        n_rows, n_heads, width = x.shape
         if self.config.rope_layout == "half":
-            swapped = x.unflatten(-1, (2, half)).flip(-2).flatten(-2)
+            swapped = x.reshape(n_rows, n_heads, 2, width // 2).flip(-2)
         else:
-            swapped = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2)
-        return swapped.mul_(turns[1]).addcmul_(x, turns[0])
+            swapped = x.reshape(n_rows, n_heads, width // 2, 2).flip(-1)
+        return swapped.view(n_rows, n_heads, width).mul_(turns[1]).addcmul_(x, turns[0])
 
     def _feed(self, layer: _Layer, x: Tensor, rest: Tensor) -> Tensor:
         """The feed-forward branch of x, joined to the stream."""
@@ -195,30 +195,33 @@ class Decoder:
         self, q: Tensor, keys: Tensor, values: Tensor, reaches: list[Reach], masks: list[Tensor | None], first: int
     ) -> Tensor:
         """What each row's queries (B, H, E) gather (B, H E) from the cache's rows (., K, slots, E)."""
+        gathered = gathered_by_products if q.device.type == "cpu" else gathered_by_kernel
         parts = []
         for reach, mask in zip(reaches, masks, strict=True):
             rows = slice(first + reach.first, first + reach.last)
             k, v = keys[rows, :, : reach.end], values[rows, :, : reach.end]
-            parts.append(_gathered(q[reach.first : reach.last], k, v, mask))
+            parts.append(gathered(q[reach.first : reach.last], k, v, mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _gathered(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of q (B, H, E) over keys and values (B, K, S, E): (B, H E)."""
+def gathered_by_kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of q (B, H, E) over keys and values (B, K, S, E), masked by (B, S): (B, H E). One call, for a GPU."""
+    grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[-1])  # (B, K, G, E): the heads of a group as its tokens
+    seen = None if mask is None else mask[:, None, None]
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen).flatten(1)
+
+
+def gathered_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """The same as products of one batch axis, which on a CPU cost less than the kernel made for many queries."""
     n_rows, n_kv, end, width = keys.shape
-    grouped = q.unflatten(1, (n_kv, -1))  # (B, K, G, E)
-    if q.device.type != "cpu":
-        seen = None if mask is None else mask[:, None, None]
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen).flatten(1)
-    # products of one batch axis: for one query per head they cost less than the kernel made for many
-    flat = grouped.reshape(n_rows * n_kv, -1, width)
+    flat = q.reshape(n_rows * n_kv, -1, width)  # (B K, G, E)
     flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
-    scale = 1 / math.sqrt(width)
-    if mask is None:
-        scores = torch.bmm(flat, flat_keys.transpose(1, 2)).mul_(scale)
+    if flat.shape[1] == 1:  # of a matrix and a vector this order is the faster one
+        scores = torch.bmm(flat_keys, flat.transpose(1, 2)).transpose(1, 2).mul_(1 / math.sqrt(width))
     else:
-        hidden = mask[:, None].expand(n_rows, n_kv, end).reshape(n_rows * n_kv, 1, end)
-        scores = torch.baddbmm(hidden, flat, flat_keys.transpose(1, 2), alpha=scale)
+        scores = torch.bmm(flat, flat_keys.transpose(1, 2)).mul_(1 / math.sqrt(width))
+    if mask is not None:
+        scores.view(n_rows, -1, end).add_(mask[:, None])
     return torch.bmm(torch.softmax(scores, dim=-1), flat_values).view(n_rows, -1)
 
 

@@ -119,7 +119,7 @@ class Engine:
             return None
         uniform = torch.zeros(len(self.slots), dtype=torch.float64)
         for slot in live:
-            uniform[slot] = self._row(slot).uniform(self.config.seed, self.config.max_new_tokens)
+            uniform[slot] = self._row(slot).uniform(self.config.seed)
         return uniform.to(self.device)
 
     def _row(self, slot: int) -> Row:
@@ -130,7 +130,7 @@ class Engine:
     def _must_wait(self, live: list[int]) -> bool:
         """Whether the next step depends on the last one's tokens in more than their vectors, or is not needed."""
         full = bool((self.cache.lengths[live] >= self.context).any())
-        return full or all(len(self._row(slot).completion.ids) + 1 >= self.config.max_new_tokens for slot in live)
+        return full or all(len(self._row(slot).completion.ids) + 1 >= self._row(slot).limit for slot in live)
 
     def _record(self, live: list[int], choice: Choice) -> list[Row]:
         """Gives each row its token; the rows that end with it."""
@@ -162,7 +162,7 @@ class Engine:
             completion.stopped_by = self.stops.found(row.prompt, completion.ids)
         if completion.stopped_by is not None:
             completion.finish_reason = "stop"
-        elif n_made >= self.config.max_new_tokens:
+        elif n_made >= row.limit:
             completion.finish_reason = "length"
 
     def _release(self, slot: int) -> None:

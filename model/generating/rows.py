@@ -45,21 +45,23 @@ class Row:
         prompt: all of its tokens.
         key: names its noise.
         completion: what came out so far.
+        limit: its longest continuation.
         dropped: tokens of prompt and continuation that lie before the window which the cache holds.
     """
 
     prompt: Sequence[int]
     key: int
     completion: Completion
+    limit: int
     dropped: int = 0
     noise: np.ndarray = field(default_factory=lambda: np.empty(0))
 
-    def uniform(self, seed: int, limit: int) -> float:
+    def uniform(self, seed: int) -> float:
         """The number that the next token is drawn with."""
         place = len(self.completion.ids) % _NOISE_AHEAD
         if place == 0:
             first = len(self.completion.ids)
-            n = min(_NOISE_AHEAD, limit - first)
+            n = min(_NOISE_AHEAD, self.limit - first)
             self.noise = uniform_noise(seed, self.key, n, sample=self.completion.sample, first=first)
         return float(self.noise[place])
 

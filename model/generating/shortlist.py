@@ -65,18 +65,23 @@ def nucleus(logits: Tensor, temperature: float, top_p: float) -> Shortlist:
         temperature: above 0.
         top_p: below 1.
     """
-    shifted = (logits - logits.amax(-1, keepdim=True)) / temperature
-    weights = shifted.exp_()
+    weights = _weights(logits, temperature)
     total = weights.sum(-1, keepdim=True, dtype=torch.float64)
     # a little lower than the bound, for what float32 rounds
     found = _listed(logits, ((1 - top_p) / logits.shape[1] * 0.99 * total).to(logits.dtype), weights)
-    kept = ((found.logits - found.logits.amax(-1, keepdim=True)) / temperature).exp_()
+    kept = _weights(found.logits, temperature)
     return Shortlist(found.logits, found.ids, kept.sum(-1, keepdim=True, dtype=torch.float64) / total)
 
 
 def near_likeliest(logits: Tensor, least: float) -> Shortlist:
     """Tokens whose logits lie no further than `least` (a negative number) from the largest of their row."""
     return _listed(logits, logits.amax(-1, keepdim=True) + least)
+
+
+def _weights(logits: Tensor, temperature: float) -> Tensor:
+    """exp(logits / temperature), the largest of each row 1."""
+    # float32 has no smaller temperatures, and at this one the likeliest tokens are alone already
+    return ((logits - logits.amax(-1, keepdim=True)) / max(temperature, 1e-30)).exp_()
 
 
 def _listed(logits: Tensor, least: Tensor, measure: Tensor | None = None) -> Shortlist:
@@ -106,7 +111,7 @@ def draw_from_all(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor
     Returns:
         (B,) int64 tokens.
     """
-    weights = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp_()
+    weights = _weights(logits, temperature)
     missing = -weights.shape[1] % _LANES
     blocks = (F.pad(weights, (0, missing)) if missing else weights).unflatten(1, (-1, _LANES))
     sums = blocks.sum(-1, dtype=torch.float64)
