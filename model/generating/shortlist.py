@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..sampling import draw
 
+_BISECTIONS = 8  # the bound is then within a few per cent of the right one
+_MARGIN = 0.999  # for what float32 rounds
 _LANES = 64  # a multiple of every vector width, so that an element's place decides nothing
 
 
@@ -56,9 +58,9 @@ def likeliest(logits: Tensor, k: int) -> Shortlist | None:
 
 
 def nucleus(logits: Tensor, temperature: float, top_p: float) -> Shortlist:
-    """At least the smallest set of tokens of each row whose probabilities reach top_p.
+    """At least the smallest set of tokens of each row whose probabilities reach top_p, and hardly more.
 
-    All tokens less likely than (1 - top_p) / V together hold less than 1 - top_p.
+    What is less likely than a bound, together, must hold less than 1 - top_p; the bound is narrowed down by bisection.
 
     Args:
         logits: (B, V) on a CPU.
@@ -67,8 +69,13 @@ def nucleus(logits: Tensor, temperature: float, top_p: float) -> Shortlist:
     """
     weights = _weights(logits, temperature)
     total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-    # a little lower than the bound, for what float32 rounds
-    found = _listed(logits, ((1 - top_p) / logits.shape[1] * 0.99 * total).to(logits.dtype), weights)
+    spare = (1 - top_p) * _MARGIN * total
+    low, high = (spare / logits.shape[1]).to(logits.dtype), torch.ones_like(weights[:, :1])
+    for _ in range(_BISECTIONS):
+        middle = (low * high).sqrt()
+        fits = (weights * (weights < middle)).sum(-1, keepdim=True, dtype=torch.float64) <= spare
+        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+    found = _listed(logits, low, weights)
     kept = _weights(found.logits, temperature)
     return Shortlist(found.logits, found.ids, kept.sum(-1, keepdim=True, dtype=torch.float64) / total)
 
