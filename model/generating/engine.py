@@ -100,7 +100,7 @@ class Engine:
             yield finished
 
     def _turn(self, live: list[int]) -> list[Row]:
-        choice = self.chooser.choose(self.logits, self._uniform(live), alone=self.config.deterministic)
+        choice = self.chooser.choose(self.logits, self._uniform(), alone=self.config.deterministic)
         early = self.late and not self._must_wait(live)
         if early:
             self._advance(live, choice.tokens)
@@ -113,14 +113,12 @@ class Engine:
             self._shrink()
         return finished
 
-    def _uniform(self, live: list[int]) -> Tensor | None:
+    def _uniform(self) -> Tensor | None:
         """A number for each slot that holds a row; None if nothing is drawn."""
         if self.config.temperature == 0:
             return None
-        uniform = torch.zeros(len(self.slots), dtype=torch.float64)
-        for slot in live:
-            uniform[slot] = self._row(slot).uniform(self.config.seed)
-        return uniform.to(self.device)
+        numbers = [0.0 if row is None else row.uniform(self.config.seed) for row in self.slots]
+        return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
     def _row(self, slot: int) -> Row:
         row = self.slots[slot]
@@ -129,8 +127,9 @@ class Engine:
 
     def _must_wait(self, live: list[int]) -> bool:
         """Whether the next step depends on the last one's tokens in more than their vectors, or is not needed."""
-        full = bool((self.cache.lengths[live] >= self.context).any())
-        return full or all(len(self._row(slot).completion.ids) + 1 >= self._row(slot).limit for slot in live)
+        return int(self.cache.lengths.max()) >= self.context or all(
+            len(self._row(slot).completion.ids) + 1 >= self._row(slot).limit for slot in live
+        )
 
     def _record(self, live: list[int], choice: Choice) -> list[Row]:
         """Gives each row its token; the rows that end with it."""
@@ -171,7 +170,7 @@ class Engine:
 
     def _make_room(self) -> list[Row]:
         """Rows whose context is full end, or start again from the last half of it; those that end."""
-        full = [slot for slot in self.live if self.cache.lengths[slot] >= self.context]
+        full = [slot for slot, length in enumerate(self.cache.lengths.tolist()) if length >= self.context]
         if not full:
             return []
         rows = [self._row(slot) for slot in full]
@@ -203,8 +202,9 @@ class Engine:
                 logits.append(self.step(tokens[rows], positions[rows], reaches, first))
             self.logits = torch.cat(logits)
         else:
-            longest = int(lengths[live].max())
-            equal = int(lengths[live].min()) == longest
+            ends = lengths.tolist()
+            longest = max(ends)  # idle slots have none
+            equal = all(ends[slot] == longest for slot in live)
             self.logits = self.step(tokens, positions, [Reach(0, len(self.slots), longest + 1, equal)])
         lengths[live] += 1
 
