@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from hf_parity import random_theirs
 
-from model import GenerationConfig, Transformer, from_hf, generate
-from model.generating.beam import beam_search
-from model.generating.contrastive import contrastive_search
+from model import GenerationConfig, Transformer, beam_search, contrastive_search, from_hf, generate
 
 EOS = 1
 
