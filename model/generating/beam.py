@@ -104,7 +104,9 @@ def _grown(
     total = opened.logprobs[:, None] + opened.logits.double().log_softmax(-1).cpu()
     # every beam may end, so that twice as many leave enough that do not
     best = total.flatten().topk(min(2 * n_beams, total.numel()))
-    ids, logprobs, parents = [], [], []
+    ids: list[list[int]] = []
+    logprobs: list[float] = []
+    parents: list[int] = []
     for rank, (logprob, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
         parent, token = divmod(place, vocab_size)
         if logprob == -math.inf or len(ids) == n_beams:
