@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
     from .gains import local_gains
-    from .generation import Completion, generate
+    from .generating.beam import Beam, beam_search
+    from .generating.contrastive import contrastive_search
+    from .generating.rows import Completion
+    from .generation import generate, prompt_problem, stream
     from .guards import OutOfMemory, TrainingDiverged
     from .hf import from_hf, to_hf
     from .metrics import NllSum
@@ -39,7 +42,10 @@ _HOMES = {
     "config": ["GenerationConfig", "TrainConfig"],
     "data": ["SpanSource"],
     "gains": ["local_gains"],
-    "generation": ["Completion", "generate"],
+    "generating.beam": ["Beam", "beam_search"],
+    "generating.contrastive": ["contrastive_search"],
+    "generating.rows": ["Completion"],
+    "generation": ["generate", "prompt_problem", "stream"],
     "guards": ["OutOfMemory", "TrainingDiverged"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum"],
@@ -63,6 +69,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "PRESETS",
+    "Beam",
     "Completion",
     "GenerationConfig",
     "ModelConfig",
@@ -76,6 +83,8 @@ __all__ = [
     "Trainer",
     "TrainingDiverged",
     "Transformer",
+    "beam_search",
+    "contrastive_search",
     "count_parameters",
     "evaluate_source",
     "from_hf",
@@ -86,8 +95,10 @@ __all__ = [
     "measure_step_seconds",
     "operators",
     "preset",
+    "prompt_problem",
     "save_checkpoint",
     "save_weights",
     "seed_everything",
+    "stream",
     "to_hf",
 ]

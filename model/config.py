@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
 
@@ -11,6 +12,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
 SCHEDULES = ("warmup_cosine", "cosine", "constant", "noam", "wsd")
 SPIKE_ACTIONS = ("report", "skip", "rollback")
+OVERFLOWS = ("roll", "stop", "refuse")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +141,10 @@ class TrainConfig(Settings):
 class GenerationConfig(Settings):
     """How tokens are drawn from the network.
 
+    What is set acts in the order repetition, frequency and presence penalty, logit bias, forbidden tokens, temperature,
+    top-k, top-p, min-p, typical; a filter counts within what the one before it left. At temperature 0 the filters
+    change nothing, the rest does.
+
     Args:
         max_new_tokens: longest continuation, in tokens.
         temperature: divides the logits; 0 means greedy.
@@ -147,7 +153,25 @@ class GenerationConfig(Settings):
         seed: of the sampling noise.
         eos_id: token that ends a continuation; None never stops early.
         suppress: tokens that are never drawn, such as padding.
-        min_new_tokens: eos_id is not drawn before so many tokens.
+        min_new_tokens: what ends a continuation (eos_id, stop_ids) is not drawn before so many tokens, and stop strings
+            are not looked for.
+        stop_ids: further tokens that end a continuation.
+        stop: strings that end a continuation, also across the borders of tokens and within one.
+        n_samples: continuations of each prompt, each with noise of its own.
+        min_p: keep tokens at least so likely in relation to the likeliest one; None keeps all.
+        typical_p: keep the smallest set of tokens whose surprise is closest to the entropy and whose probabilities
+            reach p (Meister et al. 2023); None keeps all.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or the continuation
+            (Keskar et al. 2019); 1 changes nothing.
+        frequency_penalty: taken from a token's logit for each time that it occurs in the continuation.
+        presence_penalty: taken once from the logits of tokens that occur in the continuation.
+        no_repeat_ngram: no n tokens in a row occur twice in prompt and continuation; 0 allows it.
+        logit_bias: (token, number) pairs, or a mapping; the number is added to the token's logit.
+        top_logprobs: how many of the likeliest tokens are told with each token, with their log-probabilities.
+        overflow: "roll" (a prompt longer than the context keeps its end; a row that fills the context goes on from the
+            last half of it), "stop" (the same prompt, but the row ends where the context is full) or "refuse" (prompt
+            and max_new_tokens together must fit the context).
+        deterministic: what a prompt gets does not depend in any bit on what is computed beside it; slower.
     """
 
     max_new_tokens: int = 64
@@ -158,18 +182,60 @@ class GenerationConfig(Settings):
     eos_id: int | None = None
     suppress: tuple[int, ...] = ()
     min_new_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    n_samples: int = 1
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = 0
+    overflow: str = "roll"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
-        check_int("max_new_tokens", self.max_new_tokens, 1)
+        for name, low in (("max_new_tokens", 1), ("n_samples", 1), ("seed", 0), ("min_new_tokens", 0)):
+            check_int(name, getattr(self, name), low)
+        for name in ("no_repeat_ngram", "top_logprobs"):
+            check_int(name, getattr(self, name), 0)
         check_number("temperature", self.temperature, 0.0, math.inf)
-        check_int("seed", self.seed, 0)
         if self.top_k is not None:
             check_int("top_k", self.top_k, 1)
-        if self.top_p is not None:
-            check_number("top_p", self.top_p, 0.0, 1.0)
+        for name in ("top_p", "min_p", "typical_p"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        for name in ("frequency_penalty", "presence_penalty"):
+            check_number(name, getattr(self, name), -math.inf, math.inf, open_low=True)
         if self.eos_id is not None:
             check_int("eos_id", self.eos_id, 0)
-        check_int("min_new_tokens", self.min_new_tokens, 0)
-        for token in self.suppress:
-            check_int("suppress", token, 0)
-        object.__setattr__(self, "suppress", tuple(self.suppress))
+        check_choice("overflow", self.overflow, OVERFLOWS)
+        check_bool("deterministic", self.deterministic)
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        for name in ("suppress", "stop_ids"):
+            for token in getattr(self, name):
+                check_int(name, token, 0)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError(f"stop={self.stop!r}; expected a list of strings, none of them empty")
+        object.__setattr__(self, "stop", tuple(self.stop))
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        found = []
+        for pair in pairs:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise ValueError(f"logit_bias holds {pair!r}; expected pairs of a token and a number")
+            token = int(pair[0]) if isinstance(pair[0], str) and pair[0].isdecimal() else pair[0]  # a key of JSON
+            check_int("logit_bias", token, 0)
+            check_number("logit_bias", pair[1], -math.inf, math.inf, open_low=True)
+            found.append((token, float(pair[1])))
+        object.__setattr__(self, "logit_bias", tuple(found))
+
+    @property
+    def ending_ids(self) -> tuple[int, ...]:
+        """All tokens that end a continuation."""
+        return self.stop_ids if self.eos_id is None else (self.eos_id, *self.stop_ids)

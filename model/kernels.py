@@ -1,4 +1,4 @@
-"""Matrix products on a CPU, each with the library that is fast there, for training and for evaluation.
+"""Matrix products on a CPU, each with the library that is fast there.
 
 torch multiplies float32 matrices with MKL, which uses the widest instructions of Intel's processors only: on others it
 reaches less than half of what oneDNN does, which torch carries too but uses for other types. So here the products of
@@ -12,9 +12,6 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from torch import Tensor, nn
 
 # mallopt's numbers, and its defaults in the GNU C library
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_inference_is_fast = ContextVar("inference_is_fast", default=False)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -46,32 +42,20 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.mm(a, b.T) if bias is None else torch.addmm(bias, a, b.T)
 
 
-@contextmanager
-def fast_inference() -> Iterator[None]:
-    """Let linear layers take the faster products without gradients, too, as is worth it for many rows at once."""
-    token = _inference_is_fast.set(True)
-    try:
-        yield
-    finally:
-        _inference_is_fast.reset(token)
-
-
 class Linear(nn.Linear):
-    """torch's linear layer, with the faster products in float32 on a CPU: in training, or where they are asked for."""
+    """torch's linear layer, with the faster products in float32 on a CPU: in training, and in inference mode."""
 
     def forward(self, x: Tensor) -> Tensor:
-        trains = self.training and torch.is_grad_enabled()
-        if not ((trains or self._evaluates()) and is_plain(x) and is_plain(self.weight)):
+        only_read = torch.is_inference_mode_enabled()
+        trained = self.training and torch.is_grad_enabled()
+        if not (only_read or trained) or not (is_plain(x) and is_plain(self.weight)):
             return F.linear(x, self.weight, self.bias)
         if torch.is_autocast_enabled("cpu") or not has_fast_products():
             return F.linear(x, self.weight, self.bias)
-        if not trains:
+        if only_read:
             return product(x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
         found: Tensor = LinearProduct.apply(x, self.weight, self.bias)
         return found
-
-    def _evaluates(self) -> bool:
-        return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _inference_is_fast.get()
 
 
 def is_plain(x: Tensor) -> bool:

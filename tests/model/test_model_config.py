@@ -16,7 +16,7 @@ CONFIGS = [
     ModelConfig(50, **YARN, rope_ramp=(2.0, 8.0), norm="rmsnorm", window=9, n_kv_head=2, vocab_multiple=64),
     ModelConfig(50, pos="sinusoidal", pos_base=500.0, act="gelu_tanh", attn_bias=False),
     TrainConfig(7, betas=(0.8, 0.9), precision="bf16"),
-    GenerationConfig(top_k=3, top_p=0.5, eos_id=2),
+    GenerationConfig(top_k=3, top_p=0.5, eos_id=2, logit_bias={3: 1.5}, stop=("a", "b"), stop_ids=(4,)),
 ]
 
 
@@ -148,7 +148,36 @@ def test_wrong_training_setting_is_refused(settings: dict[str, Any], message: st
         TrainConfig(**{"max_steps": 10, **settings})
 
 
-@pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 1.1}, {"eos_id": -1}])
+def test_a_bias_of_json_is_that_of_python() -> None:
+    assert GenerationConfig.from_dict(json.loads('{"logit_bias": {"3": 1}}')) == GenerationConfig(logit_bias={3: 1.0})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": -1.0},
+        {"top_k": 0},
+        {"top_p": 1.1},
+        {"eos_id": -1},
+        {"min_p": -0.1},
+        {"typical_p": 2},
+        {"repetition_penalty": 0.0},
+        {"frequency_penalty": float("nan")},
+        {"presence_penalty": "1"},
+        {"no_repeat_ngram": -1},
+        {"logit_bias": {"a": 1.0}},
+        {"logit_bias": [(1, 2, 3)]},
+        {"logit_bias": {1: float("-inf")}},
+        {"stop_ids": [-1]},
+        {"stop": "text"},
+        {"stop": [""]},
+        {"n_samples": 0},
+        {"top_logprobs": -1},
+        {"overflow": "crop"},
+        {"deterministic": 1},
+    ],
+    ids=str,
+)
 def test_wrong_generation_setting_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         GenerationConfig(**settings)

@@ -25,7 +25,7 @@ def test_copy_under_another_name_generates_beside_the_original(tmp_path: Path, m
         network = other.Transformer(other.ModelConfig(11, max_seq_len=8, n_layer=1, n_head=2, d_model=8))
         completions = other.generate(network, [[1], [2, 3]], other.GenerationConfig(max_new_tokens=12))
         assert [len(completion.ids) for completion in completions] == [12, 12]
-        assert type(completions[0]).__module__ == "other_name.generation"
+        assert type(completions[0]).__module__.startswith("other_name.")
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "other_name"]:
             del sys.modules[name]
