@@ -155,14 +155,14 @@ def _still_fit(session: Session, settings: Settings, ingested: Ingested, pinned:
     split = manifest_of(session.store, found.input_refs("curated")[0]).settings["curate"]
     if (split["validation_share"], split["salt"]) != (settings.curate.validation_share, settings.curate.salt):
         return False
-    curated = ingested.curated
+    curated, overlaps = ingested.curated, _overlaps(session, ingested, pinned)
     if isinstance(curated, ArtifactRef) and found.inputs["curated"]["digest"] == curated.digest:
         return True  # frozen from this very selection
     leaks = session.run(
         evalset_leaks,
         EvalsetLeaksSettings(settings.curate.max_containment),
         curated=curated,
-        overlaps=_overlaps(session, ingested, pinned),
+        overlaps=overlaps,
         evalset=pinned,
     )
     return isinstance(leaks, Pending) or not manifest_of(session.store, leaks).counts["leaks"]
