@@ -18,8 +18,10 @@ import pytest
 from tiny_run import SETTINGS, Ran, direct_session, home_at, tiny_settings
 
 from flows import pipeline
+from storage.catalog import corpus_ref
 from storage.home import Home
 from storage.manifest import ArtifactRef
+from storage.store import open_store
 from storage.tables import read_rows
 from storage.tracking import Tracking
 from tasks.ingest.sources.resolve import resolve_sources
@@ -28,6 +30,7 @@ from tasks.session import Session, artifact
 from tests.flows.runs import MARK, Command, kill_all, marked_processes, store_contents
 
 STEPS = 3000
+LATER = ("train", "evaluate", "generate", "prompts")  # stages of which the homes here know nothing yet
 PATIENCE_SECONDS = 300
 
 
@@ -40,9 +43,11 @@ def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
 def _prepared(tiny: Ran, folder: Path, empty_tracking: Path) -> Home:
     target = home_at(folder)
     shutil.copyfile(empty_tracking, target.path / "mlflow.db")
-    ignored = shutil.ignore_patterns("train", "evaluate", "generate", "prompts", ".work", ".locks")
-    shutil.copytree(tiny.session.home.store, target.store, ignore=ignored)
+    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(*LATER, ".work", ".locks"))
     shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
+    store, name = open_store(target.store), corpus_ref("default")
+    state = store.read_ref(name) or {}
+    store.write_ref(name, {stage: refs for stage, refs in state.items() if stage not in LATER})
     return target
 
 
