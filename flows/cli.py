@@ -16,7 +16,7 @@ import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json, say
 from flows.cli_count import count
-from flows.cli_exam import show_exam
+from flows.cli_exam import checked_questions, show_exam
 from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
@@ -334,7 +334,7 @@ def evaluate(
     """Measure a model on the corpus's frozen evaluation set, beside its baselines."""
     with plain_errors():
         if tasks:
-            asked = {"questions": _absolute(tasks), "model": model, "refresh": ",".join(refresh or [])}
+            asked = {"questions": checked_questions(tasks), "model": model, "refresh": ",".join(refresh or [])}
             show_exam(_flow("exam", home, **asked), as_json)
             return
         _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or [])), as_json)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from flows.cli_common import print_json
 
 TYPES = {"multiple_choice": "multiple choice", "exact_match": "exact match"}
+
+
+def checked_questions(path: str) -> str:
+    """The absolute path of a file of questions, refused before anything starts if it is broken."""
+    from tasks.exams.questions import read_questions
+
+    found = Path(path).expanduser().resolve()
+    read_questions(found)
+    return str(found)
 
 
 def show_exam(result: dict[str, Any], as_json: bool) -> None:

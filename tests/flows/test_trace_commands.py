@@ -63,6 +63,7 @@ def test_a_broken_file_of_questions_is_named_before_anything_is_made(tmp_path: P
     done = invoke(tmp_path / "home", "evaluate", "--tasks", str(file))
     assert done.exit_code == 1
     assert "line 1: there is no `prompt`, expected a text" in done.stderr
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is not None, reason="the harness is installed")
