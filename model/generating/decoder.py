@@ -77,7 +77,7 @@ class _Layer:
         def product(linear: nn.Linear) -> Product:
             return build_product(linear.weight, linear.bias, n_rows)
 
-        self.norm_attention, self.norm_mlp = block.norm_attention, block.norm_mlp
+        self.norm_attention, self.norm_mlp = _Norm(block.norm_attention), _Norm(block.norm_mlp)
         self.norm_q, self.norm_k = block.attention.norm_q, block.attention.norm_k
         self.qkv, self.proj = product(block.attention.qkv), product(block.attention.proj)
         self.gate = None if block.mlp.gate is None else product(block.mlp.gate)
@@ -98,7 +98,7 @@ class Decoder:
     def __init__(self, model: Transformer, n_rows: int) -> None:
         config = self.config = model.config
         self.embedding, self.positions = model.token_embedding.weight, model.position_table
-        self.rotation, self.norm = model.rotation_table, model.norm
+        self.rotation, self.norm = model.rotation_table, _Norm(model.norm)
         self.least_rows = LEAST_ROWS if can_pack(model.head_weight) else 1
         blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.layers = [_Layer(block, n_rows) for block in blocks]
@@ -127,17 +127,17 @@ class Decoder:
         rows = torch.arange(first, first + len(ids), device=ids.device)
         post = self.config.norm_order == "post"
         for number, layer in enumerate(self.layers):
-            q, k, v = self._project(layer, x if post else _normed(layer.norm_attention, x), turns)
+            q, k, v = self._project(layer, x if post else layer.norm_attention(x), turns)
             keys, values = cache.keys[number], cache.values[number]
             keys[rows, :, positions], values[rows, :, positions] = k, v
             mixed = self._attend(q, keys, values, reaches, masks, first)
             x = layer.proj.added(mixed, x)
             if post:
-                x = _normed(layer.norm_attention, x)
-            x = self._feed(layer, x if post else _normed(layer.norm_mlp, x), x)
+                x = layer.norm_attention(x)
+            x = self._feed(layer, x if post else layer.norm_mlp(x), x)
             if post:
-                x = _normed(layer.norm_mlp, x)
-        return self.head(_normed(self.norm, x))
+                x = layer.norm_mlp(x)
+        return self.head(self.norm(x))
 
     def _project(
         self, layer: _Layer, x: Tensor, turns: tuple[Tensor, Tensor] | Tensor | None
@@ -225,12 +225,22 @@ def gathered_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor |
     return torch.bmm(torch.softmax(scores, dim=-1), flat_values).view(n_rows, -1)
 
 
-def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    if isinstance(norm, RMSNorm) and x.dtype == torch.float32 and x.device.type == "cpu":
-        scale = x.square().mean(-1, keepdim=True).add_(norm.eps).rsqrt_()
-        return (x * scale).mul_(norm.weight)
-    normed: Tensor = norm(x)
-    return normed
+class _Norm:
+    """A norm of few rows; RMSNorm on a CPU in four operations: x / sqrt(|x|^2 + D eps) * (gain sqrt(D))."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self.norm, self.short = norm, False
+        if isinstance(norm, RMSNorm) and can_pack(norm.weight):
+            self.short, width = True, len(norm.weight)
+            self.floor = torch.tensor(math.sqrt(width * norm.eps))
+            self.gain = norm.weight.detach() * math.sqrt(width)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.short:
+            length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+            return (x / length).mul_(self.gain)
+        normed: Tensor = self.norm(x)
+        return normed
 
 
 def _turning_tables(model: Transformer) -> tuple[Tensor, Tensor] | None:
