@@ -174,9 +174,10 @@ def test_contamination_is_the_share_of_runs_of_thirteen_words_in_training_text(
 def evalset_of(session: Session, texts: dict[str, str]) -> ArtifactRef:
     key = sha256_json(texts)
     with session.store.workspace("evalset", key) as work:
-        rows = [{"doc_id": doc_id, "kind": "text", "text": text} for doc_id, text in texts.items()]
+        told = {"kind": "text", "language": "en", "source": "texts", "method": "text"}
+        rows = [{"doc_id": doc_id, **told, "text": text} for doc_id, text in texts.items()]
         write_table(work.out / "documents.parquet", EVALSET, rows)
-        return session.store.commit(work, Manifest("evalset", 2, key, key, {}, {}, [])).ref
+        return session.store.commit(work, Manifest("evalset", 3, key, key, {}, {}, [])).ref
 
 
 def test_bits_per_byte_of_seen_and_unseen_documents_add_up() -> None:
