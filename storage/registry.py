@@ -25,7 +25,7 @@ class ModelVersion:
 
     Attributes:
         checkpoint: the artefact it was made from.
-        bundle: folder with the weights and the code, as MLflow keeps it; None where it is not on this machine.
+        model_id: of the logged model behind it, which figures are tied to; empty where there is none.
     """
 
     version: str
@@ -33,6 +33,7 @@ class ModelVersion:
     checkpoint: ArtifactRef
     tags: dict[str, str]
     aliases: tuple[str, ...]
+    model_id: str = ""
 
 
 class Registry:
@@ -60,7 +61,16 @@ class Registry:
     def _read(self, found: Any) -> ModelVersion:
         tags = dict(found.tags)
         checkpoint = ArtifactRef(tags.get(STAGE_TAG, ""), tags.get(KEY_TAG, ""), tags.get(DIGEST_TAG, ""))
-        return ModelVersion(str(found.version), str(found.run_id or ""), checkpoint, tags, tuple(found.aliases))
+        # databases keep a version's source alone, which names the logged model
+        logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", str(found.source or ""))
+        return ModelVersion(
+            str(found.version),
+            str(found.run_id or ""),
+            checkpoint,
+            tags,
+            tuple(found.aliases),
+            logged[1] if logged else "",
+        )
 
     def by_digest(self, digest: str) -> ModelVersion | None:
         """The version whose weights have this digest, or None."""

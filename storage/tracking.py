@@ -34,6 +34,8 @@ SYSTEM_SECONDS = 10.0  # between two looks at the machine
 ENDING_SECONDS = 5.0  # that the last of them may take
 TABLES_TAG = "mlflow.loggedArtifacts"
 
+DIGEST_LENGTH = 36  # characters of a dataset's digest that MLflow's tables hold
+
 Point = tuple[str, int, float]  # metric, step, value
 
 
@@ -243,16 +245,60 @@ class Tracking:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = self.client.get_run(run_id).inputs.dataset_inputs
-        if any(entry.dataset.digest == digest[:36] and entry.dataset.name == name for entry in inputs):
+        if any(entry.dataset.digest == digest[:DIGEST_LENGTH] and entry.dataset.name == name for entry in inputs):
             return
         dataset = Dataset(
             name=name,
-            digest=digest[:36],  # the column is 36 characters wide
+            digest=digest[:DIGEST_LENGTH],
             source_type="local",
             source=json.dumps({"uri": location}),
         )
         entry = DatasetInput(dataset, tags=[InputTag("mlflow.data.context", context)])
         self.client.log_inputs(run_id, datasets=[entry])
+
+    def log_figures(
+        self,
+        run_id: str,
+        model_id: str,
+        metrics: Mapping[str, float],
+        step: int,
+        name: str,
+        digest: str,
+        location: str,
+    ) -> None:
+        """Tie figures to a run, a logged model and the dataset that they were measured on, each once.
+
+        Args:
+            model_id: of the logged model, whose page shows them; empty where there is none.
+            step: of the training, at whose curve's end they stand.
+            name, digest, location: of the dataset.
+        """
+        from mlflow.entities import Metric
+
+        self.log_datasets(run_id, name, digest, location, "evaluation")
+        digest = digest[:DIGEST_LENGTH]
+        if model_id:
+            points = self.client.get_logged_model(model_id).metrics or []
+            held = {(point.key, point.value) for point in points if point.dataset_digest == digest}
+        else:
+            held = set(self.latest_metrics(run_id).items())
+        now = int(time.time() * 1000)
+        entries = [
+            Metric(
+                key,
+                value,
+                now,
+                step,
+                model_id=model_id or None,
+                dataset_name=name,
+                dataset_digest=digest,
+                run_id=run_id,
+            )
+            for key, value in metrics.items()
+            if (key, value) not in held
+        ]
+        if entries:
+            self.client.log_batch(run_id, metrics=entries)
 
 
 class PointBuffer:

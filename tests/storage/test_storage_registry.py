@@ -58,6 +58,15 @@ def test_of_two_versions_with_the_same_weights_the_first_is_found(registry: Regi
     assert registry.by_run(run_id) == second
 
 
+def test_a_version_names_the_logged_model_behind_it(registry: Registry, run_id: str) -> None:
+    logged = registry.client.create_logged_model(registry.tracking.experiment_id, name="logged")
+    registry.by_digest("")
+    created = registry.client.create_model_version(MODEL_NAME, source=f"models:/{logged.model_id}", run_id=run_id)
+    found = registry.by_number(str(created.version))
+    assert found is not None and found.model_id == logged.model_id
+    assert add_version(registry, run_id, uuid.uuid4().hex).model_id == ""
+
+
 def test_an_alias_moves_and_moving_it_to_where_it_stands_writes_nothing(
     registry: Registry, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
