@@ -10,6 +10,7 @@ from typing import Any
 from flows.report import RunResult
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
+from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
 from storage.store import Store
@@ -103,13 +104,27 @@ def ensure_training_run(session: Session, checkpoint: ArtifactRef) -> str:
     return sync_run(session.resources.tracking, checkpoint.key, settings, tags, session.store.folder(checkpoint))
 
 
-def log_evaluation(session: Session, run_id: str, checkpoint: ArtifactRef, metrics: dict[str, float]) -> None:
-    """Put an evaluation's figures at the end of the training's curve, unless they stand there already."""
-    manifest = session.store.find(checkpoint.stage, checkpoint.key)
+def log_evaluation(
+    session: Session, run_id: str, version: ModelVersion, evalset: ArtifactRef, metrics: dict[str, float]
+) -> None:
+    """Tie an evaluation's figures to the model and to what it was measured on, at the end of the training's curve."""
+    manifest = session.store.find(version.checkpoint.stage, version.checkpoint.key)
     step = int(manifest.counts["rows"]) if manifest else 0  # it may have ended early
-    known = session.resources.tracking.latest_metrics(run_id)
-    points = [(name, step, value) for name, value in metrics.items() if known.get(name) != value]
-    session.resources.tracking.log_points(run_id, points)
+    location = str(session.store.folder(evalset))
+    tracking = session.resources.tracking
+    tracking.log_figures(run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)
+
+
+def has_registry(place: Home) -> bool:
+    """Whether there is an MLflow database; asking one makes it."""
+    return (place.path / "mlflow.db").exists() or not place.tracking_uri.startswith("sqlite:")
+
+
+def version_of(session: Session, checkpoint: ArtifactRef) -> ModelVersion | None:
+    """The registered version of a checkpoint; a home without a registry has none, and gets none."""
+    if checkpoint.stage != "train" or not has_registry(session.home):
+        return None
+    return Registry(session.resources.tracking).by_digest(checkpoint.digest)
 
 
 def promote_model(
@@ -137,16 +152,17 @@ def promote_model(
             f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
         )
     run_id = ensure_training_run(session, checkpoint)
-    log_evaluation(session, run_id, checkpoint, metrics)
     registry = Registry(session.resources.tracking)
     while True:
         rival = _measured_champion(session, registry, checkpoint, evalset, metrics, settings)
-        if rival is not None and rival.metrics is not None and rival.metrics is not metrics:
-            log_evaluation(session, run_id, checkpoint, champion_figures(rival.metrics))
         try:
             done = promote(session.store, registry, run_id, checkpoint, evalset, metrics, rival)
         except ChampionChanged:
             continue  # another promotion was faster; its champion is measured in turn
+        figures = dict(metrics)
+        if rival is not None and rival.metrics is not None and rival.metrics is not metrics:
+            figures |= champion_figures(rival.metrics)
+        log_evaluation(session, run_id, done.version, evalset, figures)
         return done, run_id
 
 

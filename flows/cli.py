@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json, say
+from flows.cli_compare import compare
 from flows.cli_count import count
 from flows.cli_exam import checked_questions, show_exam
 from flows.cli_exchange import export, export_corpus, import_
@@ -392,6 +393,7 @@ def generate(
 # looking things up, and commands about the network itself, in modules of their own
 for _command in (sql, why, verify, status, sample):
     app.command()(_command)
+app.command()(compare)
 app.command()(inspect)
 app.command()(count)
 app.command()(export)

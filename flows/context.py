@@ -16,11 +16,13 @@ from pydantic import Field
 
 from flows.corpus_page import write_corpus_page
 from flows.dataset_page import write_dataset_page
+from flows.evaluation_page import write_evaluation_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from flows.train_page import write_training_page
 from storage.catalog import check_corpus_name
 from storage.home import Home
+from tasks.evaluation_report.collect import Measured
 from tasks.ingest.records import Limits
 from tasks.ingest.snapshot import snapshot
 from tasks.resources import Resources
@@ -110,8 +112,14 @@ def flow_session(
         yield PrefectSession(place, resources, names, retry_failed)
 
 
-def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str, object]:
-    """Leave the report in the UI and in the home; returns the flow's result."""
+def finish(
+    session: PrefectSession, corpus: str, result: RunResult, measured: Measured | None = None
+) -> dict[str, object]:
+    """Leave the report in the UI and in the home; returns the flow's result.
+
+    Args:
+        measured: the model whose evaluation is to have a page.
+    """
     with ThreadPoolExecutor(1) as aside:
         # drawn by a process of its own where the corpus is large, beside the report
         drawn = aside.submit(write_corpus_page, session, corpus) if snapshot.name in session.produced else None
@@ -139,6 +147,12 @@ def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str,
         create_markdown_artifact(
             summary, key="sheepfold-training", description=f"How the model of {corpus} was trained"
         )
+        if result.mlflow_run_id:
+            session.resources.tracking.log_file(result.mlflow_run_id, page)
+    if measured is not None:
+        page, summary = write_evaluation_page(session, corpus, measured)
+        summary = f"{summary}\n\nThe whole page: `{page}`\n"
+        create_markdown_artifact(summary, key="sheepfold-evaluation", description=f"How good {measured.model} is")
         if result.mlflow_run_id:
             session.resources.tracking.log_file(result.mlflow_run_id, page)
     table = [

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from flows import pipeline
-from flows.actions import UnknownModel, champion_entry, checkpoint_of, completions_path, resolve_version
+from flows.actions import (
+    UnknownModel,
+    champion_entry,
+    checkpoint_of,
+    completions_path,
+    has_registry,
+    resolve_version,
+)
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
@@ -56,7 +63,7 @@ def status_of(home: str) -> dict[str, Any]:
     place = Home.from_environment(home or None)
     store = open_store(place.store)
     champion = None
-    if _has_registry(place):
+    if has_registry(place):
         champion = champion_entry(Registry(Tracking(place)))
     return {
         "home": str(place.path),
@@ -185,7 +192,7 @@ def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[s
 
 def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
     """The registered version that goes by this name; a home without a registry has none, and gets none."""
-    if not _has_registry(place):
+    if not has_registry(place):
         return None
     from storage.tracking import Tracking
 
@@ -199,10 +206,6 @@ def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
         "tags": version.tags,
         **_lineage(store, version.checkpoint),
     }
-
-
-def _has_registry(place: Home) -> bool:
-    return (place.path / "mlflow.db").exists() or not place.tracking_uri.startswith("sqlite:")
 
 
 def _by_document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:

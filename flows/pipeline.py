@@ -15,6 +15,7 @@ from typing import Any
 from flows.base import find_base, with_base
 from flows.corpus import Ingested, Maybe, MaybeSet
 from flows.corpus import ingest as ingest
+from flows.tracing import trace_model
 from storage.catalog import corpus_ref, read_state
 from storage.errors import UserError
 from storage.lineage import manifest_of
@@ -495,4 +496,5 @@ def plan(session: Session, sources: Sequence[Source], corpus: str, settings: Set
     prepared = prepare(session, corpus, settings, ingested)
     checkpoint = train_model(session, settings, prepared)
     evaluate_model(session, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
-    sample(session, settings, checkpoint, prepared.evalset)
+    completions = sample(session, settings, checkpoint, prepared.evalset)
+    trace_model(session, settings.evaluate, checkpoint, prepared.evalset, completions)

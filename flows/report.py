@@ -58,6 +58,8 @@ def metrics_table(metrics: dict[str, float]) -> str:
         *((name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in baselines_of(metrics)),
     ]
     lines = ["| | loss | perplexity | bits per byte |", "|---|---|---|---|"]
+    if "val/champion_bits_per_byte" in metrics:
+        rows.insert(1, ("other champion", metrics["val/champion_loss"], metrics["val/champion_bits_per_byte"]))
     perplexity = f"{metrics['val/perplexity']:.2f}"
     for name, loss, bits in rows:
         lines.append(f"| {name} | {loss:.4f} | {perplexity if name == 'this model' else ''} | {bits:.4f} |")

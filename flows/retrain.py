@@ -25,6 +25,7 @@ from flows.context import (
     flow_settings,
     task_runner,
 )
+from flows.measuring import measure_beside
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.session import artifact
 
@@ -68,18 +69,22 @@ def retrain(
             "promote", lambda: promote_model(session, checkpoint, evalset, metrics, settings.evaluate)
         )
         made = artifact(pipeline.sample(session, settings, checkpoint, evalset))
+        model = f"version {done.version.version}, {done.alias}"
+        measured, beside = measure_beside(
+            session, model, checkpoint, evalset, artifact(evaluation), made, settings.evaluate
+        )
         pipeline.remember_ingested(session, ingested)
         pipeline.remember_prepared(session, prepared)
         pipeline.remember(session, train=checkpoint, evaluate=evaluation, generate=made)
         pipeline.publish(session, corpus)
         result = result_of(
             session,
-            metrics=metrics,
+            metrics={**metrics, **beside},
             model=model_entry(done),
             mlflow_run_id=run_id,
             completions=completions_path(session.store, made),
         )
-        return finish(session, corpus, result)
+        return finish(session, corpus, result, measured)
 
 
 if __name__ == "__main__":

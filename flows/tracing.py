@@ -18,6 +18,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.store import open_store
 from tasks.resources import Resources
 from tasks.session import Call, Pending, Session
+from tasks.settings import EvaluationSettings
 from tasks.tokens.dataset import dataset
 from tasks.tracing.contamination import ContaminationSettings, OverlapSettings, contamination, gram_overlap
 from tasks.tracing.echoes import EchoSettings, echoes, load_segments
@@ -77,6 +78,19 @@ def contamination_of(session: Session, checkpoint: Maybe, evalset: Maybe) -> May
         calls.append(Call(settings, {"evalset": evalset, "documents": ref}, 1))
     overlaps = _as_set(session.run_each(gram_overlap, calls))
     return session.run(contamination, ContaminationSettings(), evalset=evalset, overlaps=overlaps)
+
+
+def trace_model(
+    session: Session, settings: EvaluationSettings, checkpoint: Maybe, evalset: Maybe, completions: Maybe
+) -> tuple[Maybe | None, Maybe | None]:
+    """What stands in a model's training text of its completions, and of the documents that it is measured on.
+
+    Returns:
+        Artefacts of `echoes` and `contamination`; None where the settings leave it out, or nobody knows the text.
+    """
+    if not settings.trace:
+        return None, None
+    return echo_completions(session, checkpoint, completions), contamination_of(session, checkpoint, evalset)
 
 
 def _as_set(refs: Sequence[Maybe]) -> MaybeSet:

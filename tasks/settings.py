@@ -202,11 +202,14 @@ class EvaluationSettings:
             quickest, and counts the first tokens of each as predicted from little.
         ngram_order: of the n-gram model that stands beside each figure; 0 leaves it out.
         ngram_tokens: training tokens that this model is fitted on at most.
+        trace: whether completions and evaluation documents are looked for in the training text; each segment of it is
+            indexed once.
     """
 
     stride: int = 0
     ngram_order: int = 5
     ngram_tokens: int = 20_000_000
+    trace: bool = True
 
     def __post_init__(self) -> None:
         if self.stride < 0:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import corpus_report_samples
 import dataset_report_samples
+import evaluation_report_samples
 from corpus_report_samples import CORPUS
 from PIL import Image
 
@@ -18,6 +19,10 @@ from tasks.corpus_report.page import SECTIONS as CORPUS_SECTIONS
 from tasks.corpus_report.thumbnails import Thumbnails
 from tasks.dataset_report import collect_dataset, dataset_page
 from tasks.dataset_report.page import SECTIONS as DATASET_SECTIONS
+from tasks.evaluation_report.page import SECTIONS as EVALUATION_SECTIONS
+from tasks.evaluation_report.page import evaluation_page
+from tasks.evaluation_report.pair_page import SECTIONS as PAIR_SECTIONS
+from tasks.evaluation_report.pair_page import pair_page
 
 
 class Report(NamedTuple):
@@ -51,4 +56,9 @@ def dataset(folder: Path) -> str:
     return dataset_page(collect_dataset(dataset_report_samples.rich(folder / "store").catalog(), CORPUS), CORPUS)
 
 
-REPORTS = {"corpus": Report(CORPUS_SECTIONS, corpus), "dataset": Report(DATASET_SECTIONS, dataset)}
+REPORTS = {
+    "corpus": Report(CORPUS_SECTIONS, corpus),
+    "dataset": Report(DATASET_SECTIONS, dataset),
+    "evaluation": Report(EVALUATION_SECTIONS, lambda _: evaluation_page(evaluation_report_samples.rich(), CORPUS)),
+    "comparison": Report(PAIR_SECTIONS, lambda _: pair_page(evaluation_report_samples.pair(), CORPUS)),
+}

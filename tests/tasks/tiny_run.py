@@ -33,6 +33,7 @@ SETTINGS = (
     "train.batch_size=4",
     "train.seed=7",
     "generate.max_new_tokens=12",
+    "evaluate.trace=false",
 )
 
 

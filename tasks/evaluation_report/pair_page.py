@@ -1,0 +1,197 @@
+"""Two models side by side as one HTML file that needs nothing else: no network, no script, no other files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tasks.evaluation.compare import DocumentPair, SlicePair
+from tasks.evaluation.tables import DIMENSIONS
+from tasks.evaluation_report import charts, texts
+from tasks.evaluation_report.charts import interval, interval_words
+from tasks.evaluation_report.pairs import PairFigures
+from tasks.evaluation_report.sections import TALL_FROM, TITLES
+from tasks.evaluation_report.texts import BEGINNING, PATH, beginning, written
+from tasks.evaluation_report.words import verdict
+from tasks.inspection.labels import legible
+from tasks.inspection.layout import section
+from tasks.inspection.svg import element, escape
+from tasks.inspection.tables import Cell, more, scrolled, table
+from tasks.pages.frame import report_page
+from tasks.pages.wording import amount, cut_middle, size_of
+
+SECTIONS = {
+    "figures": "Figures",
+    "slices": "Slices",
+    "documents": "Documents",
+    "completions": "What they write",
+}
+FOOTER = "Made by sheepfold from two evaluations; the same command again finds them in the store."
+CSS = """
+.sides { margin-bottom: 20px; }
+.sides h3 { margin: 0 0 6px; overflow-wrap: anywhere; }
+ul.notes { color: var(--contrary); overflow-wrap: anywhere; }
+"""
+FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
+_SLICES = 40  # of a dimension
+
+
+def pair_page(figures: PairFigures, corpus: str) -> str:
+    """The page.
+
+    Args:
+        corpus: name of the corpus whose documents both were measured on.
+    """
+    one, other = figures.names
+    found = figures.comparison
+    made = {
+        "figures": figures_section(figures),
+        "slices": slices_section(figures),
+        "documents": documents_section(figures),
+        "completions": completions_section(figures),
+    }
+    bits = found.metrics["val/bits_per_byte"]
+    facts = {
+        f"Bits per byte, {one}": f"{bits[0]:.4f}",
+        f"Bits per byte, {other}": f"{bits[1]:.4f}",
+        "Difference": interval_words(found.difference),
+        "Documents": f"{found.difference.documents:,}",
+    }
+    title = f"Corpus {corpus}: {one} and {other}"
+    lead = verdict(found.difference, one, other)
+    style = charts.CSS + texts.CSS + CSS
+    return report_page(title, lead, facts, SECTIONS, made, style=style, footer=FOOTER)
+
+
+def figures_section(figures: PairFigures) -> str:
+    """All figures beside each other."""
+    known = figures.comparison.metrics
+    first = [name for name in map("val/{}".format, FIRST) if name in known]
+    head = ["", *map(legible, figures.names), "change"]
+    body = ""
+    if figures.notes:
+        items = "".join(element("li", escape(legible(note))) for note in figures.notes)
+        body += element("ul", items, class_="notes")
+    body += scrolled(table(head, _figures(known, first), ""), "Figures")
+    rest = _figures(known, [name for name in known if name not in first])
+    if rest:
+        body += more("Baselines and sizes", scrolled(table(head, rest, ""), "Baselines and sizes"))
+    why = "Losses and perplexities compare only where both have the same tokeniser; bits per byte always do."
+    return section("figures", "Figures", why, body)
+
+
+def _figures(
+    known: Mapping[str, tuple[float | None, float | None]], names: Sequence[str]
+) -> list[list[Cell | str | float]]:
+    rows: list[list[Cell | str | float]] = []
+    for name in names:
+        a, b = known[name]
+        rows.append([name.removeprefix("val/").replace("_", " "), _value(name, a), _value(name, b), _change(a, b)])
+    return rows
+
+
+def _value(name: str, value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    whole = name.endswith(("tokens", "bytes", "characters", "documents", "_order"))
+    return f"{value:,.0f}" if whole else f"{value:.4f}"
+
+
+def _change(a: float | None, b: float | None) -> str:
+    """How much the first figure is above the second."""
+    if a is None or b is None or math.isnan(a - b):
+        return "–"
+    if a == b:
+        return "="
+    words = f"{a - b:+.4f}" if abs(a - b) < 10_000 else f"{'+' if a > b else '-'}{amount(abs(a - b))}"
+    return words.replace("-", "−")
+
+
+def slices_section(figures: PairFigures) -> str:
+    """Slices with intervals."""
+    one, other = map(legible, figures.names)
+    body = ""
+    for dimension in DIMENSIONS:
+        chosen = [item for item in figures.comparison.slices if item.dimension == dimension]
+        if chosen:
+            title = element("h3", escape(TITLES[dimension]))
+            shown = _slices(chosen[:_SLICES], one, other)
+            body += title + scrolled(shown, TITLES[dimension], tall=len(chosen) > TALL_FROM)
+    why = (
+        f"Bits per byte of either, and the difference ({one} less {other}) with the interval that holds 95 % of it "
+        "when documents are drawn anew. Left of the middle the first is better; colour where the interval leaves out 0."
+    )
+    return section("slices", "By slice", why, body)
+
+
+def _slices(pairs: Sequence[SlicePair], one: str, other: str) -> str:
+    known = [
+        bound
+        for item in pairs
+        for bound in (item.difference.low, item.difference.value, item.difference.high)
+        if math.isfinite(bound)
+    ]
+    reach = max(map(abs, known), default=0.0)
+    head = "".join(
+        element("th", escape(name), scope="col", class_=class_)
+        for name, class_ in (
+            ("", "left"),
+            (one, None),
+            (other, None),
+            ("difference", "left"),
+            ("95 % interval", "left"),
+            ("documents", None),
+            ("text", None),
+        )
+    )
+    rows = ""
+    for item in pairs:
+        cells = [
+            element("th", escape(legible(item.value) or "(none)"), scope="row", class_="name"),
+            element("td", _bits(item.a.bits_per_byte)),
+            element("td", _bits(item.b.bits_per_byte)),
+            element("td", interval(item.difference, reach), class_="interval"),
+            element("td", escape(interval_words(item.difference)), class_="left"),
+            element("td", f"{item.a.documents:,}"),
+            element("td", size_of(item.a.bytes)),
+        ]
+        rows += element("tr", "".join(cells))
+    return element("table", element("thead", element("tr", head)) + element("tbody", rows))
+
+
+def _bits(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4f}"
+
+
+def documents_section(figures: PairFigures) -> str:
+    """What changed most."""
+    one, other = map(legible, figures.names)
+    rows = [_document(figures, item) for item in figures.comparison.documents]
+    head = ["document", f"bits, {one} less {other}", one, other, "text", "begins"]
+    body = scrolled(table(head, rows, ""), "Documents") if rows else element("p", "There are no documents.")
+    why = "Documents that changed most, by all bits of the document: they make the largest part of the difference."
+    return section("documents", "Documents that changed most", why, body)
+
+
+def _document(figures: PairFigures, item: DocumentPair) -> list[Cell | str | float]:
+    name = legible(figures.paths.get(item.doc_id) or item.doc_id[:12])
+    return [
+        Cell(cut_middle(name, PATH), "path", hint=name),
+        f"{item.bits:+,.0f}".replace("-", "−"),
+        _bits(item.a.bits_per_byte),
+        _bits(item.b.bits_per_byte),
+        size_of(item.a.bytes),
+        Cell(legible(beginning(figures.begins[item.doc_id], BEGINNING)) or "(no text)", "begins left"),
+    ]
+
+
+def completions_section(figures: PairFigures) -> str:
+    """The same prompts, continued by both."""
+    body = ""
+    for pair in figures.completions:
+        columns = ""
+        for name, item in zip(figures.names, pair, strict=True):
+            columns += element("div", element("h3", escape(legible(name))) + written(item))
+        body += element("div", columns, class_="texts sides")
+    why = "Each prompt, in grey, as either model continues it, sampled with the same settings and seed."
+    return section("completions", "What they write", why, body or element("p", "Nothing was written."))

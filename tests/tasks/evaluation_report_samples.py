@@ -1,0 +1,128 @@
+"""Evaluations and comparisons made by hand, with everything in them and hostile words in every place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from storage.manifest import ArtifactRef
+from tasks.evaluation.bootstrap import Difference
+from tasks.evaluation.compare import Comparison, DocumentPair, SlicePair
+from tasks.evaluation.sums import Sums
+from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice
+from tasks.evaluation_report.figures import Completion, Document, EvaluationFigures, Mark, Rival
+from tasks.evaluation_report.pairs import PairFigures, Side
+from tasks.tracing.contamination import Exposure
+
+HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
+CHECKPOINT, EVALSET, REF = (
+    ArtifactRef(stage, key * 32, key[::-1] * 32)
+    for stage, key in (("train", "ab"), ("evalset", "cd"), ("evaluate", "ef"))
+)
+BIT = math.log(2)
+
+
+def sums(bits: float, n_bytes: int = 8_000, documents: int = 4) -> Sums:
+    """Sums of so many bits per byte."""
+    tokens, nats = n_bytes // 4, bits * n_bytes * BIT
+    return Sums(
+        documents, tokens, n_bytes, n_bytes, 0, tokens // 3, tokens // 2, nats, 0.0, 3 * nats, 2 * nats, 1.2 * nats
+    )  # fmt: skip
+
+
+def evaluation(bits: float = 2.0) -> Evaluation:
+    """Figures, slices, bins and buckets."""
+    total = sums(bits, 40_000, 30)
+    metrics = {
+        "val/loss": total.loss, "val/perplexity": total.perplexity, "val/bits_per_byte": bits,
+        "val/bits_per_character": bits, "val/top1": 0.33, "val/top5": 0.5, "val/tokens": 10_000.0,
+        "val/bytes": 40_000.0, "val/characters": 40_000.0, "val/lost_bytes": 12.0, "val/documents": 30.0,
+        "val/ece": 0.021, "val/zstd19_bits_per_byte": 2.4, "val/ngram_order": 5.0, "val/ngram_tokens": 2e6,
+    }  # fmt: skip
+    for name in ("uniform", "unigram", "ngram"):
+        metrics[f"val/{name}_loss"] = total.baseline_loss(name) or 0.0
+        metrics[f"val/{name}_bits_per_byte"] = total.baseline_bits_per_byte(name) or 0.0
+    values = {
+        "kind": ("pdf", "code"),
+        "source": (f"letters/{HOSTILE}", "a/very/long/folder/" * 4),
+        "length": ("< 1 KiB",),
+    }
+    slices = [
+        Slice(dimension, value, sums(bits + place))
+        for dimension in DIMENSIONS
+        for place, value in enumerate(values.get(dimension, ("en", "")))
+    ]
+    tokens = [40 * (15 - place) for place in range(15)]
+    bins = [
+        CalibrationBin(place / 15, (place + 1) / 15, n, n * place // 15, n * (place + 0.4) / 15)
+        for place, n in enumerate(tokens)
+    ]
+    ends = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
+    buckets = [
+        PositionBucket(begin, end, 100, 20, 100 * (4.5 - 0.1 * place))
+        for place, (begin, end) in enumerate(zip([1, *(end + 1 for end in ends[:-1])], ends, strict=True))
+    ]
+    return Evaluation(metrics, slices, bins, buckets)
+
+
+def rich() -> EvaluationFigures:
+    """An evaluation with everything beside it."""
+    labels = dict.fromkeys(DIMENSIONS, "pdf")
+    documents = [
+        Document(
+            f"{place:02x}" * 32, f"letters/{place}/{HOSTILE}", labels, sums(place, 900, 1), f"{place} {HOSTILE}", 0.1
+        )
+        for place in range(1, 5)
+    ]
+    marks = [Mark(4, 12, 14, ["songs/one.txt", HOSTILE]), Mark(10, 20, 9), Mark(60, 6, 8)]
+    rival = Rival(
+        "the champion (version 3)", evaluation(2.3).metrics, {("kind", "pdf"): 2.3}, Difference(-0.3, -0.4, -0.2, 30)
+    )
+    exposures = [
+        Exposure("unseen", 28, 38_000, 2.1),
+        Exposure("partly seen", 2, 2_000, 1.1),
+        Exposure("mostly seen", 0, 0, math.nan),
+    ]
+    text = f"and {HOSTILE * 2} the end\n\n\nof a long tail" + " again" * 40
+    return EvaluationFigures(
+        model=f"version 4, champion {HOSTILE}",
+        checkpoint=CHECKPOINT,
+        evalset=EVALSET,
+        ref=REF,
+        evaluation=evaluation(),
+        best=documents[:2],
+        worst=documents[2:],
+        rival=rival,
+        exposures=exposures,
+        completions=[Completion(f"Once {HOSTILE}", text, "length", marks), Completion("Two", "", "stop", [])],
+        echoes={"completions/echo_share": 0.5, "completions/echo_chars": 0.2, "completions/longest_echo": 14.0},
+    )  # fmt: skip
+
+
+def bare() -> EvaluationFigures:
+    """An evaluation of one short document, with nothing beside it."""
+    found = evaluation()
+    metrics = {name: value for name, value in found.metrics.items() if "ngram" not in name}
+    alone = Evaluation({**metrics, "val/documents": 1.0}, [], [], [])
+    return EvaluationFigures("folder", CHECKPOINT, EVALSET, REF, alone)
+
+
+def pair() -> PairFigures:
+    """Two models of which each is better somewhere, and a slice of one document."""
+    labels = dict.fromkeys(DIMENSIONS, "pdf")
+    clear, open_, single = (
+        Difference(-0.2, -0.3, -0.1, 20), Difference(0.05, -0.1, 0.2, 9), Difference(0.4, -math.inf, math.inf, 1),
+    )  # fmt: skip
+    slices = [
+        SlicePair("kind", "pdf", sums(2.0), sums(2.2), clear),
+        SlicePair("kind", "code", sums(2.1), sums(2.05), open_),
+        SlicePair("source", HOSTILE, sums(3.0), sums(2.6), single),
+    ]
+    documents = [DocumentPair(f"{place:02x}" * 32, labels, sums(2), sums(3), -800.0 * place) for place in (3, 2)]
+    one, other = evaluation().metrics, evaluation(2.3).metrics
+    metrics = {name: (one[name], other.get(name)) for name in one} | {"val/only_one": (1.0, None)}
+    found = Comparison(metrics, clear, slices, documents)
+    begins = {item.doc_id: HOSTILE * 4 for item in documents}
+    written = Completion(HOSTILE, f"and {HOSTILE}\nmore"), Completion(HOSTILE, "")
+    sides = Side(f"champion {HOSTILE}", CHECKPOINT, REF), Side("previous", CHECKPOINT, replace(REF, key="12" * 32))
+    return PairFigures(*sides, EVALSET, found, begins, {documents[0].doc_id: f"a/{HOSTILE}"}, [written], [HOSTILE])

@@ -1,0 +1,128 @@
+"""The pages about evaluations: whole for any figures, true figures, words that stay words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from evaluation_report_samples import bare, pair, rich
+from html_tags import Tags, assert_alone
+
+from flows.cli_compare import pair_table
+from tasks.evaluation.bootstrap import Difference
+from tasks.evaluation_report.charts import interval, interval_words
+from tasks.evaluation_report.figures import Completion, EvaluationFigures, Mark
+from tasks.evaluation_report.page import SECTIONS, evaluation_page
+from tasks.evaluation_report.pair_page import SECTIONS as PAIR_SECTIONS
+from tasks.evaluation_report.pair_page import pair_page
+from tasks.evaluation_report.pairs import pair_document
+from tasks.evaluation_report.summary import evaluation_summary
+from tasks.evaluation_report.texts import written
+from tasks.evaluation_report.words import lead, verdict, worries
+
+
+def words_of(page: str) -> str:
+    return " ".join(Tags(page).words)
+
+
+def changed(figures: EvaluationFigures, **metrics: float) -> EvaluationFigures:
+    """The figures with some metrics of other values."""
+    found = {**figures.metrics, **{f"val/{name}": value for name, value in metrics.items()}}
+    return replace(figures, evaluation=replace(figures.evaluation, metrics=found))
+
+
+@pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
+def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: EvaluationFigures) -> None:
+    assert_alone(evaluation_page(figures, "fold"), SECTIONS)
+    assert len(evaluation_summary(figures).splitlines()) <= 60
+
+
+def test_the_page_of_two_models_is_whole_fetches_nothing_and_runs_nothing() -> None:
+    assert_alone(pair_page(pair(), "fold"), PAIR_SECTIONS)
+
+
+def test_words_of_documents_are_only_words() -> None:
+    for page in (evaluation_page(rich(), "<b>fold"), pair_page(pair(), "<b>fold")):
+        assert "<img" not in page and "<b>fold" not in page
+        assert not set(page) & {"\u202e", "\x00"}
+        assert "<img src=x onerror=hit=1>" in words_of(page)
+    assert "\\<img" in evaluation_summary(rich())
+    for text in (evaluation_summary(rich()), pair_table(pair())):
+        assert not set(text) & {"\u202e", "\x00"}
+
+
+def test_every_baseline_stands_beside_the_model_and_beside_each_slice() -> None:
+    page = evaluation_page(rich(), "fold")
+    table = page[page.index('id="baselines-table"') :].partition("</table>")[0]
+    for name, bits in (("this model", 2.0), ("5-gram", 2.4), ("unigram", 4.0), ("uniform", 6.0), ("zstd -19", 2.4)):
+        assert name in table and f"{bits:.4f}" in table
+    assert "the champion (version 3)" in table and "2.3000" in table
+    kinds = page[page.index('aria-label="By kind"') :].partition("</table>")[0]
+    for bits in (2.0, 2.3, 2.4, 4.0, 6.0, 3.0, 3.6):
+        assert f"{bits:.4f}" in kinds
+
+
+def test_spans_of_training_text_are_marked_and_those_that_overlap_are_one() -> None:
+    marks = [Mark(4, 8, 14, ["a.txt"]), Mark(10, 4, 9, ["b.txt"]), Mark(20, 2, 8)]
+    text = "0123456789abcdefghijklmnop"
+    markup = written(Completion("p", text, marks=marks))
+    inside = [part.partition("</mark>")[0].partition(">")[2] for part in markup.split("<mark")[1:]]
+    assert inside == ["456789abcd", "kl"]
+    assert "".join(Tags(markup).words).startswith(f"p{text}")
+    assert "3 spans from the training text, the longest of 14 words, in a.txt." in markup
+
+
+def test_a_completion_that_nobody_traced_says_nothing_of_training_text() -> None:
+    assert "training text" not in written(Completion("p", "text"))
+    assert "No span of eight words" in written(Completion("p", "text", marks=[]))
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        (Difference(-0.2, -0.3, -0.1, 9), "A takes 0.2000 bits per byte fewer than B (95 % interval"),
+        (Difference(0.2, 0.1, 0.3, 9), "A takes 0.2000 bits per byte more than B (95 % interval"),
+        (Difference(0.2, -0.1, 0.3, 9), "more than B, which other documents might turn round"),
+        (Difference(0.0, 0.0, 0.0, 9), "A and B do not differ on any document."),
+        (Difference(0.2, -math.inf, math.inf, 1), "measured on one document, which says nothing of others"),
+    ],
+    ids=["better", "worse", "open", "same", "one document"],
+)
+def test_a_difference_is_said_with_what_its_interval_allows(difference: Difference, said: str) -> None:
+    assert said in verdict(difference, "A", "B")
+
+
+def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
+    assert 'class="range better"' in interval(Difference(-0.2, -0.3, -0.1, 9), 0.3)
+    assert 'class="range worse"' in interval(Difference(0.2, 0.1, 0.3, 9), 0.3)
+    assert 'class="range"' in interval(Difference(0.2, -0.1, 0.3, 9), 0.3)
+    assert "left:0.00%;width:100.00%" in interval(Difference(0.2, -math.inf, math.inf, 1), 0.3)
+    assert interval_words(Difference(-0.2, -0.3, 0.1, 9)) == "−0.2000 (−0.3000 to +0.1000)"
+
+
+def test_what_makes_figures_doubtful_is_told() -> None:
+    weak = changed(rich(), bits_per_byte=4.5, documents=3.0, ece=0.3)
+    found = "\n".join(worry.title for worry in worries(weak))
+    for title in ("no better than the 5-gram model", "zstd -19 packs", "on 3 documents", "cannot give back 12 bytes"):
+        assert title in found
+    assert "50 % of the completions repeat thirteen words" in found
+    assert worries(bare())[0].title == "It was measured on 1 document"
+    assert "the 5-gram model of the same tokens takes 2.4000" in lead(rich())
+
+
+def test_the_document_for_machines_is_json_without_infinity() -> None:
+    document = json.loads(json.dumps(pair_document(pair()), allow_nan=False))
+    assert document["difference"]["clear"] is True
+    assert document["metrics"]["val/only_one"] == {"a": 1.0, "b": None}
+    single = document["slices"][2]["difference"]
+    assert (single["low"], single["high"], single["clear"]) == (None, None, False)
+
+
+def test_the_table_shows_figures_slices_documents_and_both_texts() -> None:
+    text = pair_table(pair())
+    assert "| bits per byte | 2.0000 | 2.3000 |" in text
+    assert "−0.2000 (−0.3000 to −0.1000)" in text
+    assert "−2,400" in text
+    assert "- previous:" in text
