@@ -18,7 +18,8 @@ from storage.registry import MODEL_NAME, Registry
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
 from storage.verify import Check, check_store
-from tasks.generation import COMPLETIONS_FILE, Prompt, encodable, read_prompts
+from tasks.generation.prompts import Prompt, encodable, read_prompts
+from tasks.generation.stage import COMPLETIONS_FILE
 from tasks.resources import Resources
 from tasks.session import Session, artifact
 from tasks.settings import load_settings

@@ -19,7 +19,7 @@ from flows.context import (
     flow_settings,
     task_runner,
 )
-from tasks.generation import read_prompts
+from tasks.generation.prompts import read_prompts
 from tasks.session import artifact
 
 

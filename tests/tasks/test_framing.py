@@ -25,7 +25,7 @@ from storage.store import LocalStore
 from storage.tables import read_columns, write_table
 from tasks.bundle import Bundle
 from tasks.evaluation.windows import charged_nats, encode_documents
-from tasks.generation import Prompt, sample_prompts
+from tasks.generation.prompts import Prompt, sample_prompts
 from tasks.inspection.inspection import inspect_prompt
 from tasks.inspection.subject import Subject
 from tasks.interchange import export_bundle, import_folder

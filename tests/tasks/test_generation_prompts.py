@@ -21,7 +21,7 @@ from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.bundle import Bundle
-from tasks.generation import Prompt, PromptsError, encodable, read_prompts
+from tasks.generation.prompts import Prompt, PromptsError, encodable, read_prompts
 from tasks.session import Session, artifact
 from tasks.settings import Settings
 from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer
