@@ -16,11 +16,13 @@ from pydantic import Field
 
 from flows.corpus_page import write_corpus_page
 from flows.dataset_page import write_dataset_page
+from flows.generation_page import write_generation_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from flows.train_page import write_training_page
 from storage.catalog import check_corpus_name
 from storage.home import Home
+from tasks.generation.stage import generate
 from tasks.ingest.records import Limits
 from tasks.ingest.snapshot import snapshot
 from tasks.resources import Resources
@@ -139,6 +141,12 @@ def finish(session: PrefectSession, corpus: str, result: RunResult) -> dict[str,
         create_markdown_artifact(
             summary, key="sheepfold-training", description=f"How the model of {corpus} was trained"
         )
+        if result.mlflow_run_id:
+            session.resources.tracking.log_file(result.mlflow_run_id, page)
+    if session.produced.get(generate.name):
+        page, preview = write_generation_page(session, corpus)
+        preview = f"{preview}\n\nThe whole page: `{page}`\n"
+        create_markdown_artifact(preview, key="sheepfold-generation", description=f"What the model of {corpus} wrote")
         if result.mlflow_run_id:
             session.resources.tracking.log_file(result.mlflow_run_id, page)
     table = [

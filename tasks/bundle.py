@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -149,8 +148,7 @@ class Bundle:
             shown, place = shown + piece, len(item.ids)
             yield piece
         whole = self._text_of(ids, item)
-        # what was shown is its beginning, unless a decoder's text of the whole is none of the texts of its parts
-        if rest := whole.text[len(os.path.commonprefix([shown, whole.text])) :]:
+        if rest := whole.text[len(shown) :]:
             yield rest
         yield whole
 
@@ -245,6 +243,4 @@ class Bundle:
 
 def _may_grow(piece: str, stops: Sequence[str]) -> bool:
     """Whether a text ends within a character, or with what may become a stop string."""
-    return piece.endswith("\ufffd") or any(
-        piece.endswith(stop[:n]) for stop in stops for n in range(1, len(stop) + 1)
-    )
+    return piece.endswith("\ufffd") or any(piece.endswith(stop[:n]) for stop in stops for n in range(1, len(stop) + 1))

@@ -70,9 +70,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     if not path.is_file():
         raise PromptsError(f"no prompts file {path}: give a text, JSONL, CSV or Parquet file")
     made = Template.parse(template) if template else None
-    prompts = [
-        _prompt(record, index, f"{path}, {place}", made) for index, (place, record) in enumerate(_records(path))
-    ]
+    prompts = [_prompt(record, index, f"{path}, {place}", made) for index, (place, record) in enumerate(_records(path))]
     if not prompts:
         raise PromptsError(f"{path} holds no prompts")
     twice = sorted(name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1)

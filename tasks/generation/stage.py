@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.digest import canonical_json, sha256_json
+from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS
@@ -46,9 +46,6 @@ PROMPTS = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-
-# what makes two completions the same for whatever is computed from them
-_IDENTITY = ("id", "sample", "prompt", "text", "finish_reason", "fields", "error")
 
 Progress = Callable[[int, int], None]
 
@@ -261,13 +258,16 @@ def _rows(
 
 
 class _Digest:
-    """Logical digest of completions: over what they say, in their order, however they are spread over tables."""
+    """Logical digest of completions: over their rows in their order, however they are spread over tables.
+
+    All columns count, also those that say how a text was made: shards of equal texts are joined under one key.
+    """
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
 
     def add(self, row: dict[str, Any]) -> None:
-        self._digest.update(canonical_json([row[name] for name in _IDENTITY]).encode() + b"\n")
+        self._digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
 
     def over(self, rows: Sequence[dict[str, Any]]) -> str:
         for row in rows:

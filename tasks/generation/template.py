@@ -44,8 +44,8 @@ class Template:
             if name is not None and (not name or form or conversion):
                 shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
                 raise TemplateError(
-                    f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else between "
-                    "braces, and {{ or }} for a brace"
+                    f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                    "between braces, and {{ or }} for a brace"
                 )
             parts.append((literal, name))
         return cls(tuple(parts))
