@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tasks.generation.preview import SHOWN, GenerationFigures, Piece, Shown, summary
+from tasks.generation.preview import GenerationFigures, Piece, Shown, summary
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
-from tasks.inspection.tables import Cell, scrolled, table
+from tasks.inspection.tables import Cell, figure, scrolled, table
 from tasks.pages.charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
 from tasks.pages.frame import report_page
-from tasks.pages.wording import cut
+from tasks.pages.wording import counted, cut
 
 SECTIONS = {
     "completions": "Completions",
@@ -38,6 +38,7 @@ SHADES = ((0.5, "shade-0"), (0.2, "shade-1"), (0.05, "shade-2"), (0.01, "shade-3
 _BINS = 24
 _FIELDS = 400  # characters of the other columns
 _BEST = 5
+_NAME, _ERROR = 60, 400
 CSS = """
 .completion { border-top: 1px solid var(--rule); padding: 14px 0; }
 .completion:first-of-type { border-top: 0; padding-top: 0; }
@@ -111,7 +112,7 @@ def _completions(figures: GenerationFigures) -> str:
     body = element("p", _scale(), class_="scale") + "".join(map(_completion, figures.shown))
     n = sum(figures.reasons.values())
     if n > len(figures.shown):
-        body += element("p", f"The first {SHOWN} of {n:,}; the others are in the table.", class_="why")
+        body += element("p", f"The first {len(figures.shown)} of {n:,}; the others are in the table.", class_="why")
     return section("completions", "Completions", why, body)
 
 
@@ -130,10 +131,10 @@ def _completion(item: Shown) -> str:
     mean = sum(piece.logprob for piece in item.pieces) / max(1, item.n_tokens)
     name = element("b", escape(legible(item.id))) + (f" sample {item.sample}" if item.sample else "")
     head = f"<span>{name}</span><span>{escape(title)}</span><span>{item.n_tokens:,} tokens</span>"
-    head += f"<span>{mean:.2f} nats a token</span>"
+    head += f"<span>{figure(mean)} nats a token</span>"
     asked = f"… {item.prompt}" if item.cut else item.prompt
     text = element("span", _lines(asked), class_="asked", title=_asked_hint(item))
-    text += "".join(map(_token, item.pieces))
+    text += "".join(map(_token, item.pieces)) or element("span", " (nothing)", class_="asked")
     body = element("p", head, class_="head") + element("p", text, class_="text", tabindex="0")
     if item.fields:
         body += element("p", escape(cut(legible(item.fields), _FIELDS)), class_="columns")
@@ -171,7 +172,8 @@ def _lengths(figures: GenerationFigures) -> str:
         counts[length // width] += 1
     middle = sorted(figures.lengths)[len(figures.lengths) // 2]
     edges = [float(place * width) for place in range(n_bins + 1)]
-    plot = Plot("lengths-tokens", "Tokens", why, edges, [Layer("continuations", "bar", counts)], median=float(middle))
+    note = f"from {min(figures.lengths):,} to {counted(top, 'token')}"
+    plot = Plot("lengths-tokens", "Tokens", note, edges, [Layer("continuations", "bar", counts)], median=float(middle))
     key = legend({"": "continuations"})
     return section("lengths", "Lengths", why, element("div", histogram_figure(plot), class_="plots") + key)
 
@@ -181,7 +183,8 @@ def _errors(figures: GenerationFigures) -> str:
     if not figures.errors:
         return section("errors", "Not continued", why, element("p", "None: every prompt was continued."))
     rows: list[list[Cell | str | float]] = [
-        [Cell(legible(name), "wrap"), Cell(legible(error), "wrap")] for name, error in figures.errors
+        [Cell(cut(legible(name), _NAME), "name", hint=legible(name)), Cell(cut(legible(error), _ERROR), "wrap")]
+        for name, error in figures.errors
     ]
     body = scrolled(table(["prompt", "why"], rows, ""), "Prompts that were refused", tall=len(rows) > 12)
     if figures.n_errors > len(figures.errors):
