@@ -103,7 +103,7 @@ def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
     def progress(done: int, total: int) -> None:
         work.progress.update(done, total, "completions")
 
-    if resources.shards_at_once > 1:
+    if resources.shards_at_once > 1 and resources.device == "cpu":
         found = resources.apart.call(
             complete_apart, progress, WORTH_A_PROCESS, deterministic=resources.deterministic, **shard
         )
