@@ -141,7 +141,7 @@ class Bundle:
         ids = self._window(self.encode_prompts([prompt])[0], config.overflow)
         shown, place, item = "", 0, None
         for item in self.network.stream(self.model, ids, config, key=key, decode=self.tokenizer.decode_continuation):
-            before = [*ids, *item.ids[:place]][-_CONTEXT:]
+            before = [*ids[-_CONTEXT:], *item.ids[max(0, place - _CONTEXT) : place]][-_CONTEXT:]
             piece = self.tokenizer.decode_continuation(before, item.ids[place:])
             if item.finish_reason or not piece or _may_grow(piece, config.stop):
                 continue
