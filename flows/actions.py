@@ -16,7 +16,7 @@ from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
 from storage.store import Store
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.evaluation.compare import champion_figures
-from tasks.generation import COMPLETIONS_FILE, BundleSettings, adopt_bundle
+from tasks.generation.stage import COMPLETIONS_FILE, BundleSettings, adopt_bundle
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.session import Session, artifact
 from tasks.settings import EvaluationSettings

@@ -19,6 +19,7 @@ from flows.cli_compare import compare
 from flows.cli_count import count
 from flows.cli_exam import checked_questions, show_exam
 from flows.cli_exchange import export, export_corpus, import_
+from flows.cli_generate import generate
 from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
 from flows.cli_lookup import sample, sql, status, verify, why
@@ -348,51 +349,10 @@ def promote(corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson =
         _show(_flow("promote", home, corpus=corpus), as_json)
 
 
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="A prompt; or use --prompts.")] = "",
-    prompts: Annotated[str, typer.Option(help="File of prompts: text, JSONL or Parquet.")] = "",
-    model: Model = "champion",
-    max_new_tokens: Annotated[int, typer.Option(help="Longest continuation, in tokens.", min=1)] = 64,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Sample from so many likeliest tokens; 0 is off.", min=0)] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this share.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.", min=0)] = 0,
-    deterministic: Deterministic = False,
-    corpus: Corpus = "default",
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Continue a prompt, or every prompt of a file."""
-    with plain_errors():
-        from flows.direct import generate_direct
-
-        rows, path = generate_direct(
-            home,
-            prompt,
-            prompts,
-            model,
-            deterministic,
-            {
-                "generate.max_new_tokens": max_new_tokens,
-                "generate.temperature": temperature,
-                "generate.top_k": top_k,
-                "generate.top_p": top_p,
-                "generate.seed": seed,
-            },
-            corpus,
-        )
-        if as_json:
-            print_json({"rows": rows, "completions": path})
-            return
-        for row in rows:
-            print(f"{row['prompt']}{row['text']}\n")
-        say(f"completions: {path}")
-
-
 # looking things up, and commands about the network itself, in modules of their own
 for _command in (sql, why, verify, status, sample):
     app.command()(_command)
+app.command()(generate)
 app.command()(compare)
 app.command()(inspect)
 app.command()(count)

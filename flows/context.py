@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from prefect import get_run_logger
@@ -17,12 +18,14 @@ from pydantic import Field
 from flows.corpus_page import write_corpus_page
 from flows.dataset_page import write_dataset_page
 from flows.evaluation_page import write_evaluation_page
+from flows.generation_page import write_generation_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from flows.train_page import write_training_page
 from storage.catalog import check_corpus_name
 from storage.home import Home
 from tasks.evaluation_report.collect import Measured
+from tasks.generation.stage import generate
 from tasks.ingest.records import Limits
 from tasks.ingest.snapshot import snapshot
 from tasks.resources import Resources
@@ -128,33 +131,31 @@ def finish(
         reports.mkdir(parents=True, exist_ok=True)
         (reports / "report.md").write_text(report, encoding="utf-8")
         create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
-    if drawn is not None:
-        page, summary = drawn.result()
-        summary = f"{summary}\n\nThe whole page: `{page}`\n"
-        create_markdown_artifact(summary, key="sheepfold-corpus", description=f"What became of corpus {corpus}")
-        if result.mlflow_run_id:
-            session.resources.tracking.log_file(result.mlflow_run_id, page)
-    if dataset.name in session.produced:
-        page, card, summary = write_dataset_page(session, corpus)
-        summary = f"{summary}\n\nThe whole page: `{page}`\n\nThe data card: `{card}`\n"
-        create_markdown_artifact(summary, key="sheepfold-dataset", description=f"What models of {corpus} read")
-        if result.mlflow_run_id:
-            for file in (page, card):
-                session.resources.tracking.log_file(result.mlflow_run_id, file)
-    if session.produced.get(train.name):
-        page, summary = write_training_page(session, corpus, result.metrics)
-        summary = f"{summary}\n\nThe whole page: `{page}`\n"
+
+    def leave(topic: str, description: str, summary: str, *files: Path) -> None:
+        """Show the summary of a page in the UI, and keep the page and what lies beside it with the run."""
         create_markdown_artifact(
-            summary, key="sheepfold-training", description=f"How the model of {corpus} was trained"
+            f"{summary}\n\nThe whole page: `{files[0]}`\n", key=f"sheepfold-{topic}", description=description
         )
         if result.mlflow_run_id:
-            session.resources.tracking.log_file(result.mlflow_run_id, page)
+            for file in files:
+                session.resources.tracking.log_file(result.mlflow_run_id, file)
+
+    if drawn is not None:
+        page, summary = drawn.result()
+        leave("corpus", f"What became of corpus {corpus}", summary, page)
+    if dataset.name in session.produced:
+        page, card, summary = write_dataset_page(session, corpus)
+        leave("dataset", f"What models of {corpus} read", f"{summary}\n\nThe data card: `{card}`", page, card)
+    if session.produced.get(train.name):
+        page, summary = write_training_page(session, corpus, result.metrics)
+        leave("training", f"How the model of {corpus} was trained", summary, page)
     if measured is not None:
         page, summary = write_evaluation_page(session, corpus, measured)
-        summary = f"{summary}\n\nThe whole page: `{page}`\n"
-        create_markdown_artifact(summary, key="sheepfold-evaluation", description=f"How good {measured.model} is")
-        if result.mlflow_run_id:
-            session.resources.tracking.log_file(result.mlflow_run_id, page)
+        leave("evaluation", f"How good {measured.model} is", summary, page)
+    if session.produced.get(generate.name):
+        page, summary = write_generation_page(session, corpus)
+        leave("generation", f"What the model of {corpus} wrote", summary, page)
     table = [
         {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
         for item in result.stages

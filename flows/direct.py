@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flows.actions import (
     has_registry,
     resolve_version,
 )
+from flows.generation_page import write_generation_page
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
@@ -25,35 +27,97 @@ from storage.registry import MODEL_NAME, Registry
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
 from storage.verify import Check, check_store
-from tasks.generation import COMPLETIONS_FILE, Prompt, encodable, read_prompts
+from tasks.generation.prompts import Prompt, one_prompt, read_prompts
+from tasks.generation.stage import COMPLETIONS_FILE, complete
 from tasks.resources import Resources
-from tasks.session import Session, artifact
+from tasks.session import Session, ThreadSession, artifact
 from tasks.settings import load_settings
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be continued: a text, or a file of prompts.
+
+    Attributes:
+        template: what a prompt is made of, see `tasks.generation.template`.
+    """
+
+    prompt: str = ""
+    prompts: str = ""
+    template: str = ""
+
+    def read(self) -> list[Prompt]:
+        """The prompts.
+
+        Raises:
+            UserError: if there is neither or both, or they cannot be read.
+        """
+        if bool(self.prompt) == bool(self.prompts):
+            raise UserError("give either a PROMPT or --prompts FILE")
+        if self.prompt:
+            return [one_prompt(self.prompt, self.template)]
+        return read_prompts(Path(self.prompts).expanduser(), self.template)
+
+    @property
+    def text(self) -> str:
+        """The one prompt; empty for a file."""
+        return one_prompt(self.prompt, self.template).prompt if self.prompt else ""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Completions of a command.
+
+    Attributes:
+        rows: of the table.
+        path: the table.
+        page: the report on a file of prompts; empty for a single one.
+        tokens: that were made now.
+        seconds: that making them took; 0 if all were found in the store.
+    """
+
+    rows: list[dict[str, Any]]
+    path: str
+    page: str
+    tokens: int
+    seconds: float
 
 
 def generate_direct(
     home: str,
-    prompt: str,
-    prompts: str,
-    model: str,
-    deterministic: bool,
-    options: dict[str, Any],
     corpus: str,
-) -> tuple[list[dict[str, Any]], str]:
-    """Continue one prompt or a file of them; returns the rows and the path of their table."""
-    if bool(prompt) == bool(prompts):
-        raise UserError("give either a PROMPT or --prompts FILE")
-    asked = [Prompt("0", encodable("PROMPT", prompt))] if prompt else read_prompts(Path(prompts).expanduser())
-    settings = load_settings(None, [], options)
+    asked: Asked,
+    model: str,
+    assignments: Sequence[str],
+    options: Mapping[str, Any],
+    workers: int = 1,
+    on_text: Callable[[str], None] | None = None,
+) -> Generated:
+    """Continue one prompt or a file of them.
+
+    Args:
+        assignments: settings, `section.name=value`.
+        options: settings by their dotted names, None where they were not given.
+        workers: shards computed at once.
+        on_text: told the continuation of a single prompt piece by piece, while it is made.
+    """
+    prompts = asked.read()
+    settings = load_settings(None, assignments, options)
     place = Home.from_environment(home or None).create()
-    with Resources(place, deterministic=deterministic) as resources:
-        session = Session(place, resources)
+    with Resources(place, workers, deterministic=settings.generate.deterministic) as resources:
+        resources.shards_at_once = workers
+        resources.on_text = on_text if asked.prompt else None
+        session = Session(place, resources) if workers == 1 else ThreadSession(place, resources)
         checkpoint = checkpoint_of(session, model)
-        made = artifact(pipeline.generate_text(session, settings, checkpoint, asked))
+        made = artifact(pipeline.generate_text(session, settings, checkpoint, prompts))
         pipeline.remember(session, generate=made)
         pipeline.publish(session, corpus)
+        page = write_generation_page(session, corpus)[0] if asked.prompts else ""
         path = completions_path(session.store, made)
-    return read_rows(Path(path)), path
+    report = session.reports[complete.name]
+    rows = read_rows(Path(path))
+    tokens = sum(row["n_tokens"] for row in rows) if report.computed and not report.reused else 0
+    return Generated(rows, path, str(page), tokens, report.seconds if tokens else 0.0)
 
 
 def status_of(home: str) -> dict[str, Any]:

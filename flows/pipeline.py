@@ -36,7 +36,9 @@ from tasks.evaluation.inputs import (
     split_inputs,
 )
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
-from tasks.generation import Prompt, PromptsSettings, generate, keep_prompts, sample_prompts
+from tasks.generation.prompts import Prompt, sample_prompts
+from tasks.generation.shards import cut_prompts
+from tasks.generation.stage import JoinSettings, PromptsSettings, complete, generate, joined, keep_prompts
 from tasks.ingest.snapshot import snapshot
 from tasks.ingest.sources.resolve import Source
 from tasks.resources import describe_device, detect_device
@@ -363,13 +365,28 @@ def evaluate_model(
 
 
 def generate_text(session: Session, settings: Settings, checkpoint: Maybe, prompts: list[Prompt] | Pending) -> Maybe:
-    """Continue prompts."""
+    """Continue prompts, shard by shard."""
+    asked = settings.generate
     if isinstance(prompts, Pending):
-        return session.run(generate, settings.generate, checkpoint=checkpoint, prompts=prompts)
+        return session.run(generate, JoinSettings(), parts=prompts)
+    shards = cut_prompts(prompts, asked)
+    names = [PromptsSettings.of(shard) for shard in shards]
     if session.resources is not None:
-        session.resources.prompts = prompts
-    kept = session.run(keep_prompts, PromptsSettings.of(prompts))
-    return session.run(generate, settings.generate, checkpoint=checkpoint, prompts=kept)
+        session.resources.prompts = {name.digest: shard for name, shard in zip(names, shards, strict=True)}
+        session.resources.batch_size = asked.batch_size
+    kept = session.run_each(
+        keep_prompts, [Call(name, {}, len(shard)) for name, shard in zip(names, shards, strict=True)]
+    )
+    calls = [
+        Call(asked.without_cut(), {"checkpoint": checkpoint, "prompts": ref}, len(shard))
+        for ref, shard in zip(kept, shards, strict=True)
+    ]
+    parts: list[ArtifactRef] = []
+    for part in session.run_each(complete, calls):
+        if isinstance(part, Pending):
+            return session.run(generate, JoinSettings(), parts=part)
+        parts.append(part)
+    return session.run(generate, JoinSettings(), parts=joined(parts))
 
 
 def sample(session: Session, settings: Settings, checkpoint: Maybe, evalset: Maybe) -> Maybe:

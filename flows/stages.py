@@ -10,7 +10,7 @@ from tasks.stage import Stage
 def all_stages() -> dict[str, Stage]:
     """Every stage that the pipeline uses, by name."""
     from tasks.exams.stages import exam, keep_questions
-    from tasks.generation import adopt_bundle
+    from tasks.generation.stage import adopt_bundle
 
     found = [
         item

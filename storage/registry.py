@@ -19,6 +19,34 @@ KEY_TAG = "sheepfold.checkpoint_key"
 STAGE_TAG = "sheepfold.checkpoint_stage"
 
 
+# What a request to a served model may set, by MLflow's types, with the defaults; a list's type is that of its items.
+# `logit_bias` is a JSON object of token ids and numbers, and `details` asks for more than texts (see `tasks.serving`).
+PARAMETERS: dict[str, tuple[str, Any]] = {
+    "max_new_tokens": ("long", 64),
+    "temperature": ("double", 0.8),
+    "top_k": ("long", 0),
+    "top_p": ("double", 0.95),
+    "seed": ("long", 0),
+    "min_new_tokens": ("long", 1),
+    "n_samples": ("long", 1),
+    "min_p": ("double", 0.0),
+    "typical_p": ("double", 1.0),
+    "repetition_penalty": ("double", 1.0),
+    "frequency_penalty": ("double", 0.0),
+    "presence_penalty": ("double", 0.0),
+    "no_repeat_ngram": ("long", 0),
+    "stop": ("string", []),
+    "stop_ids": ("long", []),
+    "suppress": ("long", []),
+    "logit_bias": ("string", ""),
+    "top_logprobs": ("long", 0),
+    "overflow": ("string", "roll"),
+    "ignore_eos": ("boolean", False),
+    "deterministic": ("boolean", False),
+    "details": ("boolean", False),
+}
+
+
 @dataclass(frozen=True)
 class ModelVersion:
     """One registered version.
@@ -171,11 +199,8 @@ class Registry:
             outputs=Schema([ColSpec(DataType.string)]),
             params=ParamSchema(
                 [
-                    ParamSpec("max_new_tokens", DataType.long, 64),
-                    ParamSpec("temperature", DataType.double, 0.8),
-                    ParamSpec("top_k", DataType.long, 0),
-                    ParamSpec("top_p", DataType.double, 0.95),
-                    ParamSpec("seed", DataType.long, 0),
+                    ParamSpec(name, DataType[kind], default, (-1,) if isinstance(default, list) else None)
+                    for name, (kind, default) in PARAMETERS.items()
                 ]
             ),
         )

@@ -261,6 +261,8 @@ POSITIONS = _schema(
 )
 
 # One row for every generated continuation.
+# `logprobs`, `ids`, `top_ids` and `top_logprobs` have an entry for each token; `fields` holds the other columns of the
+# prompt's record as JSON, and `error` why a prompt was not continued.
 COMPLETIONS = _schema(
     "completions",
     _required("id", pa.string()),
@@ -273,6 +275,11 @@ COMPLETIONS = _schema(
     _required("model", pa.string()),
     _required("settings", pa.string()),
     _required("seed", pa.int64()),
+    _required("ids", pa.list_(pa.int32())),
+    _required("top_ids", pa.list_(pa.list_(pa.int32()))),
+    _required("top_logprobs", pa.list_(pa.list_(pa.float64()))),
+    pa.field("fields", pa.large_string()),
+    pa.field("error", pa.string()),
 )
 
 # What was measured on a document; shares are 0 to 1. All but `n_chars`, `licence` and `pii` (in characters of the text)

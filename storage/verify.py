@@ -41,6 +41,7 @@ _TABLES = {
     ("evaluate", "slices.parquet"): schemas.SLICES,
     ("evaluate", "calibration.parquet"): schemas.CALIBRATION,
     ("evaluate", "positions.parquet"): schemas.POSITIONS,
+    ("complete", "completions.parquet"): schemas.COMPLETIONS,
     ("generate", "completions.parquet"): schemas.COMPLETIONS,
 }
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from .tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+OFF = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}  # values that leave a filter out
+
+_CONTEXT = 8  # tokens before a piece of text: some tokenisers write a token otherwise at the start of a text
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,23 @@ class TextCompletion:
     """A continuation as text.
 
     Attributes:
-        finish_reason: `stop` at the end of a document, `length` at the limit.
+        text: without the string that ended it.
+        finish_reason: `stop` at the end of a document or at a stop string, `length` at the limit, `context` where the
+            context was full, `exhausted` where every token was forbidden.
+        n_tokens: how many were drawn, those of a stop string among them.
         logprobs: natural log-probability of each chosen id.
+        sample: which continuation of its prompt it is, from 0.
+        ids: the chosen ids.
+        top_logprobs: for each of them the likeliest ids and their log-probabilities, if they were asked for.
     """
 
     text: str
     finish_reason: str
     n_tokens: int
     logprobs: list[float]
+    sample: int = 0
+    ids: list[int] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class Bundle:
@@ -76,58 +88,130 @@ class Bundle:
         self,
         prompts: Sequence[str],
         *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.8,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
         keys: Sequence[int] | None = None,
+        batch_size: int = 32,
         on_step: Callable[[int, int], None] | None = None,
+        **sampling: Any,
     ) -> list[TextCompletion]:
         """Continue each prompt.
 
         Args:
-            temperature: 0 means greedy.
-            top_k: 0 means off.
-            top_p: 1 means off.
             keys: names each prompt's noise; its place in the list when None.
-            on_step: told prompts finished and prompts in all.
+            batch_size: continuations that grow at once.
+            on_step: told continuations finished and continuations in all.
+            sampling: see `sampling_config`.
 
         Returns:
-            One continuation per prompt, without the prompt.
+            The continuations of each prompt, without the prompt: all samples of the first, then of the next.
 
         Raises:
-            ValueError: a prompt is empty, and the model knows no token that a text could begin with.
+            ValueError: a prompt cannot be continued (see `prompt_faults`), or a setting has no such value.
         """
+        config = self.sampling_config(**sampling)
         if not prompts:
             return []
-        config = self.network.GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k or None,
-            top_p=top_p if top_p < 1 else None,
-            seed=seed,
-            eos_id=self.end_id,
-            min_new_tokens=1,  # whoever asks for a continuation wants one
-            suppress=self.ids_without_text(),
-        )
-        encoded = self.encode_prompts(prompts)
+        encoded = [self._window(ids, config.overflow) for ids in self.encode_prompts(prompts)]
         found = self.network.generate(
             self.model,
             encoded,
             config,
             keys=list(keys) if keys is not None else None,
+            batch_size=batch_size,
+            decode=self.tokenizer.decode_continuation,
             on_step=on_step,
         )
-        return [
-            TextCompletion(
-                self.tokenizer.decode_continuation(prompt, item.ids),
-                item.finish_reason,
-                len(item.ids),
-                list(item.logprobs),
+        return [self._text_of(encoded[item.prompt], item) for item in found]
+
+    def stream(self, prompt: str, *, key: int = 0, **sampling: Any) -> Iterator[str | TextCompletion]:
+        """Continue one prompt, piece by piece.
+
+        A piece is held back while it may be the beginning of a stop string, or a character of which bytes are missing.
+
+        Args:
+            key: names its noise, as in `complete`.
+            sampling: see `sampling_config`; one sample is drawn.
+
+        Yields:
+            The text as it grows, and at last the whole continuation.
+
+        Raises:
+            ValueError: as `complete` does.
+        """
+        config = self.sampling_config(**{**sampling, "n_samples": 1})
+        ids = self._window(self.encode_prompts([prompt])[0], config.overflow)
+        shown, place, item = "", 0, None
+        for item in self.network.stream(self.model, ids, config, key=key, decode=self.tokenizer.decode_continuation):
+            before = [*ids[-_CONTEXT:], *item.ids[max(0, place - _CONTEXT) : place]][-_CONTEXT:]
+            piece = self.tokenizer.decode_continuation(before, item.ids[place:])
+            if item.finish_reason or not piece or _may_grow(piece, config.stop):
+                continue
+            shown, place = shown + piece, len(item.ids)
+            yield piece
+        whole = self._text_of(ids, item)
+        if rest := whole.text[len(shown) :]:
+            yield rest
+        yield whole
+
+    def sampling_config(self, **sampling: Any) -> Any:
+        """How tokens are drawn, as `model.GenerationConfig` says it, from settings in the form that people give.
+
+        Args:
+            sampling: fields of that configuration, but `eos_id`, which is the model's. `top_k` 0 and 1 for `top_p` and
+                `typical_p` mean off, as 0 does for `min_p`; `suppress` is added to the ids that stand for no text; with
+                `ignore_eos` the id that ends a text is never drawn. At least one token is drawn by default.
+
+        Raises:
+            ValueError: for a name that is none of these, or a value that is not to be had.
+        """
+        given = {"temperature": 0.8, "min_new_tokens": 1, **sampling}
+        ignore_eos = given.pop("ignore_eos", False)
+        known = {item.name for item in fields(self.network.GenerationConfig)} - {"eos_id"}
+        unknown = sorted(given.keys() - known)
+        if unknown:
+            raise ValueError(f"there is no setting {unknown[0]}; expected some of {', '.join(sorted(known))}")
+        for name, off in OFF.items():
+            if given.get(name) == off:
+                given[name] = None
+        never = [*self.ids_without_text(), *given.get("suppress", ())]
+        if ignore_eos and self.end_id is not None:
+            never.append(self.end_id)
+        given["suppress"] = tuple(never)
+        config = self.network.GenerationConfig(eos_id=None if ignore_eos else self.end_id, **given)
+        named = [*config.suppress, *config.stop_ids, *(token for token, _ in config.logit_bias)]
+        if named and max(named) >= self.model_config.vocab_size:
+            raise ValueError(
+                f"token {max(named)} is named, and the model's tokens are 0 to {self.model_config.vocab_size - 1}"
             )
-            for prompt, item in zip(encoded, found, strict=True)
+        return config
+
+    def prompt_faults(self, prompts: Sequence[str], **sampling: Any) -> list[str]:
+        """Why each prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
+        config = self.sampling_config(**sampling)
+        return [
+            self.network.prompt_problem(ids, config, self.model_config) if ids else f"is empty, {self._no_begin}"
+            for ids in self._encoded(prompts)
         ]
+
+    def _window(self, ids: list[int], overflow: str) -> list[int]:
+        """What the network can see of a prompt; the rest of a prompt of megabytes would only fill the memory."""
+        return ids if overflow == "refuse" else ids[-self.model_config.max_seq_len :]
+
+    def _text_of(self, prompt: Sequence[int], item: Any) -> TextCompletion:
+        text = self.tokenizer.decode_continuation(prompt, item.ids)
+        if isinstance(item.stopped_by, str):
+            # the last token completed it, and may hold more of them: it is the first that ends behind the other tokens
+            older = self.tokenizer.decode_continuation(prompt, item.ids[:-1]).rstrip("\ufffd")
+            place = text.find(item.stopped_by, max(0, len(older) - len(item.stopped_by) + 1))
+            text = text if place < 0 else text[:place]
+        return TextCompletion(
+            text,
+            item.finish_reason,
+            len(item.ids),
+            list(item.logprobs),
+            item.sample,
+            list(item.ids),
+            [list(best) for best in item.top_logprobs],
+        )
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
         """Ids of each prompt behind the token that begins a text, if the model knows one.
@@ -136,18 +220,27 @@ class Bundle:
             ValueError: a prompt is empty, and the model knows none. One that it never saw would not do: what follows
                 such a token is as random as its vector.
         """
-        begin = [] if self.start_id is None else [self.start_id]
-        encoded = [[*begin, *ids.tolist()] for ids in self.tokenizer.encode(list(prompts))]
+        encoded = self._encoded(prompts)
         if not all(encoded):
-            why = "'s tokeniser has" if self.bos else " was trained with"
-            raise ValueError(
-                f"prompt {encoded.index([]) + 1} of {len(encoded)} is empty, and this model{why} no token to begin "
-                "with; give a text"
-            )
+            raise ValueError(f"prompt {encoded.index([]) + 1} of {len(encoded)} is empty, {self._no_begin}")
         return encoded
+
+    def _encoded(self, prompts: Sequence[str]) -> list[list[int]]:
+        begin = [] if self.start_id is None else [self.start_id]
+        return [[*begin, *ids.tolist()] for ids in self.tokenizer.encode(list(prompts))]
+
+    @property
+    def _no_begin(self) -> str:
+        why = "'s tokeniser has" if self.bos else " was trained with"
+        return f"and this model{why} no token to begin with; give a text"
 
     def ids_without_text(self) -> tuple[int, ...]:
         """Ids never drawn: special ones but the end of a text, and rows of the network unknown to the tokeniser."""
         tokenizer = self.tokenizer
         unknown = range(tokenizer.vocab_size, self.model_config.vocab_size)
         return tuple(index for index in (*tokenizer.special_ids, *unknown) if index != self.end_id)
+
+
+def _may_grow(piece: str, stops: Sequence[str]) -> bool:
+    """Whether a text ends within a character, or with what may become a stop string."""
+    return piece.endswith("\ufffd") or any(piece.endswith(stop[:n]) for stop in stops for n in range(1, len(stop) + 1))

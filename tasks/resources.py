@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tasks.apart import Apart
     from tasks.evaluation.inputs import Text
     from tasks.exams.questions import Question
-    from tasks.generation import Prompt
+    from tasks.generation.prompts import Prompt
     from tasks.ingest.pool.pool import ExtractionPool
     from tasks.ingest.snapshot import Listing
 
@@ -75,7 +76,11 @@ class Resources:
         self.cuts: dict[str, dict[str, list[tuple[int, int]]]] = {}  # digest of cuts -> what is cut out of documents
         self.trained: dict[str, set[str]] = {}  # digest of ids -> the training documents of a segment
         self.listing: Listing | None = None  # the walk a snapshot is made of
-        self.prompts: list[Prompt] = []  # the prompts a generation is asked for
+        self.prompts: dict[str, Sequence[Prompt]] = {}  # digest of prompts -> those that a shard is asked for
+        self.shards_at_once = 1  # of a generation; several have a process of one thread each
+        self.batch_size = 0  # continuations that grow at once; 0 picks by the device
+        self.on_text: Callable[[str], None] | None = None  # told a single completion as it grows
+        self.computing = threading.Lock()  # held by what takes all cores of this process
         self.texts: list[Text] = []  # the texts that a model is measured on
         self.questions: list[Question] = []  # the questions that an exam puts to a model
         self.tokenizer_file: Path | None = None  # a tokeniser from elsewhere that is to be taken

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -221,6 +222,14 @@ class Session:
         known.rows += report.rows
         known.reason = known.reason or report.reason
         known.key = report.key or known.key
+
+
+class ThreadSession(Session):
+    """A session without Prefect that carries out several requests to one stage at once, one for each worker."""
+
+    def _many(self, invocations: Sequence[Invocation]) -> list[Outcome]:
+        with ThreadPoolExecutor(self.resources.workers) as threads:
+            return list(threads.map(self._one, invocations))
 
 
 class PrefectSession(Session):

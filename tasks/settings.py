@@ -170,15 +170,46 @@ class DatasetSettings:
             )
 
 
+_CUTTING = ("shard_tokens", "batch_size")
+
+
 @dataclass(frozen=True)
 class GenerateSettings:
-    """How text is sampled."""
+    """How text is sampled; what each does, and in which order, is said by `model.GenerationConfig`.
+
+    Attributes:
+        top_k: 0 is off, as 1 is for `top_p` and `typical_p`, and 0 for `min_p`.
+        min_new_tokens: whoever asks for a continuation wants one.
+        suppress: ids that are never drawn, beside those that stand for no text.
+        ignore_eos: never draw the id that ends a text.
+        shard_tokens: new tokens that one shard of a file of prompts may cost, about; what is done when a process dies
+            counts by shards.
+        batch_size: continuations that grow at once; 0 picks by the device.
+    """
 
     max_new_tokens: int = 64
     temperature: float = 0.8
     top_k: int = 0
     top_p: float = 0.95
     seed: int = 0
+    min_new_tokens: int = 1
+    n_samples: int = 1
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    suppress: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = 0
+    overflow: str = "roll"
+    ignore_eos: bool = False
+    deterministic: bool = False
+    shard_tokens: int = 2**17
+    batch_size: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -190,6 +221,25 @@ class GenerateSettings:
         check_seed("generate.seed", self.seed)
         if self.top_k < 0:
             raise ValueError(f"generate.top_k is {self.top_k}, expected 0 (off) or more")
+        if self.shard_tokens < 1:
+            raise ValueError(f"generate.shard_tokens is {self.shard_tokens}, expected 1 or more")
+        if self.batch_size < 0:
+            raise ValueError(f"generate.batch_size is {self.batch_size}, expected 0 (by the device) or more")
+        from model.config import GenerationConfig
+
+        rest = {name: value for name, value in self.sampling().items() if name not in ("top_k", "ignore_eos")}
+        try:
+            GenerationConfig(**rest)
+        except ValueError as error:
+            raise ValueError(f"generate.{error}") from error
+
+    def sampling(self) -> dict[str, Any]:
+        """The settings that shape a completion, by name; the others say how the work is cut up."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _CUTTING}
+
+    def without_cut(self) -> GenerateSettings:
+        """The same, however the work is cut up: what a completion depends on."""
+        return GenerateSettings(**self.sampling())
 
 
 @dataclass(frozen=True)

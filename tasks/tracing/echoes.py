@@ -16,7 +16,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import ECHO_SPANS, ECHOES, METRICS
 from storage.store import Store
 from storage.tables import read_rows, write_table
-from tasks.generation import COMPLETIONS_FILE
+from tasks.generation.stage import COMPLETIONS_FILE
 from tasks.stage import Work, stage
 from tasks.tracing.anchors import FOUND_WORDS
 from tasks.tracing.index import TracedSegment

@@ -34,6 +34,11 @@ def add_completions(store: LocalStore, key: str, created: str, *ids: str) -> Non
             "model": "m",
             "settings": "{}",
             "seed": 0,
+            "ids": [0],
+            "top_ids": [],
+            "top_logprobs": [],
+            "fields": None,
+            "error": None,
         }
         for name in ids
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import shutil
@@ -16,14 +17,15 @@ from tiny_run import Ran, copy_of_store, direct_session, tiny_settings
 from flows import pipeline
 from flows.actions import checkpoint_of
 from model import ModelConfig, Transformer, save_weights
-from storage.errors import UserError
 from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.bundle import Bundle
-from tasks.generation import Prompt, PromptsError, encodable, read_prompts
+from tasks.generation.prompts import Prompt, PromptsError, encodable, read_prompts
+from tasks.generation.shards import MOST_SHARDS, cut_prompts
+from tasks.generation.template import TemplateError
 from tasks.session import Session, artifact
-from tasks.settings import Settings
+from tasks.settings import GenerateSettings, Settings
 from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer
 
 
@@ -72,11 +74,12 @@ def test_an_id_that_is_null_is_no_id(tmp_path: Path) -> None:
         ("bad.jsonl", '{"prompt": "a"}\n["b"]\n', r"bad\.jsonl, line 2: list where an object"),
         ("bad.jsonl", '{"prompt": "a"}\n\n{"propmt": "b"}\n', r"bad\.jsonl, line 3: no text .*'propmt'"),
         ("bad.jsonl", '{"prompt": 5}\n', r"bad\.jsonl, line 1: no text"),
-        ("bad.jsonl", '{"prompt": "a \\ud800 b"}\n', r"bad\.jsonl, line 1: .*surrogate"),
         ("empty.jsonl", "\n\n", r"empty\.jsonl holds no prompts"),
         ("empty.txt", "  \n", r"empty\.txt holds no prompts"),
-        ("latin.txt", b"caf\xe9 au lait\n", r"latin\.txt.*UTF-8"),
-        ("latin.jsonl", b'{"prompt": "caf\xe9"}\n', r"latin\.jsonl.*UTF-8"),
+        ("bad.csv", "prompt,kind\na,b\nc\n", r"bad\.csv, line 3: 1 values under a header of 2 columns"),
+        ("bad.csv", "prompt,prompt\na,b\n", r"bad\.csv: two columns have one name"),
+        ("bad.csv", 'prompt\n"a\n', r"bad\.csv, line \d: not CSV"),
+        ("bad.csv", "question\na\n", r"bad\.csv, line 2: no text .*'question'"),
         ("no.parquet", b"not a table", r"no\.parquet.*Parquet"),
         (
             "twice.jsonl",
@@ -107,6 +110,86 @@ def test_a_prompt_with_a_lone_surrogate_is_refused_and_any_other_given_back() ->
     assert encodable("the PROMPT", "caf\u00e9 \U0001f600") == "caf\u00e9 \U0001f600"
     with pytest.raises(PromptsError, match=r"the PROMPT: .* lone surrogate .* give UTF-8 text"):
         encodable("the PROMPT", os.fsdecode(b"caf\xe9"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("latin.txt", b"good\ncaf\xe9 au lait\nfine\n"),
+        ("latin.csv", b"prompt\ngood\ncaf\xe9 au lait\nfine\n"),
+        ("latin.jsonl", b'{"prompt": "good"}\n{"prompt": "caf\xe9 au lait"}\n{"prompt": "fine"}\n'),
+        ("surrogate.jsonl", b'{"prompt": "good"}\n{"prompt": "caf\\ud800 au lait"}\n{"prompt": "fine"}\n'),
+    ],
+)
+def test_a_prompt_that_is_not_utf_8_has_an_error_of_its_own(tmp_path: Path, name: str, content: bytes) -> None:
+    good, bad, fine = read_prompts(written(tmp_path / name, content))
+    assert (good, fine) == (Prompt("0", "good"), Prompt("2", "fine"))
+    assert bad.prompt == "caf? au lait"
+    assert bad.error is not None
+    assert "lone surrogate" in bad.error
+
+
+def test_csv_holds_a_prompt_per_record_and_its_other_columns_travel_along(tmp_path: Path) -> None:
+    text = 'id,prompt,kind\na,"one, two\nthree",x\nb,plain,"say ""y"""\n'
+    path = written(tmp_path / "prompts.csv", text)
+    one, two = read_prompts(path)
+    assert (one.id, one.prompt, json.loads(one.fields or "")) == ("a", "one, two\nthree", {"kind": "x"})
+    assert (two.id, two.prompt, json.loads(two.fields or "")) == ("b", "plain", {"kind": 'say "y"'})
+
+
+def test_columns_that_json_does_not_know_travel_as_text_or_nothing(tmp_path: Path) -> None:
+    day = datetime.date(2026, 5, 1)
+    table = pa.table({"prompt": ["a"], "day": [day], "share": [float("nan")], "tags": [["x", "y"]]})
+    pq.write_table(table, tmp_path / "prompts.parquet")
+    (prompt,) = read_prompts(tmp_path / "prompts.parquet")
+    assert json.loads(prompt.fields or "") == {"day": "2026-05-01", "share": None, "tags": ["x", "y"]}
+
+
+def test_a_template_puts_columns_together_and_all_of_them_travel_along(tmp_path: Path) -> None:
+    path = written(tmp_path / "prompts.csv", "id,question,style\n7,Who?,short\n8,Why?,long\n")
+    first, second = read_prompts(path, "Q: {question} {{{style}}}\nA:")
+    assert [first.prompt, second.prompt] == ["Q: Who? {short}\nA:", "Q: Why? {long}\nA:"]
+    assert (first.id, json.loads(first.fields or "")) == ("7", {"question": "Who?", "style": "short"})
+
+
+def test_a_record_without_a_value_for_the_template_has_an_error_of_its_own(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"question": ["Who?", None]}), tmp_path / "prompts.parquet")
+    good, bad = read_prompts(tmp_path / "prompts.parquet", "{question}")
+    assert (good.error, bad.error) == (None, "the column 'question' of the template has no value here")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{questoin}", r"line 2: the template names the column 'questoin'; .*'question'.* did you mean \{question\}\?"),
+        ("{answer}", r"names the column 'answer'; columns are 'id', 'question'; write \{\{ and \}\}"),
+        ("Q: {question", r"a brace that opens or closes nothing"),
+        ("Q: question}", r"a brace that opens or closes nothing"),
+        ("{}", r"holds \{\}; expected the name of a column"),
+        ("{question!r:>4}", r"holds \{question!r:>4\}; expected the name of a column"),
+        ("{question.x}", r"names the column 'question.x'"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_is_refused(tmp_path: Path, template: str, message: str) -> None:
+    path = written(tmp_path / "prompts.csv", "id,question\n7,Who?\n")
+    with pytest.raises(TemplateError, match=message):
+        read_prompts(path, template)
+
+
+def test_prompts_are_cut_from_the_beginning_so_that_more_of_them_leave_the_first_shards_alone() -> None:
+    prompts = [Prompt(str(number), "word " * number) for number in range(50)]
+    settings = GenerateSettings(max_new_tokens=10, n_samples=2, shard_tokens=100)
+    shards, more = cut_prompts(prompts[:40], settings), cut_prompts(prompts, settings)
+    assert [prompt for shard in more for prompt in shard] == prompts
+    assert len(shards) > 4
+    assert more[: len(shards) - 1] == shards[:-1]
+    assert all(len(shard) <= 5 for shard in more)
+
+
+def test_prompts_without_number_are_cut_into_few_shards() -> None:
+    prompts = [Prompt(str(number), "x") for number in range(10_000)]
+    assert len(cut_prompts(prompts, GenerateSettings(max_new_tokens=10, shard_tokens=10))) <= MOST_SHARDS
+    assert cut_prompts([], GenerateSettings()) == []
 
 
 PROMPTS = [Prompt("a", "The sheep"), Prompt("b", ""), Prompt("c", "x" * 100 + "€😀"), Prompt("d", "the dog")]
@@ -150,10 +233,11 @@ def test_the_same_request_is_found_in_the_store(home: Home, tiny: Ran) -> None:
 
 def test_the_same_seed_gives_the_same_text_when_computed_anew(home: Home, tiny: Ran) -> None:
     first, path, _ = complete(home, tiny, PROMPTS)
-    shutil.rmtree(path.parent)
+    shutil.rmtree(path.parents[1])
+    shutil.rmtree(path.parents[2] / "complete")
     again, _, session = complete(home, tiny, PROMPTS)
     assert again == first
-    assert session.reports["generate"].computed == 1
+    assert session.reports["complete"].computed == len(PROMPTS)
 
 
 def test_another_seed_gives_another_text(home: Home, tiny: Ran) -> None:
@@ -188,7 +272,7 @@ def test_an_empty_prompt_is_continued_from_the_beginning_of_a_document(tiny: Ran
     assert found == bundle.complete([""], max_new_tokens=8, temperature=0.0)
 
 
-def test_an_empty_prompt_is_refused_where_no_token_begins_a_text(home: Home, tiny: Ran, tmp_path: Path) -> None:
+def test_an_empty_prompt_has_an_error_where_no_token_begins_a_text(home: Home, tiny: Ran, tmp_path: Path) -> None:
     assert tiny.checkpoint is not None
     folder = shutil.copytree(tiny.folder(tiny.checkpoint), tmp_path / "bundle")
     spec = json.dumps(BpeTokenizer.fit(["the sheep"], 300).record()["spec"])
@@ -199,8 +283,12 @@ def test_an_empty_prompt_is_refused_where_no_token_begins_a_text(home: Home, tin
     save_weights(folder / "model.safetensors", Transformer(config))
     with direct_session(home) as session:
         checkpoint = checkpoint_of(session, str(folder))
-        with pytest.raises(UserError, match=r"prompt 2 of 2 is empty, .*tokeniser has no token .* give a text"):
-            pipeline.generate_text(session, tiny_settings(), checkpoint, [Prompt("a", "the"), Prompt("b", "")])
+        asked = [Prompt("a", "the"), Prompt("b", "")]
+        made = artifact(pipeline.generate_text(session, tiny_settings(), checkpoint, asked))
+        good, bad = read_rows(session.store.folder(made) / "completions.parquet")
+    assert (good["error"], bad["finish_reason"], bad["text"], bad["logprobs"]) == (None, "error", "", [])
+    said = "the prompt is empty, and this model's tokeniser has no token to begin with; give a text"
+    assert bad["error"] == said
 
 
 def test_the_sample_continues_the_first_words_of_evaluation_documents(tiny: Ran) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,9 @@ from tiny_run import Ran, copy_of_store, direct_session
 
 from flows.actions import promote_model
 from storage.home import Home
-from storage.registry import Registry
+from storage.registry import PARAMETERS, Registry
 from tasks.session import artifact
+from tasks.settings import GenerateSettings
 
 ASK = """
 import json, sys
@@ -36,6 +41,18 @@ served = mlflow.pyfunc.load_model("models:/sheepfold@champion")
 prompts = ["The sheep", "the stone wa", "a dog watches the ga", "rain comes o", "every lamb finds it", "the old s"]
 greedy = {"temperature": 0.0, "max_new_tokens": 20}
 other = mlflow.pyfunc.load_model(edited)
+BAD = {
+    "top_p": {"top_p": 1.5}, "n_samples": {"n_samples": 0}, "overflow": {"overflow": "wrap"},
+    "temperature": {"temperature": "hot"}, "logit_bias": {"logit_bias": "5=1"}, "suppress": {"suppress": [99999]},
+}
+
+def refused(params):
+    try:
+        served.predict(["x"], params=params)
+    except mlflow.exceptions.MlflowException as error:
+        return [error.error_code, error.message]
+
+written = other.predict(["The sheep"], params=greedy)[0]
 answers = {
     "alone": served.predict(["The sheep"], params={"max_new_tokens": 20}),
     "twenty": served.predict(prompts, params={"max_new_tokens": 20}),
@@ -49,6 +66,12 @@ answers = {
     "top_k": served.predict(["The sheep"], params={"top_k": 1, "max_new_tokens": 20}),
     "edited": other.predict(["The sheep"], params=greedy),
     "after": served.predict(["The sheep"], params=greedy),
+    "stream": list(served.predict_stream("The sheep", params={"max_new_tokens": 20})),
+    "text": served.predict("The sheep", params={"max_new_tokens": 20}),
+    "samples": served.predict(["The sheep", "a dog"], params={"n_samples": 3, "temperature": 2.0, "details": True}),
+    "stopped": served.predict(["The sheep"], params={**greedy, "stop": [written[8:10]]}),
+    "biased": served.predict(["The sheep"], params={**greedy, "logit_bias": '{"5": 1000}'}),
+    "refused": {name: refused(params) for name, params in BAD.items()},
     "imported": sorted(n for n in sys.modules if n.partition(".")[0] in ("flows", "tasks", "model", "storage")),
     "packages": sorted(n for n in sys.modules if n.startswith("sheepfold_code_") and "." not in n),
 }
@@ -140,6 +163,101 @@ def test_the_likeliest_token_alone_is_greedy(answers: dict[str, Any]) -> None:
 def test_a_table_is_answered_like_a_list(answers: dict[str, Any]) -> None:
     assert answers["frame"] == answers["list"]
     assert len(answers["list"]) == 3
+
+
+def test_a_stream_is_the_text_in_pieces(answers: dict[str, Any]) -> None:
+    assert len(answers["stream"]) > 5
+    assert "".join(answers["stream"]) == answers["alone"][0]
+    assert answers["text"] == answers["alone"]
+
+
+def test_several_samples_come_with_their_details(answers: dict[str, Any]) -> None:
+    found = answers["samples"]
+    assert [item["sample"] for item in found] == [0, 1, 2] * 2
+    assert all(len(item["logprobs"]) == len(item["ids"]) == item["n_tokens"] for item in found)
+    assert len({item["text"] for item in found}) > 3
+
+
+def test_a_stop_string_and_a_bias_are_obeyed(answers: dict[str, Any]) -> None:
+    stop = answers["edited"][0][8:10]
+    assert answers["stopped"][0] == answers["greedy"][0].partition(stop)[0] != answers["greedy"][0]
+    assert len(set(answers["biased"][0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("top_p", "top_p=1.5; expected"),
+        ("n_samples", "n_samples=0; expected"),
+        ("overflow", "overflow='wrap'; expected"),
+        ("temperature", "temperature"),
+        ("logit_bias", "logit_bias is '5=1', expected a JSON object of token ids and numbers"),
+        ("suppress", "token 99999 is named, and the model's tokens are 0 to"),
+    ],
+)
+def test_a_bad_parameter_is_refused_by_its_name(answers: dict[str, Any], name: str, message: str) -> None:
+    code, said = answers["refused"][name]
+    assert code == "INVALID_PARAMETER_VALUE"
+    assert message in said
+
+
+def test_a_request_may_set_all_that_a_generation_has(tiny: Ran) -> None:
+    sampling = json.loads(json.dumps(GenerateSettings().sampling()))
+    offered = {name: default for name, (_, default) in PARAMETERS.items() if name != "details"}
+    assert offered == {**sampling, "logit_bias": ""}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_server_of_mlflow_answers_over_http(served_home: Home, answers: dict[str, Any], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "MLFLOW_TRACKING_URI": served_home.tracking_uri,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [str(Path(sys.executable).parent / "mlflow"), "models", "serve", "-m", "models:/sheepfold@champion"]
+    command += ["--env-manager", "local", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        while not responds(f"http://127.0.0.1:{port}/ping"):
+            assert server.poll() is None, (tmp_path / "log").read_text()
+        greedy = {"temperature": 0.0, "max_new_tokens": 20}
+        status, found = asked(port, {"inputs": ["The sheep", "", "a dog"], "params": greedy})
+        assert (status, found) == (200, {"predictions": answers["list"]})
+        frame = {"columns": ["prompt"], "data": [["The sheep"], [""], ["a dog"]]}
+        assert asked(port, {"dataframe_split": frame, "params": greedy}) == (200, {"predictions": answers["list"]})
+        status, found = asked(port, {"inputs": ["The sheep"], "params": {"top_p": 1.5}})
+        assert status == 400
+        assert "top_p=1.5; expected" in found["message"]
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def responds(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def asked(port: int, request: dict[str, Any]) -> tuple[int, Any]:
+    """Status and answer of a request to the server."""
+    sent = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations", json.dumps(request).encode(), {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(sent, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
 
 def test_two_versions_with_other_code_live_in_one_process(answers: dict[str, Any]) -> None:

@@ -60,6 +60,11 @@ def completions_of(session: Session, checkpoint: ArtifactRef, *texts: str) -> Ar
             "model": checkpoint.digest,
             "settings": "{}",
             "seed": 0,
+            "ids": [0],
+            "top_ids": [],
+            "top_logprobs": [],
+            "fields": None,
+            "error": None,
         }
         for number, text in enumerate(texts)
     ]

@@ -1,0 +1,233 @@
+"""Prompts as people write them: files of several formats, and the columns that travel with each prompt.
+
+A record that cannot be a prompt (bytes that are not UTF-8, a column without a value) becomes a row with an error, so
+that one bad record among thousands costs itself alone. What is wrong with the file as a whole (its format, a column
+that no record has, two records of one id) refuses the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from storage.errors import UserError
+from storage.manifest import ArtifactRef
+from storage.store import Store
+from storage.tables import read_rows
+from tasks.generation.template import Template
+
+PROMPT_COLUMNS = ("prompt", "text")
+ID_COLUMN = "id"
+
+_Records = Iterator[tuple[str, dict[str, Any]]]  # the place of each, for people, and its columns
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        id: how the caller knows it.
+        prompt: the text; where that is no UTF-8, with signs of replacement.
+        fields: the other columns of its record as JSON; None where there are none.
+        error: why it cannot be continued by any model; None if it can.
+    """
+
+    id: str
+    prompt: str
+    fields: str | None = None
+    error: str | None = None
+
+
+class PromptsError(UserError):
+    """A prompts file that cannot be used."""
+
+
+def read_prompts(path: Path, template: str = "") -> list[Prompt]:
+    """Read a prompts file.
+
+    Text holds one prompt per line; JSON Lines one object per line, CSV (TSV) one record per row under a header and
+    Parquet one row per prompt, with a column `prompt` (or `text`) and, if there is one, `id`. All other columns are
+    carried along.
+
+    Args:
+        template: puts the prompt together from columns, see `Template`.
+
+    Raises:
+        PromptsError: if the file holds no prompts, or a record is not what its format asks for.
+        TemplateError: if the template is none, or names a column that is not there.
+    """
+    if not path.is_file():
+        raise PromptsError(f"no prompts file {path}: give a text, JSONL, CSV or Parquet file")
+    made = Template.parse(template) if template else None
+    prompts = [_prompt(record, index, f"{path}, {place}", made) for index, (place, record) in enumerate(_records(path))]
+    if not prompts:
+        raise PromptsError(f"{path} holds no prompts")
+    twice = sorted(name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1)
+    if twice:
+        listed = ", ".join(map(repr, twice[:5]))
+        raise PromptsError(f"{path}: the ids {listed} occur more than once; each prompt needs its own")
+    return prompts
+
+
+def one_prompt(text: str, template: str = "") -> Prompt:
+    """The prompt of a command line.
+
+    Raises:
+        PromptsError: if it is not UTF-8.
+        TemplateError: if the template is none, or names another column than `prompt`.
+    """
+    if template:
+        made = Template.parse(template)
+        made.check(["prompt"], "PROMPT")
+        text = made.fill({"prompt": text})
+    return Prompt("0", encodable("PROMPT", text))
+
+
+def encodable(place: str, text: str) -> str:
+    """The text, which UTF-8 can hold; bytes of a command line that are not UTF-8 arrive as lone surrogates.
+
+    Args:
+        place: names the prompt for people.
+
+    Raises:
+        PromptsError: if it cannot.
+    """
+    fault = _encoding_fault(text)
+    if fault:
+        raise PromptsError(f"{place}: {fault}; give UTF-8 text")
+    return text
+
+
+def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
+    """First words of a few evaluation documents, to look at what a model has learned."""
+    read = read_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
+    long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
+    chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:count]
+    return [Prompt(row["doc_id"][:12], " ".join(row["text"].split()[:words])) for row in chosen]
+
+
+def _records(path: Path) -> _Records:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _table_rows(path)
+    if suffix in (".csv", ".tsv"):
+        return _csv_rows(path, "\t" if suffix == ".tsv" else ",")
+    if suffix in (".jsonl", ".ndjson"):
+        return ((f"line {number}", _json_object(line, number, path)) for number, line in _lines(path))
+    return ((f"line {number}", {"prompt": line}) for number, line in _lines(path))
+
+
+def _read_text(path: Path) -> str:
+    """Text of a file; a byte that is not UTF-8 becomes a lone surrogate, by which its record is known."""
+    return path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers; only line ends part them, not what Unicode calls a separator."""
+    for number, line in enumerate(_read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def _csv_rows(path: Path, delimiter: str) -> _Records:
+    csv.field_size_limit(sys.maxsize)  # a prompt may be long
+    reader = csv.reader(io.StringIO(_read_text(path), newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, [])
+        if len(set(header)) < len(header):
+            raise PromptsError(f"{path}: two columns have one name; the header is {header}")
+        for row in reader:
+            if not row:
+                continue
+            place = f"line {reader.line_num}"
+            if len(row) != len(header):
+                raise PromptsError(
+                    f"{path}, {place}: {len(row)} values under a header of {len(header)} columns; quote values that "
+                    "hold the separator"
+                )
+            yield place, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise PromptsError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+
+
+def _table_rows(path: Path) -> _Records:
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise PromptsError(f"{path} is not a Parquet file ({error})") from error
+    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _json_object(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise PromptsError(f"{path}, line {number}: not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise PromptsError(f"{path}, line {number}: {type(record).__name__} where an object is expected")
+    return record
+
+
+def _prompt(record: dict[str, Any], index: int, place: str, template: Template | None) -> Prompt:
+    """The prompt of a record; `place` names the record for people."""
+    given = record.get(ID_COLUMN)
+    name = _storable(str(index if given is None else given))
+    if template is None:
+        column = next((column for column in PROMPT_COLUMNS if record.get(column) is not None), PROMPT_COLUMNS[0])
+        text, carried = record.get(column), {key: value for key, value in record.items() if key != column}
+        if not isinstance(text, str):
+            raise PromptsError(f"{place}: no text in a field `prompt`; fields are {sorted(map(str, record))}")
+        fault = ""
+    else:
+        template.check(record, place)
+        empty = [column for column in template.columns if record[column] is None]
+        fault = f"the column {empty[0]!r} of the template has no value here" if empty else ""
+        text, carried = "" if empty else template.fill(record), record
+    carried = {key: value for key, value in carried.items() if key != ID_COLUMN}
+    fault = fault or _encoding_fault(text)
+    return Prompt(name, _storable(text), _as_json(carried) if carried else None, fault or None)
+
+
+def _encoding_fault(text: str) -> str:
+    """Why a text cannot be stored; empty if it can."""
+    if text.isascii():
+        return ""
+    place = next((place for place, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+    if place is None:
+        return ""
+    if "\udc80" <= text[place] <= "\udcff":  # what a byte becomes that is not UTF-8
+        byte = ord(text[place]) - 0xDC00
+        return f"the prompt is not UTF-8: byte 0x{byte:02x} behind {place} characters (a lone surrogate when read)"
+    return "the prompt holds a lone surrogate (\\ud800 to \\udfff), which is no character"
+
+
+def _storable(text: str) -> str:
+    """The text, with a sign of replacement for what UTF-8 cannot hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _as_json(record: Mapping[str, Any]) -> str:
+    return _storable(json.dumps(_plain(record), ensure_ascii=False, default=str))
+
+
+def _plain(value: Any) -> Any:
+    """A value without numbers that JSON does not know."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

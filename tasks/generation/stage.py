@@ -1,0 +1,278 @@
+"""The stages of generation: prompts are kept, each shard of them is completed, and the shards are joined.
+
+    prompts     prompts.parquet       one shard's prompts, so that completions lead back to them
+    complete    completions.parquet   its completions
+    generate    completions.parquet   those of all shards, in the order of the prompts
+
+A prompt that cannot be continued has one row with an `error`; the others go on. A prompt's noise is named by its id, so
+what it gets depends neither on its place nor on the shard that it is in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from storage.digest import sha256_json
+from storage.errors import UserError
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import COMPLETIONS
+from storage.tables import TableWriter, read_rows, stream_rows, write_table
+from tasks.apart import WORTH_A_PROCESS
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle, TextCompletion
+from tasks.generation.prompts import Prompt
+from tasks.settings import GenerateSettings
+from tasks.stage import Work, stage
+from tasks.tokens.index import COUNTS_FILE
+from tasks.tokens.tokenizer import TOKENIZER_FILE
+
+PROMPTS_FILE = "prompts.parquet"
+COMPLETIONS_FILE = "completions.parquet"
+BATCH_SIZES = {"cpu": 32, "cuda": 256}  # continuations that grow at once
+
+PROMPTS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("prompt", pa.large_string(), nullable=False),
+        pa.field("fields", pa.large_string()),
+        pa.field("error", pa.string()),
+    ]
+)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class PromptsSettings:
+    """Identity of a list of prompts; the list comes as a resource."""
+
+    digest: str
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt]) -> PromptsSettings:
+        """Settings that name these prompts."""
+        return cls(sha256_json(list(prompts)))
+
+
+@stage("prompts", version=2)
+def keep_prompts(work: Work, settings: PromptsSettings) -> str:
+    """Keep a list of prompts in the store, so that completions lead back to it."""
+    prompts = work.resources.prompts[settings.digest]
+    work.counts["rows"] = write_table(work.out / PROMPTS_FILE, PROMPTS, map(asdict, prompts))
+    return settings.digest
+
+
+@dataclass(frozen=True)
+class BundleSettings:
+    """Identity of a bundle from outside of the store: digest of its files."""
+
+    digest: str
+
+
+@stage("bundle", version=1)
+def adopt_bundle(work: Work, settings: BundleSettings) -> str:
+    """Take a model folder from outside into the store."""
+    for name in (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, COUNTS_FILE):
+        shutil.copyfile(work.resources.bundle_folder / name, work.out / name)
+    return settings.digest
+
+
+@stage("complete", version=1, unit="shard")
+def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef, prompts: ArtifactRef) -> str:
+    """Continue every prompt of a shard."""
+    resources = work.resources
+    work.seed(settings.seed)  # notes device and kernels; the noise itself is named by prompt
+    shard: dict[str, Any] = {
+        "checkpoint": str(work.folder(checkpoint)),
+        "digest": checkpoint.digest,
+        "prompts": str(work.folder(prompts) / PROMPTS_FILE),
+        "out": str(work.out / COMPLETIONS_FILE),
+        "settings": settings.sampling(),
+        "device": resources.device,
+        "batch_size": resources.batch_size or BATCH_SIZES[resources.device],
+    }
+
+    def progress(done: int, total: int) -> None:
+        work.progress.update(done, total, "completions")
+
+    if resources.shards_at_once > 1 and resources.device == "cpu":
+        found = resources.apart.call(
+            complete_apart, progress, WORTH_A_PROCESS, deterministic=resources.deterministic, **shard
+        )
+    else:
+        with resources.computing:  # Prefect starts several shards at once, and each would take all cores
+            found = complete_shard(progress, on_text=resources.on_text, **shard)
+    work.counts.update(found["counts"])
+    return str(found["digest"])
+
+
+def complete_apart(progress: Progress, deterministic: bool, **shard: Any) -> dict[str, Any]:
+    """`complete_shard` in a process of its own, with one thread: the others have their cores."""
+    import torch
+
+    from model.randomness import seed_everything
+
+    torch.set_num_threads(1)
+    seed_everything(shard["settings"]["seed"], deterministic=deterministic)
+    return complete_shard(progress, **shard)
+
+
+def complete_shard(
+    progress: Progress,
+    *,
+    checkpoint: str,
+    digest: str,
+    prompts: str,
+    out: str,
+    settings: dict[str, Any],
+    device: str,
+    batch_size: int,
+    on_text: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Write the completions of a table of prompts.
+
+    Args:
+        checkpoint: folder of the model.
+        digest: of the model; its folder may hold another one after a refresh.
+        settings: as for `Bundle.sampling_config`.
+        on_text: told a single completion piece by piece as it grows.
+
+    Returns:
+        `counts` and the logical `digest` of the table.
+
+    Raises:
+        UserError: if the settings do not go with the model.
+    """
+    bundle = _bundle(checkpoint, digest, device)
+    asked = read_rows(Path(prompts))
+    try:
+        faults = _faults(bundle, asked, settings)
+    except ValueError as error:  # a bundle is served without our errors, so it raises none of them
+        raise UserError(f"generate: {error}") from error
+    good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
+    if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
+        found = [_streamed(bundle, good[0], settings, on_text)]
+    else:
+        texts, keys = [row["prompt"] for row in good], [noise_key(row["id"]) for row in good]
+        found = bundle.complete(texts, keys=keys, batch_size=batch_size, on_step=progress, **settings)
+    same = {"model": digest, "settings": json.dumps(settings, sort_keys=True), "seed": settings["seed"]}
+    rows = [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
+    write_table(Path(out), COMPLETIONS, rows)
+    counts = {
+        "rows": len(rows),
+        "errors": len(asked) - len(good),
+        "tokens": sum(row["n_tokens"] for row in rows),
+        "units": len(asked),
+    }
+    return {"counts": counts, "digest": _Digest().over(rows)}
+
+
+@dataclass(frozen=True)
+class JoinSettings:
+    """Settings of the joining; there are none."""
+
+
+@stage("generate", version=2)
+def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
+    """Join the completions of all shards, in the order of the prompts."""
+    digest, n_errors, n_tokens = _Digest(), 0, 0
+    with TableWriter(work.out / COMPLETIONS_FILE, COMPLETIONS) as writer:
+        for ref in parts.refs:
+            for row in stream_rows(work.folder(ref) / COMPLETIONS_FILE):
+                writer.write([row])
+                digest.add(row)
+                n_errors += row["error"] is not None
+                n_tokens += row["n_tokens"]
+    work.counts.update(rows=writer.count, errors=n_errors, tokens=n_tokens)
+    return digest.hexdigest()
+
+
+def joined(parts: Sequence[ArtifactRef]) -> RefSet:
+    """Completed shards as one input, which their order belongs to."""
+    return RefSet(tuple(parts), sha256_json([ref.digest for ref in parts]))
+
+
+def noise_key(name: str) -> int:
+    """The number that names the noise of the prompt with this id."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+@lru_cache(maxsize=1)
+def _bundle(folder: str, digest: str, device: str) -> Bundle:
+    """The model, kept for the next shard."""
+    return Bundle(Path(folder), device)
+
+
+def _faults(bundle: Bundle, asked: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
+    """Why each prompt cannot be continued; empty if it can."""
+    whole = [row["prompt"] for row in asked if row["error"] is None]
+    found = iter(bundle.prompt_faults(whole, **settings))
+    own = [row["error"] or next(found) for row in asked]
+    return [
+        fault if row["error"] or not fault else f"the prompt {fault}" for row, fault in zip(asked, own, strict=True)
+    ]
+
+
+def _streamed(
+    bundle: Bundle, row: dict[str, Any], settings: dict[str, Any], on_text: Callable[[str], None]
+) -> TextCompletion:
+    whole: TextCompletion | None = None
+    for piece in bundle.stream(row["prompt"], key=noise_key(row["id"]), **settings):
+        if isinstance(piece, str):
+            on_text(piece)
+        else:
+            whole = piece
+    assert whole is not None
+    return whole
+
+
+def _rows(
+    asked: Sequence[dict[str, Any]], faults: Sequence[str], found: Sequence[TextCompletion], n_samples: int
+) -> Iterator[dict[str, Any]]:
+    """Rows of the table, without what all of them share: the samples of each prompt, or its error."""
+    completions = iter(found)
+    for row, fault in zip(asked, faults, strict=True):
+        carried = {"id": row["id"], "prompt": row["prompt"], "fields": row["fields"]}
+        made = [TextCompletion("", "error", 0, [])] if fault else [next(completions) for _ in range(n_samples)]
+        for item in made:
+            yield {
+                **carried,
+                "sample": item.sample,
+                "text": item.text,
+                "finish_reason": item.finish_reason,
+                "n_tokens": item.n_tokens,
+                "logprobs": item.logprobs,
+                "ids": item.ids,
+                "top_ids": [[token for token, _ in best] for best in item.top_logprobs],
+                "top_logprobs": [[value for _, value in best] for best in item.top_logprobs],
+                "error": fault or None,
+            }
+
+
+class _Digest:
+    """Logical digest of completions: over their rows in their order, however they are spread over tables.
+
+    All columns count, also those that say how a text was made: shards of equal texts are joined under one key.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+
+    def over(self, rows: Sequence[dict[str, Any]]) -> str:
+        for row in rows:
+            self.add(row)
+        return self.hexdigest()
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()

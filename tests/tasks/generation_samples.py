@@ -1,0 +1,51 @@
+"""A model folder of random weights, made in a moment, and what is asked of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_run import direct_session
+
+from flows import pipeline
+from flows.actions import checkpoint_of
+from model import ModelConfig, Transformer, save_weights
+from storage.home import Home
+from storage.schemas import TOKEN_COUNTS
+from storage.tables import read_rows, write_table
+from tasks.generation.prompts import Prompt
+from tasks.session import artifact
+from tasks.settings import load_settings
+from tasks.tokens.index import COUNTS_FILE
+from tasks.tokens.tokenizer import AsciiTokenizer, Tokenizer
+
+CONTEXT = 48
+
+
+def model_folder(folder: Path, tokenizer: Tokenizer | None = None, **entries: bool) -> Path:
+    """A model whose weights are large enough for clear preferences.
+
+    Args:
+        entries: of config.json, such as `bos=False`.
+    """
+    tokenizer = tokenizer or AsciiTokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        config = ModelConfig(tokenizer.vocab_size, max_seq_len=CONTEXT, n_layer=2, n_head=2, d_model=32, init_std=0.3)
+        model = Transformer(config)
+    folder.mkdir(parents=True)
+    save_weights(folder / "model.safetensors", model)
+    (folder / "config.json").write_text(json.dumps({"model": config.to_dict(), **entries}))
+    tokenizer.save(folder / "tokenizer.json")
+    write_table(folder / COUNTS_FILE, TOKEN_COUNTS, [])
+    return folder
+
+
+def completed(home: Home, model: Path, prompts: list[Prompt], *assignments: str) -> list[dict[str, Any]]:
+    """Rows of a generation without Prefect."""
+    with direct_session(home) as session:
+        settings = load_settings(None, ["generate.max_new_tokens=8", *assignments])
+        made = artifact(pipeline.generate_text(session, settings, checkpoint_of(session, str(model)), prompts))
+        return read_rows(session.store.folder(made) / "completions.parquet")

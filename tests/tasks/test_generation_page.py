@@ -1,0 +1,81 @@
+"""The page of a generation: what it says, that no text of a prompt takes effect, and how it looks in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Opened
+from generation_page_samples import HOSTILE, rich
+
+from tasks.generation.page import SECTIONS, generation_page
+from tasks.generation.preview import GenerationFigures, preview_markdown, text_pieces
+from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer
+
+
+def test_every_token_is_shaded_by_how_likely_it_was() -> None:
+    page = generation_page(rich(), "fold")
+    assert '<i class="shade-0" title="95.12%, -0.05 nats; likeliest: ' in page
+    assert '<i class="shade-4" title="0.18%, -6.30 nats; likeliest: ' in page
+
+
+def test_no_text_of_a_prompt_or_a_completion_takes_effect() -> None:
+    page = generation_page(rich(), HOSTILE[:20])
+    assert "<img" not in page
+    assert "<script" not in page
+    assert "\u202e" not in page
+    assert "\0" not in page
+
+
+def test_a_generation_of_nothing_has_a_page() -> None:
+    page = generation_page(GenerationFigures(), "fold")
+    assert "Nothing was continued." in page
+    assert "None: every prompt was continued." in page
+
+
+def test_the_preview_is_a_table_of_the_first_completions() -> None:
+    lines = preview_markdown(rich()).splitlines()
+    assert lines[0].startswith("105 prompts got 107 continuations of ")
+    assert lines[0].endswith("; 2 prompts could not be continued.")
+    assert lines[4].startswith("| p0 | Every evening |  the shepherd counts")
+    assert len([line for line in lines if line.startswith("|")]) == 2 + 4
+    assert not [line for line in lines if "<img" in line]
+
+
+def test_pieces_are_the_text_with_its_log_probabilities() -> None:
+    tokenizer = AsciiTokenizer()
+    ids = tokenizer.encode(["fold"])[0].tolist()
+    pieces = text_pieces(tokenizer, "the ", ids, [-1.0, -2.0, -3.0, -4.0], length=3)
+    assert [(piece.text, piece.logprob) for piece in pieces] == [("f", -1.0), ("o", -2.0), ("l", -3.0), ("", -4.0)]
+
+
+def test_tokens_that_share_a_character_are_one_piece() -> None:
+    tokenizer = BpeTokenizer.fit(["x"], 260)  # a byte is a token
+    ids = tokenizer.encode(["a€b"])[0].tolist()
+    pieces = text_pieces(tokenizer, "", ids, [-1.0, -0.5, -0.5, -0.5, -2.0])
+    assert [(piece.text, piece.logprob) for piece in pieces] == [("a", -1.0), ("€", -1.5), ("b", -2.0)]
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "generation.html"
+    path.write_text(generation_page(rich(), "fold"), encoding="utf-8")
+    return path
+
+
+@pytest.mark.full
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_page_opens_alone_fits_the_screen_and_can_be_read(
+    chromium: Any, page_file: Path, width: int, scheme: str
+) -> None:
+    opened = Opened(chromium, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    assert (opened.complaints, opened.foreign) == ([], [])
+    for name in SECTIONS:
+        assert opened.page.locator(f"#{name}").is_visible()
+    assert opened.page.evaluate("window.hit") is None
+    assert opened.spilled("td, th, dd, li > div, .text, .head") == []
+    assert opened.outside() == []
+    assert opened.faint() == []
