@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json, say
+from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json
 from flows.cli_compare import compare
 from flows.cli_count import count
 from flows.cli_exam import checked_questions, show_exam

@@ -11,7 +11,7 @@ from flows.actions import checkpoint_of
 from flows.evaluation_page import replace
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.generation import read_prompts, sample_prompts
+from tasks.generation.prompts import read_prompts, sample_prompts
 from tasks.promotion import trained_on
 from tasks.resources import Resources
 from tasks.session import Session, artifact

@@ -19,7 +19,7 @@ from tasks.evaluation import compare_evaluations, read_documents, read_evaluatio
 from tasks.evaluation.compare import all_nats
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
 from tasks.evaluation_report.figures import Completion, Document, EvaluationFigures, Mark, Rival
-from tasks.generation import COMPLETIONS_FILE
+from tasks.generation.stage import COMPLETIONS_FILE
 from tasks.tracing.contamination import by_exposure, read_contamination
 from tasks.tracing.echoes import SPANS_FILE, read_echo_metrics
 from tasks.tracing.sources import datasets_of

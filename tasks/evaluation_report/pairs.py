@@ -14,7 +14,7 @@ from tasks.evaluation import Comparison, compare_evaluations
 from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation_report.collect import beginnings, paths_of
 from tasks.evaluation_report.figures import Completion
-from tasks.generation import COMPLETIONS_FILE
+from tasks.generation.stage import COMPLETIONS_FILE
 
 MOST_COMPLETIONS = 8
 
