@@ -161,11 +161,11 @@ class GenerationConfig(Settings):
         min_p: keep tokens at least so likely in relation to the likeliest one; None keeps all.
         typical_p: keep the smallest set of tokens whose surprise is closest to the entropy and whose probabilities
             reach p (Meister et al. 2023); None keeps all.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or the continuation
-            (Keskar et al. 2019); 1 changes nothing.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt, as far as it fits
+            the context, or in the continuation (Keskar et al. 2019); 1 changes nothing.
         frequency_penalty: taken from a token's logit for each time that it occurs in the continuation.
         presence_penalty: taken once from the logits of tokens that occur in the continuation.
-        no_repeat_ngram: no n tokens in a row occur twice in prompt and continuation; 0 allows it.
+        no_repeat_ngram: no n tokens in a row occur twice in the same prompt and continuation; 0 allows it.
         logit_bias: (token, number) pairs, or a mapping; the number is added to the token's logit.
         top_logprobs: how many of the likeliest tokens are told with each token, with their log-probabilities.
         overflow: "roll" (a prompt longer than the context keeps its end; a row that fills the context goes on from the

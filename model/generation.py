@@ -89,7 +89,8 @@ def generate(
 
     Raises:
         ValueError: a prompt cannot be continued (`prompt_problem`), keys or limits do not match prompts, config.stop is
-            set and decode is not, or config names tokens outside the vocabulary or forbids them all.
+            set and decode is not, or config names tokens outside the vocabulary or forbids them all; or the network's
+            logits are NaN.
     """
     keys = range(len(prompts)) if keys is None else keys
     _check(prompts, keys, config, model.config, decode)
@@ -134,7 +135,9 @@ def _check(
     if config.stop and decode is None:
         raise ValueError(f"stop={config.stop!r} is text, and there is no decode to turn tokens into text; give it")
     biased = [token for token, _ in config.logit_bias]
-    for name, tokens in (("suppress", config.suppress), ("logit_bias", biased)):
+    ending = () if config.eos_id is None else (config.eos_id,)
+    named = {"suppress": config.suppress, "logit_bias": biased, "stop_ids": config.stop_ids, "eos_id": ending}
+    for name, tokens in named.items():
         beyond = [token for token in tokens if token >= network.vocab_size]
         if beyond:
             raise ValueError(f"{name} names token {beyond[0]}; the model's tokens are 0 to {network.vocab_size - 1}")

@@ -38,7 +38,7 @@ def filter_top_p(logits: Tensor, p: float | Tensor) -> Tensor:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.double().softmax(dim=-1)
-    before = _running_sum(probability) - probability  # what the likelier tokens hold already
+    before = running_sum(probability) - probability  # what the likelier tokens hold already
     drop = before >= p
     drop[..., 0] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
@@ -75,7 +75,7 @@ def filter_typical(logits: Tensor, p: float) -> Tensor:
     entropy = (probability * surprise.masked_fill(probability == 0, 0.0)).sum(dim=-1, keepdim=True)
     order = (surprise - entropy).abs().sort(dim=-1, stable=True).indices
     ordered = probability.gather(-1, order)
-    drop = _running_sum(ordered) - ordered >= p
+    drop = running_sum(ordered) - ordered >= p
     drop[..., 0] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
 
@@ -139,13 +139,14 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
         uniform: (B,) numbers in [0, 1).
 
     Returns:
-        (B,) int64 tokens, never one of probability 0.
+        (B,) int64 tokens, never one of probability 0; of a row of NaN the last.
     """
-    cumulative = _running_sum(probabilities.double())
+    cumulative = running_sum(probabilities.double())
     total = cumulative[:, -1:]
     # Rounding must not carry the target up to the total, where no token would be left.
     target = torch.minimum(uniform[:, None].double() * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # a NaN is passed nowhere, and a place behind the last would be fatal on a GPU
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=probabilities.shape[-1] - 1)
 
 
 def uniform_noise(seed: int, key: int, n: int, *, sample: int = 0, first: int = 0) -> np.ndarray:
@@ -162,7 +163,7 @@ def uniform_noise(seed: int, key: int, n: int, *, sample: int = 0, first: int = 
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, key % 2**64], counter=counter)).random(n)
 
 
-def _running_sum(values: Tensor) -> Tensor:
+def running_sum(values: Tensor) -> Tensor:
     """Cumulative sum over the last axis; a GPU's kernel gives no fixed bits, and raises where those are asked for."""
     if values.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)

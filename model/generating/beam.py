@@ -128,9 +128,10 @@ def _is_settled(
     """Whether no open beam can still become better than the worst one that has ended."""
     if len(ended) < n_beams:
         return False
-    # log-probabilities only fall; the length that divides them best is the longest, or with a penalty below 0 the next
-    longest = max_new_tokens if length_penalty > 0 else length + 1
-    return float(logprobs.max()) / longest**length_penalty <= ended[-1].score
+    # log-probabilities only fall; the length that divides them best is the longest, or with a penalty below 0 the next,
+    # and that of what is cut is the longest anyway
+    best = max_new_tokens if length_penalty > 0 else min(length + 1, max_new_tokens)
+    return float(logprobs.max()) / best**length_penalty <= ended[-1].score
 
 
 def _logits(model: Transformer, features: Tensor) -> Tensor:

@@ -101,12 +101,15 @@ class Chooser:
         """One token for each row, which the row then remembers.
 
         Args:
-            logits: (B, V); they are changed.
+            logits: (B, V); they are changed. A row with a NaN gets a token that means nothing and the log-probability
+                NaN.
             uniform: (B,) float64 numbers in [0, 1); not needed at temperature 0.
             alone: draw for each row by itself, so that no bit of it depends on the others.
         """
         logits = logits.float()
         model_logprobs = logits.log_softmax(dim=-1)
+        if logits.device.type == "cpu":
+            logits = _numbers(logits, model_logprobs)
         logits = self._changed(logits)
         exhausted = self._exhausted(logits)
         if uniform is None:
@@ -203,6 +206,12 @@ class Chooser:
             self.lengths += 1
         if self.counting:
             self.counts.scatter_add_(1, tokens[:, None], torch.ones_like(tokens, dtype=self.counts.dtype)[:, None])
+
+
+def _numbers(logits: Tensor, logprobs: Tensor) -> Tensor:
+    """Logits with something to draw from in rows that have a NaN, which would leave a shortlist nothing."""
+    broken = logprobs[:, :1].isnan()  # one of a row's makes them all NaN
+    return logits.masked_fill(broken, 0.0) if broken.any() else logits
 
 
 def _argmax(logits: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ alone, products are computed in blocks of a fixed number of rows, and each row a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -71,7 +72,8 @@ class Engine:
         self.block = (BLOCK if even else WIDE_BLOCK) if config.deterministic else 0
         self.decoder = decoder_for(model, self.block or n_slots, keep=keep)
         n_slots = self._rounded(n_slots)
-        longest = max((len(row.prompt) for row in rows), default=0) + config.max_new_tokens
+        # what is cropped away is not remembered either: a prompt may be a thousand times as long as the context
+        longest = max((len(row.prompt) - row.dropped for row in rows), default=0) + config.max_new_tokens
         window = min(self.context, longest)
         self.cache = KVCache(model.config, n_slots, window, device=weight.device, dtype=weight.dtype)
         self.chooser = Chooser(config, model.config.vocab_size, n_slots, longest, weight.device)
@@ -140,6 +142,11 @@ class Engine:
         for slot in live:
             row = self._row(slot)
             completion = row.completion
+            if math.isnan(logprobs[slot]):
+                raise ValueError(
+                    f"the network's logits are NaN behind prompt {completion.prompt}: its weights are broken, or its "
+                    "numbers too large for their type"
+                )
             if exhausted is not None and exhausted[slot]:
                 completion.finish_reason = "exhausted"
             elif tokens[slot] in self.ending:
@@ -223,9 +230,9 @@ class Engine:
             # only the last position of each row goes through the head, which is the widest layer of a small model
             logits = self.model.head(features[torch.arange(len(group), device=self.device), last])
             self.logits[slots] = logits[:, : self.model.config.vocab_size]
-            for slot, row in zip(slots, group, strict=True):
+            for slot, row, window in zip(slots, group, windows, strict=True):
                 self.slots[slot] = row
-                self.chooser.begin(slot, row.prompt)
+                self.chooser.begin(slot, window)
 
     def _next_group(self, n_idle: int) -> list[Row]:
         """Waiting rows of like length that are read together."""

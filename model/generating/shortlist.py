@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..sampling import draw
+from ..sampling import draw, running_sum
 
 _BISECTIONS = 8  # the bound is then within a few per cent of the right one
 _MARGIN = 0.999  # for what float32 rounds
@@ -123,7 +123,8 @@ def draw_from_all(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor
     blocks = (F.pad(weights, (0, missing)) if missing else weights).unflatten(1, (-1, _LANES))
     sums = blocks.sum(-1, dtype=torch.float64)
     block = draw(sums, uniform)
-    before = (sums.cumsum(-1) - sums).gather(1, block[:, None])[:, 0]
+    cumulative = running_sum(sums)
+    before = (cumulative - sums).gather(1, block[:, None])[:, 0]
     inside = blocks[torch.arange(len(block)), block].double()  # (B, lanes)
-    left = (uniform * sums.cumsum(-1)[:, -1] - before) / inside.sum(-1)
+    left = (uniform * cumulative[:, -1] - before) / inside.sum(-1)
     return block * _LANES + draw(inside, left.clamp_(0.0, 1.0))

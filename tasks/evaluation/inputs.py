@@ -166,10 +166,11 @@ def _record_text(record: dict[str, Any], column: str, place: str, identity: str,
         found = "nothing" if text is None else type(text).__name__
         fields = _listed(list(record))
         raise TextsError(f"{place}: {found} in the field {column!r}, where a text is expected; its fields are {fields}")
-    if any("\ud800" <= char <= "\udfff" for char in text) and not text.isascii():
-        raise TextsError(f"{place}: the text holds a lone surrogate (\\ud800 to \\udfff), which is no character")
     name = next((record[key] for key in _NAMES if record.get(key) is not None), None)
     labels = {key: str(record[key]) for key in _LABELS if record.get(key)}
+    for what, value in (("text", text), ("name", str(name)), *labels.items()):
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise TextsError(f"{place}: the {what} holds a lone surrogate (\\ud800 to \\udfff), which is no character")
     doc_id = hashlib.sha256(identity.encode()).hexdigest() if name is None else str(name)
     return Text(doc_id, text, **{"source": file, **labels})
 

@@ -45,7 +45,8 @@ class Order:
         if min(n1, n2, n3, n4) > 0:
             y = n1 / (n1 + 2 * n2)
             found = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
-            if (found >= 0).all() and (found[1:] <= np.arange(1, 4)).all():
+            # a discount of 0 would leave nothing for what was never seen behind a context
+            if (found[1:] > 0).all() and (found[1:] <= np.arange(1, 4)).all():
                 return found
         return np.array([0.0, 0.5, 1.0, 1.5])  # so few n-grams say nothing of how to discount them
 

@@ -73,6 +73,12 @@ def evaluate(
             "document needs two or more; add longer documents, or fit the tokeniser anew on a text like theirs"
         )
     scores = _scores(work, bundle, encoded, settings.stride)
+    n_broken = int(np.isnan(scores.nll).sum())
+    if n_broken:
+        raise UserError(
+            f"the model {checkpoint.key[:12]} gives NaN for {n_broken:,} of the evaluation's ids: its weights "
+            "are broken; train it anew, with a lower train.lr if its loss left all bounds"
+        )
     counts = np.array(read_columns(folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
     rival = KneserNey.load(work.folder(ngram)) if ngram is not None else None
     documents = Evaluated(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from storage.errors import UserError
 from tasks.curate.dedup.words import I64, U64, Hashes, read_batches, word_runs
@@ -61,21 +62,39 @@ class AnchorIndex:
         """The anchors of a folder, mapped: a look-up reads a few pages of them."""
         return cls(np.load(folder / ANCHORS_FILE, mmap_mode="r", allow_pickle=False), counts)
 
-    def find(self, words: U64) -> Hits:
+    def find(self, words: U64, counting: npt.NDArray[np.bool_]) -> Hits:
         """Where the runs of six words of a text stand.
 
         Args:
             words: hashes of the text's words.
+            counting: (documents,) which documents count; the others are left out.
         """
         runs = _runs(Hashes(words, np.array([0, len(words)])), stride=1).values
         wanted = runs >> _HALF << _HALF
         first = np.searchsorted(self.anchors, wanted)
-        counts = np.minimum(np.searchsorted(self.anchors, wanted | _LOW, side="right") - first, MOST_PLACES)
+        counts = np.searchsorted(self.anchors, wanted | _LOW, side="right") - first
+        stock = np.flatnonzero(counts > MOST_PLACES)
+        # of a thousand near copies only one may count: what does not is left out before places are
+        places = [self._counting(first[run], first[run] + counts[run], counting)[:MOST_PLACES] for run in stock]
+        counts[stock] = 0
         query = np.repeat(np.arange(len(runs)), counts)
         within = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
-        number = (self.anchors[first[query] + within] & _LOW).astype(np.int64)
-        document = np.searchsorted(self._firsts, number, side="right") - 1
+        place = np.concatenate([first[query] + within, *places])
+        query = np.concatenate([query, np.repeat(stock, [len(some) for some in places])])
+        number, document = self._anchors_at(place)
+        kept = counting[document]
+        query, number, document = query[kept], number[kept], document[kept]
         return Hits(query, document, (number - self._firsts[document]) * STRIDE)
+
+    def _counting(self, first: int, last: int, counting: npt.NDArray[np.bool_]) -> I64:
+        """Those of the anchors from first to last that are of documents which count."""
+        place = np.arange(first, last)
+        return place[counting[self._anchors_at(place)[1]]]
+
+    def _anchors_at(self, place: I64) -> tuple[I64, I64]:
+        """Number of each of these anchors in the segment, and its document."""
+        number = (self.anchors[place] & _LOW).astype(np.int64)
+        return number, np.searchsorted(self._firsts, number, side="right") - 1
 
 
 def build_anchors(batches: Iterable[Sequence[str]]) -> tuple[U64, I64]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from model.metrics import bits_per_byte
 from storage.digest import sha256_file, sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CONTAMINATION
@@ -139,8 +140,6 @@ def by_exposure(
         documents: rows with `doc_id`, `nll_nats`, `charged_nats`, `bytes` and `lost_bytes`, as an evaluation has them.
         mostly: the share from which on most of a document was seen.
     """
-    from model.metrics import bits_per_byte  # imports torch, which counting runs of words does not need
-
     groups: dict[str, list[Mapping[str, Any]]] = {"unseen": [], "partly seen": [], "mostly seen": []}
     for row in documents:
         share = shares[row["doc_id"]]

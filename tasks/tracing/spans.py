@@ -136,9 +136,7 @@ def _candidates(
 ) -> Iterator[tuple[int, int, int]]:
     """Row of a document, word of the text and word of the document, for each stretch that is worth a look."""
     for begin in range(0, len(words), BLOCK_WORDS):
-        hits = segment.index.find(words[begin : begin + BLOCK_WORDS + ANCHOR_WORDS - 1])
-        kept = counts[hits.document]
-        first, reach = _stretches(Hits(hits.query[kept], hits.document[kept], hits.word[kept]))
+        first, reach = _stretches(segment.index.find(words[begin : begin + BLOCK_WORDS + ANCHOR_WORDS - 1], counts))
         # at best a stretch goes on to where the next anchors would be, on both sides, but for a word
         worth = np.flatnonzero((reach + ANCHOR_WORDS + 2 * (STRIDE - 1) >= min_words) | _at_edge(first, reach, words))
         covered = np.zeros(BLOCK_WORDS + ANCHOR_WORDS, bool)

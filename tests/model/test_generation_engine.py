@@ -256,6 +256,8 @@ def test_a_row_in_which_every_token_is_forbidden_ends(build_model: Callable[...,
         ({"suppress": tuple(range(31))}, "suppress forbids all 31 tokens"),
         ({"suppress": (31,)}, "suppress names token 31; the model's tokens are 0 to 30"),
         ({"logit_bias": {40: 1.0}}, "logit_bias names token 40"),
+        ({"stop_ids": (31,), "min_new_tokens": 2}, "stop_ids names token 31"),
+        ({"eos_id": 31, "min_new_tokens": 2}, "eos_id names token 31"),
     ],
 )
 def test_settings_that_do_not_suit_the_model_are_refused(
@@ -273,6 +275,32 @@ def test_no_ngram_repeats_across_prompt_and_continuation(build_model: Callable[.
         old = {tuple(ids[at : at + 2]) for at in range(len(PROMPTS[one.prompt]) - 1)}
         assert len(set(new)) == len(new)
         assert not old & set(new)
+
+
+def test_what_is_cropped_off_a_prompt_is_no_longer_remembered(build_model: Callable[..., Transformer]) -> None:
+    model, end = build_model(), [(5 * place) % 31 for place in range(16)]
+    config = GenerationConfig(max_new_tokens=12, seed=3, repetition_penalty=1.5, no_repeat_ngram=2)
+    short, long = (generate(model, [prompt], config)[0].ids for prompt in (end, [*range(31), *end]))
+    assert long == short
+    row = Row([1] * 10_000, 0, Completion(), 12)
+    assert Engine(model, [row], config, 1).chooser.history.shape[1] == 16 + 12
+
+
+@pytest.mark.parametrize("vocab_size", [31, 2000], ids=["all", "shortlist"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"typical_p": 0.5}],
+    ids=str,
+)
+def test_a_network_that_gives_no_numbers_is_told(
+    build_model: Callable[..., Transformer], settings: dict[str, Any], vocab_size: int
+) -> None:
+    model = build_model(vocab_size=vocab_size, pos="learned")
+    assert model.position_table is not None
+    with torch.no_grad():
+        model.position_table[2] = torch.nan
+    with pytest.raises(ValueError, match="the network's logits are NaN behind prompt 1"):
+        generate(model, [[1], [2, 3, 4]], GenerationConfig(max_new_tokens=4, **settings))
 
 
 def test_a_bias_decides(build_model: Callable[..., Transformer]) -> None:

@@ -44,6 +44,14 @@ def test_enough_beams_find_what_an_exhaustive_search_finds(
     assert [beam.score for beam in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
+def test_with_a_negative_length_penalty_what_is_cut_still_takes_part(build_model: Callable[..., Transformer]) -> None:
+    for seed in range(20):
+        model, prompt = build_model(vocab_size=3, seed=seed, init_std=0.5), [2, 0]
+        best = exhaustive(model, prompt, 2, -2.0, EOS)[:3]
+        found = beam_search(model, prompt, n_beams=3, max_new_tokens=2, length_penalty=-2.0, eos_id=EOS)
+        assert [beam.score for beam in found] == pytest.approx([score for score, _ in best], abs=1e-5)
+
+
 def test_one_beam_is_greedy(build_model: Callable[..., Transformer]) -> None:
     model = build_model()
     greedy = generate(model, [[1, 2, 3]], GenerationConfig(10, temperature=0.0))[0]

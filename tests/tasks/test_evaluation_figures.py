@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from safetensors.torch import load_file, save_file
 from tiny_run import Ran, direct_session, home_at
 
 from storage.digest import sha256_json
@@ -19,7 +20,7 @@ from storage.errors import UserError
 from storage.manifest import Manifest
 from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
-from tasks.bundle import Bundle
+from tasks.bundle import WEIGHTS_FILE, Bundle
 from tasks.evaluation import EvaluateSettings, Evaluation, evaluate, read_documents, read_evaluation
 from tasks.evaluation.sums import Sums
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
@@ -39,11 +40,17 @@ def texts(tiny: Ran) -> list[str]:
     return read_columns(tiny.folder(tiny.prepared.evalset) / "documents.parquet", ["text"])["text"]
 
 
-def measured(tiny: Ran, tmp_path: Path, texts: list[str], stride: int = 0) -> tuple[Evaluation, Evaluated]:
-    """The evaluation of the tiny model on other texts, and its documents."""
+def measured(
+    tiny: Ran, tmp_path: Path, texts: list[str], stride: int = 0, gain: float | None = None
+) -> tuple[Evaluation, Evaluated]:
+    """The evaluation of the tiny model on other texts, perhaps with another gain before its head; and its documents."""
     assert tiny.checkpoint is not None
     home = home_at(tmp_path / "home")
     shutil.copytree(Path(tiny.session.home.store) / "train", Path(home.store) / "train", dirs_exist_ok=True)
+    if gain is not None:
+        weights = Path(home.store) / "train" / tiny.checkpoint.key / WEIGHTS_FILE
+        tensors = load_file(weights)
+        save_file({**tensors, "norm.weight": torch.full_like(tensors["norm.weight"], gain)}, weights)
     with direct_session(home) as session:
         with session.store.workspace("evalset", "handmade") as workspace:
             rows = [
@@ -253,6 +260,11 @@ def test_every_id_is_predicted_once_with_as_much_context_as_promised(bundle: Bun
     expected = [1, 2, *range(4, length + 3)]
     assert sorted(seen) == expected
     assert set(seen.values()) <= {1}
+
+
+def test_a_model_that_gives_no_numbers_is_told(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
+    with pytest.raises(UserError, match=r"gives NaN for [\d,]+ of the evaluation's ids: its weights are broken"):
+        measured(tiny, tmp_path, texts, gain=math.nan)
 
 
 def test_a_stride_beyond_the_context_is_refused(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:

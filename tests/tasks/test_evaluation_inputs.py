@@ -75,6 +75,8 @@ def test_equal_rows_are_documents_of_their_own(tmp_path: Path) -> None:
         ("x.jsonl", b'{"body": "a"}', r"line 1: nothing in the field 'text', where a text is expected; .* are 'body'"),
         ("x.jsonl", b'{"text": 3}', "line 1: int in the field 'text'"),
         ("x.jsonl", b'{"text": "\\ud800"}', "line 1: the text holds a lone surrogate"),
+        ("x.jsonl", b'{"text": "a", "id": "\\udfff"}', "line 1: the name holds a lone surrogate"),
+        ("x.jsonl", b'{"text": "a", "source": "\\udc80"}', "line 1: the source holds a lone surrogate"),
         ("x.jsonl", b'{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "the ids '1' occur more than once"),
         ("x.parquet", b"PAR1 no", "is no Parquet file that can be read"),
     ],

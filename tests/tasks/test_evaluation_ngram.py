@@ -51,7 +51,7 @@ class Direct:
             return (0.0, 0.5, 1.0, 1.5)[min(count, 3)]
         y = n1 / (n1 + 2 * n2)
         found = (0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-        if any(not 0 <= value <= place for place, value in enumerate(found)):
+        if any(not 0 < value <= place for place, value in enumerate(found[1:], 1)):
             return (0.0, 0.5, 1.0, 1.5)[min(count, 3)]
         return found[min(count, 3)]
 
@@ -105,6 +105,14 @@ def test_the_probabilities_behind_any_context_sum_to_one(context: list[int]) -> 
     asked = [[*context, token] for token in range(V)]
     ends = np.cumsum([len(document) for document in asked]) - 1
     assert np.exp(-model.nll(*flat(asked))[ends]).sum() == pytest.approx(1, rel=1e-12)
+
+
+def test_no_discount_is_nothing_so_that_every_token_is_possible() -> None:
+    # n1 to n4 of the trigrams are such that what is taken from counts of three and more would be 0
+    trained = "442312534452001000152040545204025313150555040040251134355"
+    model = KneserNey.fit(*flat([[int(token) for token in trained]]), 6, 3)
+    asked = text(7, [400])
+    assert np.isfinite(model.nll(*flat([[token % 6 for token in asked[0]]]))).all()
 
 
 def test_a_model_of_no_text_knows_nothing() -> None:

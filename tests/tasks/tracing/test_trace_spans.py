@@ -100,6 +100,13 @@ def test_a_phrase_that_stands_everywhere_hides_no_rare_one(tmp_path: Path) -> No
     assert (spans[0].words, spans[0].doc_id) == (32, "9999")
 
 
+def test_a_document_that_counts_is_found_behind_a_thousand_copies_that_do_not(tmp_path: Path) -> None:
+    licence = prose(30, 1)
+    segment = segment_at(tmp_path / "segment", {f"{n:04}": f"{licence} {prose(10, n)}" for n in range(1000)})
+    (spans,) = shared_spans([licence], [segment], [{"0900"}])
+    assert [(span.words, span.doc_id) for span in spans] == [(30, "0900")]
+
+
 def test_spans_that_a_block_of_a_long_text_cuts_are_whole(
     segment: TracedSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
