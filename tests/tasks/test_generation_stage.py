@@ -251,6 +251,11 @@ def test_a_prompt_is_streamed_and_found_again(tmp_path: Path, model: Path) -> No
     assert "tokens/s" not in second.stderr
 
 
+def listen() -> None:
+    """Let Ctrl-C reach a command, also where the tests run in the background of a shell, which shuts it out."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_a_stream_with_130_and_leaves_nothing_half_done(tmp_path: Path, model: Path) -> None:
     command = ["generate", "the fold", "--model", str(model), "--max-new-tokens", "100000000", "--set"]
     process = subprocess.Popen(
@@ -259,6 +264,7 @@ def test_ctrl_c_ends_a_stream_with_130_and_leaves_nothing_half_done(tmp_path: Pa
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=listen,
     )
     assert process.stdout is not None
     assert process.stdout.read(12).startswith(b"the fold")
