@@ -188,7 +188,7 @@ def preview_markdown(figures: GenerationFigures) -> str:
         text = "".join(piece.text for piece in item.pieces)
         cells = [plain(name, 24), plain(_ending(item.prompt, 90)), plain(text, 200), item.finish_reason]
         lines.append(f"| {' | '.join(cells)} | {item.n_tokens} |")
-    lines += ["", *(f"- `{plain(name, 40)}`: {plain(error)}" for name, error in figures.errors[:PREVIEW_ROWS])]
+    lines += ["", *(f"- {plain(name, 40)}: {plain(error)}" for name, error in figures.errors[:PREVIEW_ROWS])]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -104,9 +104,7 @@ def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
         work.progress.update(done, total, "completions")
 
     if resources.shards_at_once > 1 and resources.device == "cpu":
-        found = resources.apart.call(
-            complete_apart, progress, WORTH_A_PROCESS, deterministic=resources.deterministic, **shard
-        )
+        found = resources.apart.call(complete_apart, progress, WORTH_A_PROCESS, **shard)
     else:
         with resources.computing:  # Prefect starts several shards at once, and each would take all cores
             found = complete_shard(progress, on_text=resources.on_text, **shard)
@@ -114,14 +112,14 @@ def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
     return str(found["digest"])
 
 
-def complete_apart(progress: Progress, deterministic: bool, **shard: Any) -> dict[str, Any]:
-    """`complete_shard` in a process of its own, with one thread: the others have their cores."""
+def complete_apart(progress: Progress, **shard: Any) -> dict[str, Any]:
+    """`complete_shard` in a process of its own, with one thread: the others have their cores.
+
+    Nothing is seeded: the noise is named by prompt, and on a CPU what is asked of generation makes it repeatable.
+    """
     import torch
 
-    from model.randomness import seed_everything
-
     torch.set_num_threads(1)
-    seed_everything(shard["settings"]["seed"], deterministic=deterministic)
     return complete_shard(progress, **shard)
 
 
