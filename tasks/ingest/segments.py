@@ -34,8 +34,8 @@ from tasks.stage import Work, stage
 SEGMENT_BYTES = 32 * 2**20
 SEGMENT_FILES = 4096
 QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
-HELD_CHARACTERS = 8 * 2**20  # of text in rows that are made while other files of a segment are still extracted
-_CHARACTERS_OF_ROW = 500  # what a document takes beside its text, about
+HELD_CHARACTERS = 12 * 2**20  # of text in rows that are made while other files of a segment are still extracted
+_CHARACTERS_OF_ROW = 5_000  # what a document takes beside its text, about, and a page half of it
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -
         content, extraction = jobs.pop(future), future.result()
         submit(1)
         journal.save(content, extraction)
-        size = _CHARACTERS_OF_ROW + sum(len(page.text) for page in extraction.pages)
+        size = _CHARACTERS_OF_ROW + sum(len(page.text) + _CHARACTERS_OF_ROW // 2 for page in extraction.pages)
         if not extraction.members and size <= room:  # made now, while this process would wait, and not read back
             room -= size
             made[content] = list(extract_rows(content, extraction))
