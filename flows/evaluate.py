@@ -1,5 +1,7 @@
 """The evaluate flow: a registered model is measured on the corpus's frozen evaluation set."""
 
+from functools import partial
+
 from prefect import flow
 
 from flows import pipeline
@@ -26,7 +28,7 @@ def evaluate(
         version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:
-            session.act("track", lambda: log_evaluation(session, run_id, version, evalset, metrics))
+            session.act("track", partial(log_evaluation, session, run_id, version, evalset, metrics))
         result = result_of(
             session,
             metrics={**metrics, **beside},

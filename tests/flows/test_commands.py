@@ -62,6 +62,12 @@ def test_one_command_ends_with_a_champion_its_figures_and_completions(first: dic
     assert first["mlflow_run_id"]
 
 
+def test_a_run_ends_with_a_page_of_its_evaluation(first: dict[str, Any], home: Path) -> None:
+    page = (home / "reports" / "default" / "evaluation.html").read_text(encoding="utf-8")
+    assert f"{first['metrics']['val/bits_per_byte']:.4f}" in page
+    assert {"echoes", "contamination"} <= {stage["stage"] for stage in first["stages"]}
+
+
 def test_every_path_has_a_row_and_every_refusal_a_reason(first: dict[str, Any], home: Path, documents: Path) -> None:
     rows = Command(home, ["sql", "select path, status, reason from files"]).finish()
     walked = {path.relative_to(documents).as_posix() for path in documents.rglob("*") if path.is_file()}
