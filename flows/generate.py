@@ -45,10 +45,7 @@ def generate(
     frequency_penalty: Annotated[float, Field(description="Taken from a logit for each time it occurred.")] = 0,
     presence_penalty: Annotated[float, Field(description="Taken once from the logit of what occurred.")] = 0,
     no_repeat_ngram: Annotated[int, Field(description="No so many tokens in a row twice; 0 is off.", ge=0)] = 0,
-    stop: Annotated[list[str] | None, Field(description="Texts that end a continuation.")] = None,
-    stop_ids: Annotated[list[int] | None, Field(description="Token ids that end a continuation.")] = None,
-    suppress: Annotated[list[int] | None, Field(description="Token ids that are never drawn.")] = None,
-    logit_bias: Annotated[list[tuple[int, float]] | None, Field(description="Pairs of an id and a number.")] = None,
+    stop: Annotated[str, Field(description="Texts that end a continuation, one a line.")] = "",
     top_logprobs: Annotated[int, Field(description="Likeliest tokens told with each token.", ge=0)] = 0,
     overflow: Annotated[str, Field(description="Where the context is full: roll, stop or refuse.")] = "roll",
     ignore_eos: Annotated[bool, Field(description="Never draw the id that ends a text.")] = False,
@@ -61,7 +58,7 @@ def generate(
     overrides: Overrides = "",
     home: HomeFolder = "",
 ) -> dict[str, object]:
-    """Continue every prompt of a file."""
+    """Continue every prompt of a file; lists of token ids are set by `overrides`, as generate.stop_ids=[13]."""
     asked: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -75,10 +72,7 @@ def generate(
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
         "no_repeat_ngram": no_repeat_ngram,
-        "stop": stop or [],
-        "stop_ids": stop_ids or [],
-        "suppress": suppress or [],
-        "logit_bias": logit_bias or [],
+        "stop": [text for text in stop.split("\n") if text],
         "top_logprobs": top_logprobs,
         "overflow": overflow,
         "ignore_eos": ignore_eos,
