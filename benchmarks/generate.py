@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pairs import Side, ratio, serve, take_turns
+from benchmarks.table import Row, report
 
 VOCAB_SIZE = 8192
 PROMPT_TOKENS, NEW_TOKENS = 32, 128
@@ -41,33 +42,6 @@ EVALUATED_WINDOWS = 64
 CUDA_BATCH, CUDA_PROMPT, CUDA_NEW = 256, 256, 512
 CUDA_STEP_GOAL, CUDA_WHOLE_GOAL, CUDA_SINGLE_GOAL = 0.6, 0.4, 2500.0
 ROWS = {"cpu": ["equal", "ragged", "sampling", "deterministic", "evaluation"], "cuda": ["batch", "single"]}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        goal: the number that `found` is held against; None if it is only told.
-        at_most: whether the goal is an upper bound.
-    """
-
-    what: str
-    ours: str
-    theirs: str
-    found: float
-    goal: float | None = None
-    at_most: bool = False
-
-    @property
-    def reached(self) -> bool:
-        """Whether the goal is met; true without one."""
-        return self.goal is None or (self.found <= self.goal if self.at_most else self.found >= self.goal)
-
-    def __str__(self) -> str:
-        goal = "" if self.goal is None else f"{'<=' if self.at_most else '>='} {self.goal:,g}"
-        verdict = "" if self.goal is None else ("yes" if self.reached else "NO")
-        return f"| {self.what} | {self.ours} | {self.theirs} | {self.found:,.3g} | {goal} | {verdict} |"
 
 
 @dataclass(frozen=True)
@@ -351,17 +325,6 @@ def cpu_rows(only: set[str], rounds: int) -> Iterator[Row]:
             yield from own_row(what, "deterministic", str(batch_size), rounds, None)
     if "evaluation" in only:
         yield from evaluation_row(rounds)
-
-
-def report(found: Iterator[Row]) -> bool:
-    """Print the table as it grows; True if every goal is reached."""
-    print("| what | ours | theirs | found | goal | reached |")
-    print("|---|---|---|---|---|---|", flush=True)
-    verdicts = []
-    for row in found:
-        print(row, flush=True)
-        verdicts.append(row.reached)
-    return all(verdicts)
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ import numpy as np
 from benchmarks import texts
 from benchmarks.pairs import Side, ratio, serve, take_turns
 from benchmarks.peer_training import PlainGPT, PlainLoop, Recipe, Shape
+from benchmarks.table import Row, report
 
 SHAPES = {
     "small": Shape(4, 4, 128, 65, 64, 12),
@@ -50,33 +50,6 @@ SAVES_PER_SECOND = 1 / 60
 LOSS_SHARE = {"small": 0.6, "large": 0.6, "124m": 0.4}
 BUDGETED = 0.7  # of that share: steps are counted out beforehand, and a side may be slower than its probe was
 VALIDATION_TOKENS = 65_536
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        goal: the number that `found` is held against; None if it is only told.
-        at_most: whether the goal is an upper bound.
-    """
-
-    what: str
-    ours: str
-    theirs: str
-    found: float
-    goal: float | None = None
-    at_most: bool = False
-
-    @property
-    def reached(self) -> bool:
-        """Whether the goal is met; true without one."""
-        return self.goal is None or (self.found <= self.goal if self.at_most else self.found >= self.goal)
-
-    def __str__(self) -> str:
-        goal = "" if self.goal is None else f"{'<=' if self.at_most else '>='} {self.goal:,g}"
-        verdict = "" if self.goal is None else ("yes" if self.reached else "NO")
-        return f"| {self.what} | {self.ours} | {self.theirs} | {self.found:,.4g} | {goal} | {verdict} |"
 
 
 def write_tokens(folder: Path, name: str, n_bytes: int) -> tuple[Path, np.ndarray]:
@@ -463,17 +436,6 @@ def rows(only: set[str], full: bool, device: str, rounds: int, tokens: Path | No
         from benchmarks.orchestration import orchestration_rows
 
         yield from (Row(*found) for found in orchestration_rows(full))
-
-
-def report(found: Iterator[Row]) -> bool:
-    """Print the table as it grows; True if every goal is reached."""
-    print("| what | ours | theirs | found | goal | reached |")
-    print("|---|---|---|---|---|---|", flush=True)
-    verdicts = []
-    for row in found:
-        print(row, flush=True)
-        verdicts.append(row.reached)
-    return all(verdicts)
 
 
 def main() -> None:
