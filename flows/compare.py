@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flows import pipeline
 from flows.actions import checkpoint_of
-from flows.evaluation_page import replace
+from flows.page_files import replace
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.generation.prompts import read_prompts, sample_prompts

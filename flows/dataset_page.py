@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.page_files import replace
 from storage.catalog import Catalog, read_state
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
@@ -68,14 +69,7 @@ def draw_dataset_page(store: str, corpus: str, page: str, card: str, progress: C
     # another catalogue, because the first gives the memory of its tables back only when it is closed
     catalog = Catalog(opened, corpus)
     figures = collect_dataset(catalog, corpus)
-    _replace(Path(page), dataset_page(figures, corpus))
-    _replace(Path(card), data_card(figures, files, provenance(catalog), corpus))
+    replace(Path(page), dataset_page(figures, corpus))
+    replace(Path(card), data_card(figures, files, provenance(catalog), corpus))
     progress(1, 1)
     return dataset_summary(figures)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that is never half there."""
-    new = path.with_suffix(f"{path.suffix}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
