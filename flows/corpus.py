@@ -14,6 +14,7 @@ from flows.corpus_import import Imported, corpora_of, import_files
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.tables import read_columns, stream_rows
+from storage.tombstones import read_tombstones
 from tasks.apart import TABLE_BYTES_PER_FILE, WORTH_A_PROCESS
 from tasks.curate.classifier.stages import SCORES_FILE, ClassifierStageSettings, ScoreSettings, classifier, score
 from tasks.curate.contamination import EvaluationSetSettings, evaluation_sets
@@ -23,6 +24,7 @@ from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
 from tasks.curate.normalise import DOCUMENTS_FILE, normalise
 from tasks.curate.readiness import get_ready
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
+from tasks.forgetting.sweep import finish_forgetting
 from tasks.ingest.journal import Content
 from tasks.ingest.pictures.ocr import ocr_ready
 from tasks.ingest.segments import (
@@ -180,6 +182,10 @@ def _union(session: Session, read: Documents, made: Sequence[Maybe], table: str)
 
 def _list(session: Session, sources: Sequence[Source], settings: Settings) -> tuple[list[ListedFile], dict[str, str]]:
     """Walk the sources and hash what changed; returns the files, and where each content lies."""
+    if not session.dry:
+        finish_forgetting(session.store)  # what a kill left of it, before any of that is taken for found
+    forgotten = read_tombstones(session.store)
+    session.forgotten = frozenset(forgotten.documents)
     # what we write ourselves is no document
     own = [session.home.path, Path(session.home.store)]
     session.home.create()
@@ -192,7 +198,7 @@ def _list(session: Session, sources: Sequence[Source], settings: Settings) -> tu
     locations = {digest: file.location for file, digest in found if isinstance(digest, str)}
     if session.resources is not None:
         session.resources.paths = locations
-    return list_files(files, digests), locations
+    return list_files(files, digests, forgotten.contents), locations
 
 
 def _extract(session: Session, files: Sequence[ListedFile], settings: Settings) -> Extracted:

@@ -21,12 +21,14 @@ from flows.generation_page import write_generation_page
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
-from storage.lineage import ancestors
+from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
-from storage.registry import MODEL_NAME, Registry
+from storage.registry import MODEL_NAME, ModelVersion, Registry
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
+from storage.tombstones import read_tombstones
 from storage.verify import Check, check_store
+from tasks.exposure import exposures, told
 from tasks.generation.prompts import Prompt, one_prompt, read_prompts
 from tasks.generation.stage import COMPLETIONS_FILE, complete
 from tasks.resources import Resources
@@ -153,6 +155,7 @@ def verify_home(home: str, corpus: str) -> dict[str, Any]:
     checks: list[Check] = check_store(store)
     state = read_state(store, corpus)
     whole = not any(check.problems for check in checks)  # what is damaged cannot be read for its meaning
+    whole = whole and "snapshot" in state  # a corpus from which something was forgotten waits for its next run
     if whole and "curate" in state:
         checks.append(check_split(store, state))
     if whole and "tokenise" in state:
@@ -173,8 +176,9 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
     store = open_store(place.store)
     found = (
         _by_address(store, thing)
-        or _by_key(store, thing)
-        or _by_document(store, corpus, thing)
+        or _by_key(place, store, thing)
+        or _by_document(place, store, corpus, thing)
+        or _forgotten(place, store, thing)
         or _by_model(place, store, thing)
         or _newest_completion(store, thing)
     )
@@ -201,20 +205,34 @@ def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
                 "tools": manifest.tools,
             }
         )
-        if manifest.stage == "snapshot":
+        if manifest.stage == "snapshot" and store.find(manifest.stage, manifest.key) is not None:
             rows = read_rows(store.folder(manifest.ref) / "files.parquet", ["path", "sha256", "status", "doc_id"])
             files = [row for row in rows if row["status"] == "ok"]
     return {"artifact": f"{ref.stage}/{ref.key}", "made_from": made_from, "files": files}
 
 
-def _by_key(store: Store, thing: str) -> dict[str, Any] | None:
+def _led_to(place: Home, store: Store, ref: ArtifactRef) -> dict[str, Any]:
+    """What was made from an artefact, and the registered models among it."""
+    made = sorted(descendants(store, [ref]), key=lambda manifest: (manifest.stage, manifest.key))
+    keys = {manifest.key for manifest in made}
+    return {
+        "led_to": [f"{manifest.stage}/{manifest.key}" for manifest in made],
+        "models": [
+            {"version": found.version, "aliases": list(found.aliases)}
+            for found in registered_versions(place)
+            if found.checkpoint.key in keys
+        ],
+    }
+
+
+def _by_key(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
     key = thing.rpartition("/")[2]
     if len(key) < 8 or not all(char in "0123456789abcdef" for char in key):
         return None
     for stage in store.stages():
         for manifest in store.manifests(stage):
             if manifest.key.startswith(key):
-                return _lineage(store, manifest.ref)
+                return _lineage(store, manifest.ref) | _led_to(place, store, manifest.ref)
     return None
 
 
@@ -272,7 +290,32 @@ def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
     }
 
 
-def _by_document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+def registered_versions(place: Home) -> list[ModelVersion]:
+    """All versions of a home's registry; a home without one has none, and gets none."""
+    if not has_registry(place):
+        return []
+    from storage.tracking import Tracking
+
+    return Registry(Tracking(place)).versions()
+
+
+def _forgotten(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
+    """What is known of a forgotten document."""
+    item = read_tombstones(store).documents.get(thing)
+    if item is None:
+        return None
+    seen = [
+        {"training": name, "versions": [found.version for found in registered_versions(place) if _is(found, name)]}
+        for name in item.seen_by
+    ]
+    return {"forgotten": {"doc_id": item.doc_id, "since": item.since, "reason": item.reason}, "seen_by": seen}
+
+
+def _is(version: ModelVersion, training: str) -> bool:
+    return f"{version.checkpoint.stage}/{version.checkpoint.key}" == training
+
+
+def _by_document(place: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
     if not read_state(store, corpus):
         return None
     catalog = Catalog(store, corpus)
@@ -280,7 +323,8 @@ def _by_document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None
     files = catalog.query(f"select * from files where path = '{quoted}' or doc_id = '{quoted}' order by path")
     if not files:
         return None
-    ids = ", ".join(f"'{row['doc_id']}'" for row in files if row["doc_id"]) or "''"
+    doc_ids = {row["doc_id"] for row in files if row["doc_id"]}
+    ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids)) or "''"
     return {
         "files": files,
         "pages": catalog.query(
@@ -292,4 +336,5 @@ def _by_document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None
             f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all"
         ),
         "quarantine": catalog.query(f"select * from quarantine where doc_id in ({ids})"),
+        "seen_by": told(exposures(store, doc_ids), registered_versions(place)),
     }

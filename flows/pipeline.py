@@ -36,6 +36,7 @@ from tasks.evaluation.inputs import (
     split_inputs,
 )
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
+from tasks.forgetting.sweep import refuse_forgotten
 from tasks.generation.prompts import Prompt, sample_prompts
 from tasks.generation.shards import cut_prompts
 from tasks.generation.stage import JoinSettings, PromptsSettings, complete, generate, joined, keep_prompts
@@ -485,9 +486,14 @@ def publish(session: Session, corpus: str) -> None:
     """Let the corpus's ref follow what this run produced; the catalogue's views follow the ref.
 
     Ingestion makes a corpus: a text or an evaluation under the name of one that never was does not.
+
+    Raises:
+        UserError: if a document was forgotten while this ran, which may have read it.
     """
     if session.dry:
         return
+    if session.forgotten is not None:
+        refuse_forgotten(session.store, session.forgotten)
     name = corpus_ref(corpus)
     with session.store.lock(name):  # what another run publishes between our reading and writing would be lost
         state = session.store.read_ref(name) or {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store, StoreError
@@ -18,12 +19,12 @@ _TOWARDS_SEGMENT = {
 
 
 def manifest_of(store: Store, ref: ArtifactRef) -> Manifest:
-    """The manifest of an artefact that must be there.
+    """The manifest of an artefact that must be there, or have been taken out while what was made from it stays.
 
     Raises:
-        StoreError: if it is not.
+        StoreError: if it is neither.
     """
-    manifest = store.find(ref.stage, ref.key)
+    manifest = store.find(ref.stage, ref.key) or store.record(ref.stage, ref.key)
     if manifest is None:
         raise StoreError(f"the artefact {ref.stage}/{ref.key} is not in the store: run the command that made it again")
     return manifest
@@ -60,3 +61,30 @@ def ancestor(store: Store, ref: ArtifactRef, stage: str) -> Manifest:
         if manifest.stage == stage:
             return manifest
     raise StoreError(f"no artefact of stage {stage} stands behind {ref.stage}/{ref.key}")
+
+
+def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection[str] = ()) -> list[Manifest]:
+    """What was made from some artefacts, directly or not, in no order; the artefacts themselves are not among it.
+
+    Artefacts are found by content, so a manifest may name an input of the same content under another key: what counts
+    is the content.
+
+    Args:
+        beyond: stages whose artefacts are given, but not what was made from those.
+    """
+    made: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
+    for stage in store.stages():
+        for manifest in store.manifests(stage):
+            for ref in set(manifest.input_refs()):
+                made[ref.stage, ref.digest].append(manifest)
+    found: dict[ArtifactRef, Manifest] = {}
+    given = set(sources)
+    waiting = list(given)
+    while waiting:
+        ref = waiting.pop()
+        for manifest in made[ref.stage, ref.digest]:
+            if manifest.ref not in found and manifest.ref not in given:
+                found[manifest.ref] = manifest
+                if manifest.stage not in beyond:
+                    waiting.append(manifest.ref)
+    return list(found.values())

@@ -63,6 +63,21 @@ def read_owner(path: Path) -> str:
     return f"process {record.get('pid', '?')} on {record.get('host', '?')}"
 
 
+def is_held(path: Path) -> bool:
+    """Whether a living owner holds the lock named `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextmanager
 def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None, poll: float = 0.2) -> Iterator[None]:
     """Hold the lock named `path`, waiting for a living owner.

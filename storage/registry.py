@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,26 @@ class Registry:
             return None
         # a search does not say under which aliases a version stands
         return self.by_number(max((str(entry.version) for entry in found), key=int))
+
+    def versions(self) -> list[ModelVersion]:
+        """All versions, the oldest first."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            aliases = self.client.get_registered_model(MODEL_NAME).aliases  # a search does not say them
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return []
+            raise
+        found: list[ModelVersion] = []
+        page: str | None = ""
+        while page is not None:
+            listed = self.client.search_model_versions(f"name = '{MODEL_NAME}'", page_token=page or None)
+            for entry in map(self._read, listed):
+                own = sorted(alias for alias, version in aliases.items() if str(version) == entry.version)
+                found.append(replace(entry, aliases=tuple(own)))
+            page = listed.token or None
+        return sorted(found, key=lambda version: int(version.version))
 
     def register(
         self,

@@ -4,6 +4,7 @@
     <store>/.work/             unfinished work: `out` becomes the artefact, `scratch` outlives a kill
     <store>/.locks/            owners of unfinished work
     <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
+    <store>/.removed/          manifests of artefacts that were taken out while others that came from them stay
 
 `Store` is the interface; `LocalStore` keeps it on a folder. A store elsewhere (`s3://`) implements the same methods.
 """
@@ -14,19 +15,20 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import finish_publish, publish, write_file
+from storage.atomic import finish_publish, fsync_path, publish, write_file
 from storage.digest import sha256_file
 from storage.errors import UserError
-from storage.locks import owner_lock
+from storage.locks import is_held, owner_lock, read_owner
 from storage.manifest import ArtifactRef, FileEntry, Manifest
 
 MANIFEST_NAME = "manifest.json"
+INPUTS_NAME = ".inputs.json"  # of unfinished work, in its scratch folder
 
 
 class StoreError(UserError):
@@ -44,6 +46,23 @@ class Workspace:
 
     out: Path
     scratch: Path
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Work that somebody began on an artefact, and left.
+
+    Attributes:
+        inputs: stage and key of the artefacts that it reads; None where nobody noted them.
+        touched: when something in it changed last, in seconds since the epoch.
+        size: bytes.
+    """
+
+    stage: str
+    key: str
+    inputs: frozenset[tuple[str, str]] | None
+    touched: float
+    size: int
 
 
 class Store(ABC):
@@ -84,12 +103,47 @@ class Store(ABC):
         """Make the workspace's `out` the artefact `manifest` names; returns the manifest with its files listed."""
 
     @abstractmethod
+    def remove(self, stage: str, key: str, keep_record: bool = False) -> None:
+        """Take an artefact out; harmless where there is none, or a half that an earlier attempt left.
+
+        Args:
+            keep_record: keep its manifest, for the lineage of what was made from it and stays.
+
+        Raises:
+            StoreError: if somebody works on it.
+        """
+
+    @abstractmethod
+    def record(self, stage: str, key: str) -> Manifest | None:
+        """The manifest of an artefact that was taken out, if it was kept."""
+
+    @abstractmethod
+    def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
+        """Note what an artefact in the making reads, for whoever clears up."""
+
+    @abstractmethod
+    def unfinished(self, owned: bool = False) -> list[Unfinished]:
+        """Unfinished work that nobody owns now; that which somebody owns instead if `owned`."""
+
+    @abstractmethod
+    def remove_work(self, stage: str, key: str) -> None:
+        """Take unfinished work away, unless somebody owns it."""
+
+    @abstractmethod
+    def owners(self) -> list[str]:
+        """Who works here now, in words."""
+
+    @abstractmethod
     def read_ref(self, name: str) -> dict[str, Any] | None:
         """The value of a movable name, or None."""
 
     @abstractmethod
     def write_ref(self, name: str, value: dict[str, Any]) -> None:
         """Move a name, in one step."""
+
+    @abstractmethod
+    def remove_ref(self, name: str) -> None:
+        """Take a name away; harmless if it is not there."""
 
     @abstractmethod
     def refs(self, prefix: str) -> list[str]:
@@ -148,7 +202,7 @@ class LocalStore(Store):
 
     @contextmanager
     def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
-        with owner_lock(self.root / ".locks" / f"{stage}-{key}.lock", on_wait):
+        with owner_lock(self._lock_path(stage, key), on_wait):
             root = self.root / ".work" / stage / key
             finish_publish(root / "out", self.root / stage / key, root / "replaced")
             workspace = Workspace(out=root / "out", scratch=root / self._scratch_name(stage, key))
@@ -187,6 +241,72 @@ class LocalStore(Store):
         shutil.rmtree(discard, ignore_errors=True)
         return manifest
 
+    def remove(self, stage: str, key: str, keep_record: bool = False) -> None:
+        def refuse(owner: str) -> None:
+            raise StoreError(f"{stage}/{key} cannot be removed now: {owner}; try again when that has ended")
+
+        folder = self.root / stage / key
+        with owner_lock(self._lock_path(stage, key), refuse):
+            manifest = folder / MANIFEST_NAME
+            if manifest.is_file():
+                if keep_record:
+                    record = self._record_path(stage, key)
+                    record.parent.mkdir(parents=True, exist_ok=True)
+                    write_file(record, manifest.read_bytes())
+                manifest.unlink()  # first: a folder without it is nobody's artefact, whenever we are killed
+                fsync_path(folder)
+            for place in (folder, self.root / ".work" / stage / key):
+                if place.is_dir():
+                    shutil.rmtree(place)
+
+    def _record_path(self, stage: str, key: str) -> Path:
+        return self.root / ".removed" / stage / f"{key}.json"
+
+    def record(self, stage: str, key: str) -> Manifest | None:
+        try:
+            return Manifest.from_json(self._record_path(stage, key).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
+        text = json.dumps(sorted({(ref.stage, ref.key) for ref in inputs}))
+        (workspace.scratch / INPUTS_NAME).write_text(text, encoding="utf-8")
+
+    def unfinished(self, owned: bool = False) -> list[Unfinished]:
+        root = self.root / ".work"
+        return [
+            self._look_at(root / stage / key)
+            for stage in _folders(root)
+            for key in _folders(root / stage)
+            if is_held(self._lock_path(stage, key)) == owned
+        ]
+
+    def _look_at(self, work: Path) -> Unfinished:
+        inputs = None
+        touched = size = 0.0
+        for path in (work, *work.rglob("*")):
+            with suppress(FileNotFoundError):  # its owner goes on meanwhile
+                if path.name == INPUTS_NAME:
+                    with suppress(ValueError):  # a kill tore it
+                        inputs = frozenset((stage, key) for stage, key in json.loads(path.read_bytes()))
+                found = path.lstat()
+                touched = max(touched, found.st_mtime)
+                size += found.st_size
+        return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
+
+    def remove_work(self, stage: str, key: str) -> None:
+        path = self._lock_path(stage, key)
+        if not is_held(path):
+            with owner_lock(path):
+                shutil.rmtree(self.root / ".work" / stage / key, ignore_errors=True)
+
+    def _lock_path(self, stage: str, key: str) -> Path:
+        return self.root / ".locks" / f"{stage}-{key}.lock"
+
+    def owners(self) -> list[str]:
+        held = (path for path in sorted((self.root / ".locks").rglob("*.lock")) if is_held(path))
+        return [f"{read_owner(path)} works on {path.stem}" for path in held]
+
     def _ref_path(self, name: str) -> Path:
         if any(not part or part.startswith(".") for part in name.split("/")):
             raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
@@ -207,6 +327,12 @@ class LocalStore(Store):
         path = self._ref_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(value, indent=1, sort_keys=True).encode())
+
+    def remove_ref(self, name: str) -> None:
+        path = self._ref_path(name)
+        if path.exists():
+            path.unlink()
+            fsync_path(path.parent)
 
     def refs(self, prefix: str) -> list[str]:
         root = self.root / ".refs"

@@ -180,6 +180,16 @@ class Tracking:
         """Whether a file of that name lies beside a run."""
         return any(entry.path == name for entry in self.client.list_artifacts(run_id))
 
+    def remove_files(self, run_id: str, endings: tuple[str, ...]) -> list[str]:
+        """Take files beside a run away whose names end so; returns their names."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        repository = get_artifact_repository(self.client.get_run(run_id).info.artifact_uri)
+        names = [entry.path for entry in self.client.list_artifacts(run_id) if entry.path.endswith(endings)]
+        for name in names:
+            repository.delete_artifacts(name)
+        return names
+
     def log_table(self, run_id: str, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Put a table beside a run, where MLflow's pages show it; one of the same name is replaced.
 

@@ -83,7 +83,7 @@ def check_store(store: Store) -> list[Check]:
                         tables.problems.append(f"{folder / entry.name} does not have the schema of this version")
             for ref in manifest.input_refs():
                 inputs.checked += 1
-                if (ref.stage, ref.key) not in present:
+                if (ref.stage, ref.key) not in present and store.record(ref.stage, ref.key) is None:
                     inputs.problems.append(f"{stage}/{manifest.key} was made from {ref.stage}/{ref.key}, which is gone")
     return [whole, digests, tables, inputs]
 

@@ -81,6 +81,7 @@ class Session:
 
     Attributes:
         produced: artefacts by stage, for the ref of the corpus.
+        forgotten: the documents that were forgotten when this run listed its files; None before that.
     """
 
     dry = False
@@ -98,6 +99,7 @@ class Session:
         self.reports: dict[str, StageReport] = {}
         self.notes: list[str] = []
         self.bases: dict[str, Any] = {}  # models that this run continues from, by the names that they were found under
+        self.forgotten: frozenset[str] | None = None
         self._refreshed: set[tuple[str, str]] = set()
 
     # how requests are carried out; the Prefect session replaces these two

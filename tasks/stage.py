@@ -17,11 +17,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.digest import plain, sha256_json
-from storage.manifest import ArtifactRef, Input, Manifest, describe_inputs
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
 from storage.store import Store
 from tasks.fingerprint import fingerprint
 from tasks.progress import Listener, StageProgress
@@ -163,6 +164,8 @@ class Stage:
             found = store.find(self.name, key)
             if found is not None and not refresh:  # made by the owner we waited for
                 return Outcome(found, cached=True, seconds=time.monotonic() - started)
+            refs = (value.refs if isinstance(value, RefSet) else (value,) for value in inputs.values())
+            store.note_inputs(workspace, chain.from_iterable(refs))
             begun = time.monotonic()
             with ThreadPoolExecutor(1) as aside, closing(StageProgress(self.name, listener)) as progress:
                 code = aside.submit(lambda: self.code)  # beside the work, which mostly waits for other processes

@@ -22,6 +22,8 @@ from storage.manifest import ArtifactRef
 from storage.schemas import EXTRACTS, NORMALISED, PAGES
 from storage.store import Store
 from storage.tables import ROW_GROUP_BYTES, ROW_GROUP_ROWS, write_table
+from storage.tombstones import FORGOTTEN, Tombstone, Tombstones, read_tombstones
+from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.corpora.parts import Part, unchanged
 from tasks.corpora.rows import Refusal, Row, Unusable, read_part
 from tasks.corpora.settings import DocumentsSettings
@@ -69,6 +71,7 @@ def import_segment(work: Work, settings: ImportSettings) -> str:
         settings=asdict(settings.documents),
         repair=settings.repair_mojibake,
         out=str(work.out),
+        forgotten=[[item.doc_id, item.sha256] for item in read_tombstones(work.store).documents.values()],
     )
     work.counts.update(rows=made["rows"], refused=made["refused"], units=len(settings.parts))
     return str(made["digest"])
@@ -107,20 +110,23 @@ def import_parts(
     repair: bool,
     out: str,
     progress: Callable[[int, int], None],
+    forgotten: Sequence[Sequence[str]] = (),
 ) -> dict[str, Any]:
     """Write the documents of some parts; returns counts and a digest.
 
     Args:
         locations: Where the file of each part lies.
         cache: Folder that remembers the state of large files.
+        forgotten: Documents that are left out: of each its id and the sha256 of its bytes.
     """
+    left_out = Tombstones({doc_id: Tombstone(doc_id, sha256) for doc_id, sha256 in forgotten})
     chosen = DocumentsSettings(**settings)
     folder = Path(out)
     with _Columns(folder / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(folder / EXTRACTS_FILE, EXTRACTS) as told:
         for done, (fields, location) in enumerate(zip(parts, locations, strict=True), start=1):
             part = Part(**fields)
             with unchanged(location, part, Path(cache)):
-                _import_part(part, read_part(location, part, chosen), repair, documents, told)
+                _import_part(part, read_part(location, part, chosen), repair, documents, told, left_out)
             progress(done, len(parts))
     write_table(folder / PAGES_FILE, PAGES, ())  # what was never on a page
     digest = sha256_json([documents.digest.hexdigest(), told.digest.hexdigest()])
@@ -128,10 +134,14 @@ def import_parts(
     return {"rows": documents.count, "refused": max(0, refused), "digest": digest}
 
 
-def _import_part(part: Part, rows: Iterator[Row], repair: bool, documents: _Columns, told: _Columns) -> None:
+def _import_part(
+    part: Part, rows: Iterator[Row], repair: bool, documents: _Columns, told: _Columns, forgotten: Tombstones
+) -> None:
     """Write the rows of one part, and a record of the file with its first."""
     table = ("table", f"application/{part.format}", None, None, 0)
-    entries = map(partial(_entry, part, repair), rows)  # unlike a loop, it lets go of a row as soon as it was used
+    entries = map(
+        partial(_entry, part, repair, forgotten), rows
+    )  # unlike a loop, it lets go of a row as soon as it was used
     try:
         entry = next(entries, None)
     except Unusable as problem:
@@ -162,7 +172,7 @@ class _Entry(NamedTuple):
     size: int = 0
 
 
-def _entry(part: Part, repair: bool, row: Row) -> _Entry:
+def _entry(part: Part, repair: bool, forgotten: Tombstones, row: Row) -> _Entry:
     """A document, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
     name = _tidy(row.name)
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
@@ -175,6 +185,9 @@ def _entry(part: Part, repair: bool, row: Row) -> _Entry:
     del text
     text_sha256 = hashlib.sha256(data).hexdigest()
     sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(row.text)
+    if forgotten.covers(doc_id, sha256):
+        refusal = Refusal("skipped", FORGOTTEN, FORGOTTEN_REASON)
+        return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
     if not data:
         refusal = Refusal("rejected", "no_text", "no text")
         return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))

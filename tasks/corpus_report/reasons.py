@@ -28,6 +28,7 @@ REASONS = {
     "empty": Reason("by design", "empty files"),
     "unsupported": Reason("by design", "files of a type that is not read"),
     "not_walked": Reason("by design", "not looked into: no regular files, excluded, or unreachable"),
+    "forgotten": Reason("by design", "asked to be forgotten"),
     "duplicate_bytes": Reason("by design", "the same bytes as another file"),
     "encrypted": Reason(
         "lost", "encrypted", "Write their passwords into a file, name it by the setting passwords.file and run again."

@@ -38,6 +38,7 @@ ReasonCode = Literal[
     "too_deep",
     "unsafe_path",
     "no_column",
+    "forgotten",
 ]
 
 LEAST_MEMORY_BYTES = 16 * 1024**2  # With less, not even a small PDF can be opened.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -26,6 +26,8 @@ from storage.manifest import ArtifactRef
 from storage.schemas import EXTRACTS, PAGES
 from storage.store import Store
 from storage.tables import TableWriter, read_columns, read_rows, union_digest, write_table
+from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
+from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.ingest.journal import Content, Journal, is_doubtful
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.records import Extraction, ExtractOptions, PageText
@@ -207,11 +209,17 @@ def _words(digests: str) -> set[str]:
 _Rows = tuple[dict[str, Any], list[dict[str, Any]]]  # of `extracts` and of `pages`
 
 
-def extract_rows(content: Content, extraction: Extraction) -> Iterator[_Rows]:
-    """Rows of `extracts` for a file and the members in it, each with its rows of `pages`."""
-    yield _extract_row(content, extraction)
-    for member in extraction.members:
-        yield _extract_row(content, member)
+def extract_rows(content: Content, extraction: Extraction, forgotten: Tombstones | None = None) -> Iterator[_Rows]:
+    """Rows of `extracts` for a file and the members in it, each with its rows of `pages`.
+
+    Args:
+        forgotten: documents of which only that is told.
+    """
+    for found in chain([extraction], extraction.members):
+        row, pages = _extract_row(content, found)
+        if forgotten is not None and forgotten.covers(row["doc_id"], row["sha256"]):
+            row, pages = forgotten_row(row), []
+        yield row, pages
 
 
 def _extract_row(content: Content, extraction: Extraction) -> _Rows:
@@ -240,6 +248,15 @@ def _extract_row(content: Content, extraction: Extraction) -> _Rows:
     return {**row, "suffix": content.suffix, "attempt": content.attempt, "digest": digest}, pages
 
 
+def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What stays of a row of `extracts` when its document is forgotten: where it was, and its digest."""
+    kept = {name: row[name] for name in ("doc_id", "file_sha256", "locator", "sha256", "size", "media_type")}
+    told = {"status": "skipped", "reason": FORGOTTEN_REASON, "reason_code": FORGOTTEN, "kind": "", "n_pages": 0}
+    nothing = dict.fromkeys(("title", "programming_language", "encoding", "encoding_confidence"))
+    digest = sha256_json([{**kept, **told, **nothing}, []])
+    return {**kept, **told, **nothing, "suffix": row["suffix"], "attempt": row["attempt"], "digest": digest}
+
+
 def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
     """A row of `pages`; the error's code stands in the document's row."""
     row = {"doc_id": doc_id, **page.to_dict()}
@@ -247,7 +264,9 @@ def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
     return row
 
 
-def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -> dict[Content, list[_Rows]]:
+def _extract_contents(
+    work: Work, settings: SegmentSettings, journal: Journal, forgotten: Tombstones
+) -> dict[Content, list[_Rows]]:
     """Extract what the journal lacks, on all workers; returns rows of those files for which there was room."""
     missing = [content for content in settings.contents if content not in journal]
     total = len(settings.contents)
@@ -278,7 +297,7 @@ def _extract_contents(work: Work, settings: SegmentSettings, journal: Journal) -
         size = _CHARACTERS_OF_ROW + sum(len(page.text) + _CHARACTERS_OF_ROW // 2 for page in extraction.pages)
         if not extraction.members and size <= room:  # made now, while this process would wait, and not read back
             room -= size
-            made[content] = list(extract_rows(content, extraction))
+            made[content] = list(extract_rows(content, extraction, forgotten))
         work.progress.update(done, total, "files")
     return made
 
@@ -296,12 +315,15 @@ def extract(work: Work, settings: SegmentSettings) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0
     with Journal(work.scratch) as journal, TableWriter(work.out / "pages.parquet", PAGES) as pages:
-        made = _extract_contents(work, settings, journal)
+        forgotten = read_tombstones(work.store)
+        made = _extract_contents(work, settings, journal, forgotten)
 
         def rows() -> Iterator[dict[str, Any]]:
             nonlocal doubtful
             for content in sorted(settings.contents):
-                for row, own_pages in made.pop(content, None) or extract_rows(content, journal.load(content)):
+                for row, own_pages in made.pop(content, None) or extract_rows(
+                    content, journal.load(content), forgotten
+                ):
                     doubtful += is_doubtful(row["status"], row["reason_code"])
                     pages.write(own_pages)
                     yield row

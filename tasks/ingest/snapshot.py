@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from operator import attrgetter
@@ -19,6 +19,8 @@ from storage.digest import canonical_json, rows_digest, sha256_json
 from storage.manifest import RefSet
 from storage.schemas import FILES
 from storage.tables import stream_columns, unpacked_size, write_table
+from storage.tombstones import FORGOTTEN
+from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
 from tasks.ingest.sources.documents import is_corpus
@@ -103,14 +105,22 @@ def refuse_large(walked: Iterable[WalkedFile], limit: int) -> list[WalkedFile]:
     ]
 
 
-def list_files(walked: Sequence[WalkedFile], digests: Sequence[str | OSError | None]) -> list[ListedFile]:
-    """Join a walk with the digests of its files."""
+def list_files(
+    walked: Sequence[WalkedFile], digests: Sequence[str | OSError | None], forgotten: Collection[str] = ()
+) -> list[ListedFile]:
+    """Join a walk with the digests of its files.
+
+    Args:
+        forgotten: sha256 of contents that are not to be read again.
+    """
     listed = []
     suffixes: dict[str, str] = {}
     for entry, digest in zip(walked, digests, strict=True):
         status, reason = entry.status, entry.reason
         if not status and not isinstance(digest, str):
             status, reason = "failed", f"cannot be read: {digest}"
+        elif not status and digest in forgotten:
+            status, reason = "skipped", FORGOTTEN_REASON
         suffix = encode_path(splitext(entry.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
         listed.append(
             ListedFile(
@@ -192,7 +202,7 @@ def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | N
         "media_type": None,
         "status": listed.status,
         "reason": listed.reason,
-        "reason_code": _SETTLED_BY_WALK.get(listed.status, ""),
+        "reason_code": FORGOTTEN if listed.reason == FORGOTTEN_REASON else _SETTLED_BY_WALK.get(listed.status, ""),
         "licence": None,
         "doc_id": None,
         "segment": None,

@@ -35,8 +35,12 @@ class Source:
 
 
 def datasets_of(store: Store, ref: ArtifactRef) -> list[ArtifactRef]:
-    """The datasets that something was made from: those of a model, and of the models that it continues from."""
-    return [manifest.ref for _, manifest in ancestors(store, ref) if manifest.stage == "dataset"]
+    """The datasets that something was made from: those of a model, and of the models that it continues from.
+
+    One with a document that was forgotten since is not there any more.
+    """
+    found = (manifest for _, manifest in ancestors(store, ref) if manifest.stage == "dataset")
+    return [manifest.ref for manifest in found if store.find(manifest.stage, manifest.key) is not None]
 
 
 def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:

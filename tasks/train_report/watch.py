@@ -195,6 +195,11 @@ def _clock_steps(timed: Iterable[tuple[int, float]]) -> set[int]:
     return found | {step}
 
 
+def sync_samples(tracking: Tracking, run_id: str, folder: Path) -> None:
+    """Make MLflow hold the samples that a training's artefact has, and no others."""
+    _log_samples(tracking, run_id, read_notes(folder).samples)
+
+
 def _log_samples(tracking: Tracking, run_id: str, samples: Sequence[Sample]) -> None:
     columns = ["step", "prompt", "text"]
     tracking.log_table(run_id, SAMPLES_FILE, columns, [[item.step, item.prompt, item.text] for item in samples])

@@ -1,0 +1,57 @@
+"""Commands that decide what a home keeps: forgetting documents."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli_common import AsJson, Corpus, HomeFolder, plain_errors, print_json, say
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+SHOWN = 20  # documents that are named
+
+
+def forget(
+    document: Annotated[str, typer.Argument(help="Document id, path, folder, or beginning of paths with a *.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the document's id.")] = "",
+    dry_run: DryRun = False,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take documents out of the store for good, and list the models that saw them."""
+    with plain_errors():
+        from flows.forgetting import forget as forget_documents
+
+        done = forget_documents(home, document, reason, corpus, dry_run)
+        if as_json:
+            print_json(done)
+            return
+        _print_forgotten(done)
+
+
+def _print_forgotten(done: dict[str, Any]) -> None:
+    documents = done["documents"]
+    print(f"{len(documents)} document(s) {'would be' if done['dry_run'] else 'are'} forgotten")
+    for item in documents[:SHOWN]:
+        print(f"  {item['doc_id'][:12]}  {item['path']}")
+    if len(documents) > SHOWN:
+        print(f"  and {len(documents) - SHOWN} more")
+    if done["known"]:
+        print(f"{done['known']} were forgotten before")
+    for name in ("rewritten", "removed"):
+        counts = ", ".join(f"{stage} {n}" for stage, n in done[name].items() if n)
+        print(f"{name}: {counts or 'nothing'}")
+    if done["seen_by"]:
+        print("models that saw them, which stay as they are:")
+    for item in done["seen_by"]:
+        versions = ", ".join(" ".join([f"version {one['version']}", *one["aliases"]]) for one in item["versions"])
+        print(
+            f"  {item['training'][:18]} ({versions or 'not registered'}): trained on {item['documents_trained_on']}, "
+            f"held out {item['documents_held_out']}{', through the model it continues' if item['through'] else ''}"
+        )
+    for item in done["near_duplicates"][:SHOWN]:
+        print(f"nearly the same, and kept: {item['doc_id'][:12]}  {item['path']}")
+    if not done["dry_run"]:
+        say("the files at their sources are not touched; the next run makes again what was removed")

@@ -1,0 +1,118 @@
+"""Which models saw a document: from selections to the datasets and trainings that were made from them.
+
+A selection has a row for each document, sorted by its id, so of each one a row group is read; the table of a dataset is
+read only where its selection has the document. Memory holds the rows of the documents asked for, never a whole corpus.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import pyarrow.parquet as pq
+
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, Manifest
+from storage.registry import ModelVersion
+from storage.store import Store
+from tasks.tokens.index import SEQUENCES_FILE
+
+SELECTION_FILE = "selection.parquet"
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What a training saw of some documents.
+
+    Attributes:
+        checkpoint: the training.
+        trained: how many of the documents it was trained on, itself or through the model that it continues.
+        held_out: how many it was measured on while it was trained.
+        pieces: of training sequences that are from the documents; None where its dataset is not there any more.
+        through: the training among those it continues in which they were, if not in itself; else empty.
+    """
+
+    checkpoint: ArtifactRef
+    trained: int
+    held_out: int
+    pieces: int | None = None
+    through: str = ""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    trained: int = 0
+    held_out: int = 0
+    pieces: int | None = None
+
+
+def exposures(store: Store, doc_ids: Collection[str]) -> list[Exposure]:
+    """The trainings of a store that saw some documents, the oldest first."""
+    trainings = sorted(store.manifests("train"), key=lambda found: (found.created, found.key))
+    known: dict[str, _Seen] = {}  # by dataset; several trainings may have one
+    found = []
+    for training in trainings:
+        seen = _Seen()
+        for depth, one in enumerate(_chain(store, training)):
+            for dataset in one.input_refs("dataset"):
+                if dataset.key not in known:
+                    known[dataset.key] = _seen(store, dataset, doc_ids)
+                seen = known[dataset.key]
+            if seen.trained or (seen.held_out and not depth):
+                through = one.key if depth else ""
+                found.append(Exposure(training.ref, seen.trained, seen.held_out, seen.pieces, through))
+                break
+    return found
+
+
+def _chain(store: Store, training: Manifest) -> Iterator[Manifest]:
+    """A training and those that it continues."""
+    current: Manifest | None = training
+    while current is not None and current.stage == "train":
+        yield current
+        base = current.input_refs("base") if "base" in current.inputs else []
+        current = manifest_of(store, base[0]) if base else None
+
+
+def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen:
+    """How many of some documents a dataset has, by what it was made from."""
+    (curated,) = manifest_of(store, dataset).input_refs("curated")
+    if store.find(curated.stage, curated.key) is None:
+        return _Seen()
+    rows = _rows(store, curated, SELECTION_FILE, doc_ids, ["doc_id", "split", "kept"])
+    sides = Counter(row["split"] for row in rows if row["kept"])
+    pieces = None
+    if sides["train"] and store.find(dataset.stage, dataset.key) is not None:
+        read = _rows(store, dataset, SEQUENCES_FILE, doc_ids, ["doc_id", "split"])
+        trained = {row["doc_id"] for row in read if row["split"] == "train"}
+        pieces = sum(row["split"] == "train" for row in read)
+        return _Seen(len(trained), sides["validation"], pieces)  # a mix may leave out what was selected
+    return _Seen(sides["train"], sides["validation"], pieces)
+
+
+def _rows(
+    store: Store, ref: ArtifactRef, name: str, doc_ids: Collection[str], columns: list[str]
+) -> list[dict[str, str]]:
+    wanted = [("doc_id", "in", sorted(doc_ids))]
+    found: list[dict[str, str]] = pq.read_table(store.folder(ref) / name, columns=columns, filters=wanted).to_pylist()
+    return found
+
+
+def told(found: Collection[Exposure], versions: Collection[ModelVersion]) -> list[dict[str, object]]:
+    """Exposures with the registered versions of the models, for people and machines."""
+    return [
+        {
+            "training": f"{item.checkpoint.stage}/{item.checkpoint.key}",
+            "versions": [
+                {"version": version.version, "aliases": list(version.aliases)}
+                for version in versions
+                if (version.checkpoint.stage, version.checkpoint.key) == (item.checkpoint.stage, item.checkpoint.key)
+            ],
+            "documents_trained_on": item.trained,
+            "documents_held_out": item.held_out,
+            "training_pieces": item.pieces,
+            "through": item.through,
+        }
+        for item in found
+    ]

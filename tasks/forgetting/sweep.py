@@ -1,0 +1,273 @@
+"""Taking forgotten documents out of a store: what holds them is rewritten without them, or goes and is made again.
+
+    segments            rewritten, because reading files takes the most time of all
+    evaluation sets     rewritten, and pinned where the old ones were
+    selections          trimmed: they say what a model was trained on
+    models, figures     stay; samples and completions whose prompts quote a document go
+    all else            goes (texts, measures, token shards, indexes, datasets); the next run makes it again
+
+The manifests of what goes are kept, so that the lineage of models still leads back. Before anything is touched, the
+tombstones note what will go; whoever finds that note goes on from it, so a kill costs nothing. The old segments and the
+texts made from them go last, because by them it is known what quotes a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.catalog import CORPUS_REF
+from storage.errors import UserError
+from storage.lineage import descendants
+from storage.manifest import ArtifactRef, Manifest
+from storage.store import Store
+from storage.tables import read_rows
+from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
+from tasks.forgetting.rewriting import (
+    DOCUMENTS_FILE,
+    holds,
+    rewrite_evalset,
+    rewrite_segment,
+    samples_of,
+    trim_samples,
+    trim_selection,
+)
+from tasks.forgetting.targets import EXTRACTS_FILE, SEGMENT_STAGES
+
+TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
+QUOTING_WORDS = 5  # a prompt this long that stands in a document is taken to be from it
+# what stays although it came from a document: models, what they wrote and their figures, and what none is made from
+KEPT = (
+    *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam"),
+    *("complete", "generate", "prompts", "questions", "texts"),
+)
+TRIMMED = "curate"
+
+
+@dataclass
+class Sweep:
+    """What is taken out of a store, or would be.
+
+    Attributes:
+        segments: extraction segments that are rewritten.
+        evalsets: evaluation sets that are rewritten.
+        selections: selections that are trimmed.
+        trainings: trainings in which samples are taken out.
+        removed: artefacts that go.
+    """
+
+    segments: list[Manifest] = field(default_factory=list)
+    evalsets: list[Manifest] = field(default_factory=list)
+    selections: list[Manifest] = field(default_factory=list)
+    trainings: list[Manifest] = field(default_factory=list)
+    removed: list[tuple[str, str]] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """How many artefacts of each stage go."""
+        found: dict[str, int] = {}
+        for stage, _ in self.removed:
+            found[stage] = found.get(stage, 0) + 1
+        return dict(sorted(found.items()))
+
+
+def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
+    """What has to be done so that the store holds nothing of some documents."""
+    segments = [found for found in _manifests(store, SEGMENT_STAGES) if _held(store, found, forgotten)]
+    evalsets = [found for found in _manifests(store, ("evalset",)) if _evalset_holds(store, found, forgotten)]
+    held = {manifest.ref for manifest in evalsets}
+    sources = [manifest.ref for manifest in (*segments, *evalsets)]
+    made = descendants(store, sources, beyond=(*KEPT, "evalset"))
+    made = [manifest for manifest in made if manifest.stage != "evalset" or manifest.ref in held]
+    texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
+    prompts, trainings = _quoting(store, texts, forgotten)
+    spoken = descendants(store, [manifest.ref for manifest in prompts])
+    going = [*segments, *evalsets, *(found for found in made if found.stage not in (*KEPT, TRIMMED)), *prompts, *spoken]
+    return Sweep(
+        segments=[manifest for manifest in segments if manifest.stage == "extract"],
+        evalsets=evalsets,
+        selections=[manifest for manifest in made if manifest.stage == TRIMMED],
+        trainings=trainings,
+        removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
+    )
+
+
+def finish_forgetting(store: Store) -> Sweep | None:
+    """Do what the tombstones say is still to be done; None if it is nothing.
+
+    It may be killed at any moment and called again.
+    """
+    if read_tombstones(store).pending is None:
+        return None
+    with store.lock(FORGETTING_LOCK):
+        forgotten = read_tombstones(store)
+        if forgotten.pending is None:
+            return None  # done by the process that we waited for
+        forgotten = with_copies(store, forgotten)
+        found = plan_sweep(store, forgotten)
+        forgotten = replace(forgotten, pending=found.removed)
+        write_tombstones(store, forgotten)
+        _carry_out(store, found, forgotten)
+        write_tombstones(store, replace(forgotten, pending=None))
+        return found
+
+
+def with_copies(store: Store, forgotten: Tombstones) -> Tombstones:
+    """The forgotten documents, and those of the same bytes elsewhere: in an archive, say."""
+    reasons = {item.sha256: item for item in forgotten.documents.values()}
+    copies = {
+        row["doc_id"]: replace(reasons[row["sha256"]], doc_id=row["doc_id"])
+        for segment in _manifests(store, SEGMENT_STAGES)
+        for row in _held(store, segment, forgotten)
+        if row["doc_id"] not in forgotten.documents
+    }
+    return replace(forgotten, documents={**forgotten.documents, **copies})
+
+
+def refuse_forgotten(store: Store, known: Collection[str]) -> None:
+    """Refuse what a run made if a document was forgotten since it listed its files, and see that it is swept again.
+
+    Raises:
+        UserError: then.
+    """
+    forgotten = read_tombstones(store)
+    if forgotten.documents.keys() <= set(known):
+        return
+    with store.lock(FORGETTING_LOCK):
+        write_tombstones(store, replace(read_tombstones(store), pending=[]))
+    raise UserError(
+        "documents were forgotten while this ran, and it may have read them: run the same command again, which takes "
+        "out of the store what this one put there"
+    )
+
+
+def _manifests(store: Store, stages: Iterable[str]) -> Iterator[Manifest]:
+    return (manifest for stage in stages for manifest in store.manifests(stage))
+
+
+def _held(store: Store, segment: Manifest, forgotten: Tombstones) -> list[dict[str, Any]]:
+    """The rows of forgotten documents that a segment holds."""
+    columns = ["doc_id", "sha256", "reason_code"]
+    table = pq.read_table(store.folder(segment.ref) / EXTRACTS_FILE, columns=columns, use_threads=False)
+    wanted = pc.or_(_among(table["doc_id"], forgotten.documents), _among(table["sha256"], forgotten.contents))
+    return [row for row in table.filter(wanted).to_pylist() if holds(row, forgotten)]
+
+
+def _evalset_holds(store: Store, evalset: Manifest, forgotten: Tombstones) -> bool:
+    ids = pq.read_table(store.folder(evalset.ref) / DOCUMENTS_FILE, columns=["doc_id"])["doc_id"]
+    return bool(pc.any(_among(ids, forgotten.documents)).as_py())
+
+
+def _among(column: Any, wanted: Iterable[str]) -> Any:
+    return pc.is_in(column, value_set=pa.array(list(wanted), pa.string()))
+
+
+def _quoting(
+    store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones
+) -> tuple[list[Manifest], list[Manifest]]:
+    """Lists of prompts, and trainings with samples, that quote forgotten documents.
+
+    Args:
+        texts: artefacts with the documents' texts.
+    """
+    asked = [(found, _prompts(store, found)) for found in _manifests(store, ("prompts",))]
+    drawn = [
+        (found, {_line(sample["prompt"]) for sample in samples_of(store, found)})
+        for found in _manifests(store, ("train",))
+    ]
+    candidates = {prompt for _, prompts in (*asked, *drawn) for prompt in prompts}
+    quoted = _quoted(store, texts, forgotten, candidates)
+    return [found for found, lines in asked if lines & quoted], [found for found, lines in drawn if lines & quoted]
+
+
+def _prompts(store: Store, kept: Manifest) -> set[str]:
+    rows = read_rows(store.folder(kept.ref) / "prompts.parquet", ["prompt"])
+    lines = {_line(row["prompt"]) for row in rows}
+    return {line for line in lines if len(line.split()) >= QUOTING_WORDS}
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _quoted(
+    store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones, candidates: Collection[str]
+) -> set[str]:
+    """Those of some lines that stand in forgotten documents, of which one at a time is held."""
+    left, found = {line for line in candidates if line}, set()
+    for ref in sorted(texts) if left else ():
+        for text in _texts(store, ref, forgotten):
+            line = _line(text)
+            found |= {candidate for candidate in left - found if candidate in line}
+    return found
+
+
+def _texts(store: Store, ref: ArtifactRef, forgotten: Tombstones) -> Iterator[str]:
+    """Texts of the forgotten documents that an artefact holds; documents with forgotten bytes have a tombstone too."""
+    with pq.ParquetFile(store.folder(ref) / DOCUMENTS_FILE) as file:
+        for group in range(file.num_row_groups):
+            ids = file.read_row_group(group, columns=["doc_id"])["doc_id"]
+            chosen = _among(ids, forgotten.documents)
+            if pc.any(chosen).as_py():
+                table = file.read_row_group(group, columns=["text"])
+                yield from (value.as_py() for value in table.filter(chosen)["text"])
+
+
+def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
+    texts = [ArtifactRef(stage, key, "") for stage, key in found.removed if stage in TEXT_STAGES]
+    texts = [ref for ref in texts if store.find(ref.stage, ref.key) is not None]
+    for training in found.trainings:
+        candidates = {_line(sample["prompt"]) for sample in samples_of(store, training)}
+        quoted = _quoted(store, texts, forgotten, candidates)
+        trim_samples(store, training, lambda prompt, quoted=quoted: _line(prompt) in quoted)  # type: ignore[misc]
+    for selection in found.selections:
+        trim_selection(store, selection, forgotten.documents.keys())
+    instead: dict[tuple[str, str], ArtifactRef | None] = dict.fromkeys(found.removed)
+    for segment in found.segments:
+        instead[segment.stage, segment.key] = rewrite_segment(store, segment, forgotten)
+    for evalset in found.evalsets:
+        instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
+    _move_refs(store, instead)
+    _clear_work(store, found.removed)
+    for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
+        store.remove(stage, key, keep_record=True)
+
+
+def _move_refs(store: Store, instead: dict[tuple[str, str], ArtifactRef | None]) -> None:
+    """Let no name stand at what goes: a corpus keeps what is left of its last run, until the next one."""
+    for name in store.refs(f"{CORPUS_REF}/"):
+        with store.lock(name):
+            state = store.read_ref(name) or {}
+            left = {stage: list(_moved(refs, instead)) for stage, refs in state.items()}
+            if left != state:
+                store.write_ref(name, {stage: refs for stage, refs in left.items() if refs})
+    for name in store.refs("evalset/"):
+        pinned = store.read_ref(name)
+        moved = next(_moved([pinned], instead), None) if pinned else None
+        if moved is None:
+            store.remove_ref(name)
+        elif moved != pinned:
+            store.write_ref(name, moved)
+
+
+def _moved(
+    refs: Iterable[dict[str, Any]], instead: dict[tuple[str, str], ArtifactRef | None]
+) -> Iterator[dict[str, Any]]:
+    for ref in refs:
+        name = (ref["stage"], ref["key"])
+        new = instead.get(name)
+        if name not in instead:
+            yield ref
+        elif new is not None:
+            yield asdict(new)
+
+
+def _clear_work(store: Store, removed: Collection[tuple[str, str]]) -> None:
+    """Take away unfinished work, but for trainings on what stays: journals hold text of files that were read."""
+    for work in store.unfinished():
+        if work.stage != "train" or work.inputs is None or not work.inputs.isdisjoint(removed):
+            store.remove_work(work.stage, work.key)

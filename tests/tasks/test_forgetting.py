@@ -1,0 +1,301 @@
+"""Forgotten documents are gone from the store, stay away, and the models that saw them are named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from ingest_run import ingest, prose, write
+from tiny_run import Ran, home_at, run_prepare
+
+from flows import pipeline
+from flows.direct import explain, verify_home
+from flows.forgetting import forget
+from storage.catalog import read_state
+from storage.digest import sha256_json
+from storage.errors import UserError
+from storage.home import Home
+from storage.locks import owner_lock
+from storage.manifest import ArtifactRef, Manifest, describe_inputs
+from storage.store import LocalStore, Store
+from storage.tables import read_columns, write_table
+from storage.tombstones import read_tombstones
+from tasks.forgetting.rewriting import samples_of
+from tasks.forgetting.sweep import finish_forgetting
+from tasks.generation.stage import PROMPTS
+from tasks.session import artifact
+
+SECRET = "the marmalade cathedral hums beneath seventeen violet lanterns of dust"
+
+
+def secret_text(number: int) -> str:
+    """A text with a sentence that stands nowhere else."""
+    return f"{SECRET} {number}.\n{prose(1000 + number)}\n{SECRET} {number} again.\n"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty texts, of which three have a sentence of their own; read only."""
+    files: dict[str, str | bytes] = {f"{number:02}.txt": prose(number) for number in range(17)}
+    files |= {f"secret/{number}.txt": secret_text(number) for number in range(3)}
+    return write(tmp_path_factory.mktemp("texts") / "in", files)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A prepared corpus and what stands for a model of it: a training with its samples, and completions."""
+
+    ran: Ran
+    checkpoint: ArtifactRef
+
+
+def put(store: Store, stage: str, files: dict[str, str], **inputs: Any) -> ArtifactRef:
+    """Commit an artefact of some text files."""
+    key = sha256_json([stage, files])
+    with store.workspace(stage, key) as workspace:
+        for name, text in files.items():
+            (workspace.out / name).write_text(text, encoding="utf-8")
+        manifest = Manifest(stage, 1, key, key, describe_inputs(inputs), {}, [])
+        return store.commit(workspace, manifest).ref
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Trained:
+    """A model of them; read only. Training itself takes longer than all of these tests."""
+    ran = run_prepare(home_at(tmp_path_factory.mktemp("trained") / "home"), source)
+    session = ran.session
+    dataset, fitted = artifact(ran.prepared.dataset), artifact(ran.prepared.tokenizer)
+    samples = [{"step": 1, "prompt": prompt, "text": "and so on"} for prompt in (f"{SECRET} 0", prose(3)[:48])]
+    journal = json.dumps({"starts": [], "events": [], "samples": samples})
+    checkpoint = put(session.store, "train", {"journal.json": journal}, dataset=dataset, tokenizer=fitted)
+    for words in (SECRET, "Once upon a time there lived"):
+        with session.store.workspace("prompts", sha256_json(words)) as workspace:
+            write_table(workspace.out / "prompts.parquet", PROMPTS, [{"id": "0", "prompt": words}])
+            manifest = Manifest("prompts", 1, sha256_json(words), sha256_json(words), {}, {}, [])
+            prompts = session.store.commit(workspace, manifest).ref
+        put(session.store, "generate", {"words.txt": f"{words} and so on"}, checkpoint=checkpoint, prompts=prompts)
+    pipeline.remember(session, train=checkpoint)
+    pipeline.publish(session, "default")
+    return Trained(ran, checkpoint)
+
+
+@pytest.fixture
+def home(trained: Trained, tmp_path: Path) -> Home:
+    """A home with that model, to be spoiled; without MLflow's database."""
+    found = home_at(tmp_path / "home")
+    shutil.copytree(Path(trained.ran.session.home.store), found.store, dirs_exist_ok=True)
+    return found
+
+
+def strings(home: Path) -> Iterator[tuple[Path, str]]:
+    """Everything in the files of a home that may be read as text: tables unpacked, tokens as they are."""
+    for path in sorted(home.rglob("*")):
+        if path.suffix == ".parquet":
+            table = pq.read_table(path)
+            yield path, json.dumps(table.to_pylist(), default=str, ensure_ascii=False)
+        elif path.suffix == ".npy":
+            array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+            yield path, " ".join(map(str, array.ravel()[:200_000]))
+        elif path.is_file():
+            yield path, path.read_bytes().decode("utf-8", "replace")
+
+
+def holders_of(home: Home, words: str) -> list[str]:
+    """The files of a home in which some words stand."""
+    return [str(path.relative_to(home.path)) for path, text in strings(home.path) if words in text]
+
+
+def tokens_stand(home: Home, words: str) -> bool:
+    """Whether some words stand in a token shard, as the store's tokeniser reads it."""
+    from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
+
+    (folder,) = (Path(home.store) / "tokenizer").iterdir()
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    return any(
+        words in tokenizer.decode(np.load(path, allow_pickle=False).tolist())
+        for path in (Path(home.store) / "tokenise").glob("*/tokens.npy")
+    )
+
+
+def problems(home: Home) -> list[str]:
+    """What `verify` finds."""
+    return [problem for check in verify_home(str(home.path), "default")["checks"] for problem in check["problems"]]
+
+
+def test_the_text_of_a_forgotten_folder_stands_nowhere_in_the_home_and_verify_is_clean(home: Home) -> None:
+    assert holders_of(home, SECRET) and tokens_stand(home, SECRET)
+    done = forget(str(home.path), "secret", "asked by its author", "default", dry_run=False)
+    assert [item["path"] for item in done["documents"]] == [f"secret/{number}.txt" for number in range(3)]
+    assert holders_of(home, SECRET) == []
+    assert not tokens_stand(home, SECRET)
+    assert problems(home) == []
+    store = LocalStore(Path(home.store))
+    assert [len(store.keys(stage)) for stage in ("train", "prompts", "generate")] == [1, 1, 1]
+    (training,) = store.manifests("train")
+    assert [sample["prompt"] for sample in samples_of(store, training)] == [prose(3)[:48]]
+
+
+def test_the_next_run_does_not_revive_a_forgotten_document_wherever_it_lies(
+    home: Home, source: Path, tmp_path: Path
+) -> None:
+    forget(str(home.path), "secret/1.txt", "", "default", dry_run=False)
+    moved = Path(shutil.copytree(source, tmp_path / "moved"))
+    shutil.copyfile(source / "secret" / "1.txt", moved / "copy.md")
+    with zipfile.ZipFile(moved / "box.zip", "w") as box:
+        box.write(source / "secret" / "1.txt", "inside.txt")
+        box.writestr("other.txt", prose(77))
+    ran = run_prepare(home, moved)
+    rows = {row["path"]: row for row in pq.read_table(ran.folder(ran.ingested.snapshot) / "files.parquet").to_pylist()}
+    for path in ("secret/1.txt", "copy.md", "box.zip/inside.txt"):
+        assert (rows[path]["status"], rows[path]["reason_code"]) == ("skipped", "forgotten"), path
+    assert rows["box.zip/other.txt"]["status"] == "ok"
+    assert holders_of(home, f"{SECRET} 1") == []
+    assert problems(home) == []
+
+
+def test_nothing_that_is_still_there_is_extracted_again(home: Home, source: Path) -> None:
+    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
+    ran = run_prepare(home, source)
+    assert "extract" not in ran.computed()
+    assert ran.reports["extract"].reused == 19
+    assert run_prepare(home, source).computed() == {}
+
+
+def test_the_models_that_saw_a_document_are_named_before_and_after_it_is_forgotten(
+    trained: Trained, home: Home
+) -> None:
+    columns = read_columns(
+        trained.ran.folder(trained.ran.ingested.curated) / "selection.parquet", ["doc_id", "split", "kept"]
+    )
+    sides = {doc: side for doc, side, kept in zip(*columns.values(), strict=True) if kept}
+    one = next(doc for doc, side in sides.items() if side == "train")
+    held_out = next(doc for doc, side in sides.items() if side == "validation")
+    training = f"train/{trained.checkpoint.key}"
+    (seen,) = explain(str(home.path), one, "default")["seen_by"]
+    assert (seen["training"], seen["documents_trained_on"]) == (training, 1)
+    (seen,) = explain(str(home.path), held_out, "default")["seen_by"]
+    assert (seen["documents_trained_on"], seen["documents_held_out"]) == (0, 1)
+    forget(str(home.path), one, "a mistake", "default", dry_run=False)
+    known = explain(str(home.path), one, "default")
+    assert known["forgotten"]["reason"] == "a mistake"
+    assert [item["training"] for item in known["seen_by"]] == [training]
+
+
+def test_the_lineage_of_a_model_leads_back_to_what_was_removed(trained: Trained, home: Home) -> None:
+    forget(str(home.path), "secret", "", "default", dry_run=False)
+    stages = {entry["stage"] for entry in explain(str(home.path), trained.checkpoint.key, "default")["made_from"]}
+    assert {"dataset", "curate", "tokenise", "extract"} <= stages
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(home: Home) -> None:
+    before = {path: path.read_bytes() for path in Path(home.store).rglob("*") if path.is_file()}
+    said = forget(str(home.path), "secret", "", "default", dry_run=True)
+    assert {path: path.read_bytes() for path in Path(home.store).rglob("*") if path.is_file()} == before
+    done = forget(str(home.path), "secret", "", "default", dry_run=False)
+    assert {**said, "dry_run": False} == done
+
+
+def test_an_evaluation_set_is_kept_without_the_document_and_stays_pinned(trained: Trained, home: Home) -> None:
+    frozen = read_columns(trained.ran.folder(trained.ran.prepared.evalset) / "documents.parquet", ["doc_id"])["doc_id"]
+    forget(str(home.path), frozen[0], "", "default", dry_run=False)
+    store = LocalStore(Path(home.store))
+    pinned = store.read_ref("evalset/default")
+    assert pinned is not None
+    left = read_columns(store.root / "evalset" / pinned["key"] / "documents.parquet", ["doc_id"])["doc_id"]
+    assert left == frozen[1:]
+    assert len(store.keys("evalset")) == 1
+
+
+def test_a_run_that_is_at_work_is_waited_for(home: Home) -> None:
+    lock = Path(home.store) / ".locks" / "extract-0123.lock"
+    with owner_lock(lock), pytest.raises(UserError, match=r"works on extract-0123: wait for it to end"):
+        forget(str(home.path), "secret", "", "default", dry_run=False)
+    assert not read_tombstones(LocalStore(Path(home.store))).documents
+
+
+def test_what_goes_by_no_name_is_refused(home: Home) -> None:
+    with pytest.raises(UserError, match="no document of corpus 'default' goes by 'secrets'"):
+        forget(str(home.path), "secrets", "", "default", dry_run=False)
+
+
+def test_a_member_of_an_archive_goes_and_its_neighbours_are_not_read_again(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", {f"{number:02}.txt": prose(number) for number in range(6)})
+    with zipfile.ZipFile(folder / "box.zip", "w") as box:
+        box.writestr("secret.txt", secret_text(5))
+        box.writestr("other.txt", prose(60))
+    home = home_at(tmp_path / "home")
+    ingest(home, folder)
+    forget(str(home.path), "box.zip/secret.txt", "", "default", dry_run=False)
+    ran = ingest(home, folder)
+    assert ran.reports["extract"].computed == 0
+    assert ran.files()["box.zip/secret.txt"]["reason_code"] == "forgotten"
+    assert "box.zip/other.txt" in ran.texts()
+    assert holders_of(home, SECRET) == []
+    assert ingest(home, folder).computed() == {}
+
+
+def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path: Path) -> None:
+    rows = [{"text": prose(number)} for number in range(6)] + [{"text": secret_text(7)}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    folder = write(tmp_path / "in", {"rows.jsonl": lines})
+    home = home_at(tmp_path / "home")
+    first = ingest(home, f"documents:{folder}")
+    (path,) = [path for path, text in first.texts().items() if SECRET in text]
+    forget(str(home.path), path, "", "default", dry_run=False)
+    assert holders_of(home, SECRET) == []
+    again = ingest(home, f"documents:{folder}")
+    assert again.files()[path]["reason_code"] == "forgotten"
+    assert len(again.texts()) == 6
+    assert holders_of(home, SECRET) == []
+
+
+KILLED_EVERY = 3  # calls
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in itertools.count(0, KILLED_EVERY):
+        home = home_at(tmp_path / str(number))
+        shutil.copytree(Path(trained.ran.session.home.store), home.store, dirs_exist_ok=True)
+        store, calls, killed = LocalStore(Path(home.store)), itertools.count(), False
+
+        def counted(function: Any, calls: Iterator[int] = calls, number: int = number) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
+                if next(calls) >= number:
+                    raise Killed
+                return function(*arguments, **named)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("remove", "commit", "write_ref", "remove_work"):
+                patch.setattr(LocalStore, name, counted(getattr(LocalStore, name)))
+            try:
+                forget(str(home.path), "secret", "", "default", dry_run=False)
+            except Killed:
+                killed = True
+        if read_tombstones(store).documents:
+            finish_forgetting(store)
+        else:
+            forget(str(home.path), "secret", "", "default", dry_run=False)
+        assert holders_of(home, SECRET) == [], f"killed at call {number}"
+        assert problems(home) == [], f"killed at call {number}"
+        assert read_state(store, "default")
+        shutil.rmtree(home.path)
+        if not killed:
+            break
+    assert number > 4 * KILLED_EVERY
