@@ -22,7 +22,7 @@ from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_generate import generate
 from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
-from flows.cli_keep import forget
+from flows.cli_keep import forget, gc
 from flows.cli_lookup import sample, sql, status, verify, why
 from flows.cli_suggest import show_suggestion
 
@@ -351,7 +351,7 @@ def promote(corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson =
 
 
 # looking things up, and commands about the network itself, in modules of their own
-for _command in (sql, why, forget, verify, status, sample):
+for _command in (sql, why, forget, gc, verify, status, sample):
     app.command()(_command)
 app.command()(generate)
 app.command()(compare)

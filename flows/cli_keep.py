@@ -1,4 +1,4 @@
-"""Commands that decide what a home keeps: forgetting documents."""
+"""Commands that decide what a home keeps: forgetting documents, and clearing up what nothing needs."""
 
 from __future__ import annotations
 
@@ -55,3 +55,36 @@ def _print_forgotten(done: dict[str, Any]) -> None:
         print(f"nearly the same, and kept: {item['doc_id'][:12]}  {item['path']}")
     if not done["dry_run"]:
         say("the files at their sources are not touched; the next run makes again what was removed")
+
+
+def gc(
+    dry_run: DryRun = False,
+    grace_days: Annotated[float, typer.Option(help="Keep all that was made or used within so many days.", min=0)] = 7,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remove artefacts that no corpus, registered model, run or unfinished work needs."""
+    with plain_errors():
+        from flows.clearing import clear_up
+
+        done = clear_up(home, grace_days, dry_run)
+        if as_json:
+            print_json(done)
+            return
+        print_sizes(done["sizes"])
+        print(
+            f"{done['artefacts']} artefact(s) and {done['work']} unfinished work(s), {done['bytes'] / 2**20:,.1f} MiB, "
+            f"{'can be removed' if dry_run else 'are removed'}"
+        )
+        for name in done["left"]:
+            print(f"left, because somebody uses it: {name}")
+
+
+def print_sizes(stages: list[dict[str, Any]]) -> None:
+    """Print how much of each stage is there."""
+    print(f"{'stage':<18}{'artefacts':>10}{'MiB':>12}{'garbage':>10}{'MiB':>12}")
+    for item in stages:
+        print(
+            f"{item['stage']:<18}{item['artefacts']:>10,}{item['size'] / 2**20:>12,.1f}"
+            f"{item['garbage']:>10,}{item['garbage_size'] / 2**20:>12,.1f}"
+        )

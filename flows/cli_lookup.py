@@ -112,12 +112,20 @@ def verify(
             raise typer.Exit(1)
 
 
-def status(home: HomeFolder = "", as_json: AsJson = False) -> None:
+def status(
+    sizes: Annotated[bool, typer.Option("--sizes", help="How much of each stage is in the store.")] = False,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
     """Where everything is: addresses, corpora, the champion."""
     with plain_errors():
         from flows.direct import status_of
 
         document = status_of(home)
+        if sizes:
+            from flows.clearing import sizes_of
+
+            document["sizes"] = sizes_of(home)
         if as_json:
             print_json(document)
         else:

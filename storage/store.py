@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -116,6 +117,22 @@ class Store(ABC):
     @abstractmethod
     def record(self, stage: str, key: str) -> Manifest | None:
         """The manifest of an artefact that was taken out, if it was kept."""
+
+    @abstractmethod
+    def records(self) -> list[tuple[str, str]]:
+        """Stage and key of the artefacts that were taken out and whose manifests were kept."""
+
+    @abstractmethod
+    def remove_record(self, stage: str, key: str) -> None:
+        """Take the kept manifest of a removed artefact away."""
+
+    @abstractmethod
+    def use(self, ref: ArtifactRef) -> bool:
+        """Note that an artefact is used now; False if it was removed a moment ago."""
+
+    @abstractmethod
+    def used(self, stage: str, key: str) -> float:
+        """When an artefact was made or used last, in seconds since the epoch; 0 if its manifest is not there."""
 
     @abstractmethod
     def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
@@ -267,6 +284,28 @@ class LocalStore(Store):
             return Manifest.from_json(self._record_path(stage, key).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def records(self) -> list[tuple[str, str]]:
+        root = self.root / ".removed"
+        return sorted((path.parent.name, path.stem) for path in root.glob("*/*.json") if path.name[0] != ".")
+
+    def remove_record(self, stage: str, key: str) -> None:
+        self._record_path(stage, key).unlink(missing_ok=True)
+
+    def use(self, ref: ArtifactRef) -> bool:
+        try:
+            os.utime(self.root / ref.stage / ref.key / MANIFEST_NAME)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # a store that can only be read is not cleared up either
+        return True
+
+    def used(self, stage: str, key: str) -> float:
+        try:
+            return (self.root / stage / key / MANIFEST_NAME).stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return 0.0
 
     def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
         text = json.dumps(sorted({(ref.stage, ref.key) for ref in inputs}))

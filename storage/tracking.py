@@ -117,6 +117,16 @@ class Tracking:
         )
         return str(runs[0].info.run_id) if runs else None
 
+    def train_keys(self) -> set[str]:
+        """Keys of the trainings that have a run; a run that was deleted counts for none."""
+        keys: set[str] = set()
+        page: str | None = ""
+        while page is not None:
+            runs = self.client.search_runs([self.experiment_id], page_token=page or None)
+            keys |= {run.data.tags[KEY_TAG] for run in runs if KEY_TAG in run.data.tags}
+            page = runs.token or None
+        return keys
+
     def ensure_run(self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         """The run of a training, made when it is not there; parameters are written when it is made.
 

@@ -130,7 +130,7 @@ class Session:
         for index, call in enumerate(calls):
             invocation = self._invocation(stage, call.settings, call.inputs)
             found = None if invocation.refresh else stage.find(self.store, call.settings, call.inputs)
-            if found is None:
+            if found is None or not self.store.use(found.ref):
                 missing.append((index, invocation))
             else:
                 refs[index] = found.ref
@@ -169,6 +169,8 @@ class Session:
             if isinstance(ref, Pending):
                 return ref
             known.append(ref)
+            if not self.dry:
+                self.store.use(ref)  # also what an index said lies there, and no stage was asked for
         digest = union_digest([self.store.folder(ref) / table for ref in known], live, identity)
         return RefSet(tuple(known), digest, tuple(segments), tuple(live) if identity == "doc_id" else None)
 

@@ -158,7 +158,7 @@ class Stage:
         key = self.key(settings, inputs)
         started = time.monotonic()
         found = store.find(self.name, key)
-        if found is not None and not refresh:
+        if found is not None and not refresh and store.use(found.ref):
             return Outcome(found, cached=True, seconds=time.monotonic() - started)
         with store.workspace(self.name, key, on_wait=logger.warning) as workspace:
             found = store.find(self.name, key)

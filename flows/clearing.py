@@ -1,0 +1,52 @@
+"""What `sheepfold gc` does: ask the registry and the runs what they need, and clear the store of what nothing does."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from flows.actions import has_registry
+from flows.direct import registered_versions
+from storage.garbage import find_garbage, remove_garbage, sizes
+from storage.home import Home
+from storage.store import open_store
+
+SECONDS_PER_DAY = 24 * 3600.0
+
+
+def clear_up(home: str, grace_days: float, dry_run: bool) -> dict[str, Any]:
+    """Remove what nothing needs, or say what that is.
+
+    Args:
+        grace_days: what was made or used within so many days stays; a run that goes on uses what it has not named yet.
+    """
+    place = Home.from_environment(home or None)
+    store = open_store(place.store)
+    grace = grace_days * SECONDS_PER_DAY
+    found = find_garbage(store, _roots(place), grace)
+    left = [] if dry_run else remove_garbage(store, found, grace)
+    return {
+        "dry_run": dry_run,
+        "artefacts": len(found.artefacts),
+        "removed": [f"{stage}/{key}" for stage, key in found.artefacts if (stage, key) not in left],
+        "work": len(found.work),
+        "bytes": found.size,
+        "left": [f"{stage}/{key}" for stage, key in left],
+        "sizes": [asdict(item) for item in found.sizes],
+    }
+
+
+def sizes_of(home: str) -> dict[str, dict[str, int]]:
+    """Artefacts and bytes of each stage."""
+    found = sizes(open_store(Home.from_environment(home or None).store))
+    return {item.stage: {"artefacts": item.artefacts, "bytes": item.size} for item in found}
+
+
+def _roots(place: Home) -> set[tuple[str, str]]:
+    """The checkpoints of registered models, and the trainings that have a run."""
+    if not has_registry(place):
+        return set()
+    from storage.tracking import Tracking
+
+    versions = {(found.checkpoint.stage, found.checkpoint.key) for found in registered_versions(place)}
+    return versions | {("train", key) for key in Tracking(place).train_keys()}
