@@ -23,7 +23,7 @@ def test_after_clearing_up_an_unchanged_corpus_computes_nothing_and_a_former_sta
     said = clear_up(str(home.path), -1, dry_run=True)
     done = clear_up(str(home.path), -1, dry_run=False)
     assert said["removed"] == done["removed"]
-    # the evaluation set and the tokeniser are those of the former state, so that has to stay as far as they came from it
+    # the evaluation set and the tokeniser come from the former state, so what they were made from stays
     assert {name.partition("/")[0] for name in done["removed"]} == {"dataset"}
     assert sizes_of(str(home.path))["dataset"]["artefacts"] == 1
     assert all(not check["problems"] for check in verify_home(str(home.path), "default")["checks"])
