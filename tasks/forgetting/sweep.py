@@ -198,7 +198,8 @@ def _quoted(
     store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones, candidates: Collection[str]
 ) -> set[str]:
     """Those of some lines that stand in forgotten documents, of which one at a time is held."""
-    left, found = {line for line in candidates if line}, set()
+    left = {line for line in candidates if line}
+    found: set[str] = set()
     for ref in sorted(texts) if left else ():
         for text in _texts(store, ref, forgotten):
             line = _line(text)
