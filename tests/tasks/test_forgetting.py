@@ -79,7 +79,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Trained:
     checkpoint = put(session.store, "train", {"journal.json": journal}, dataset=dataset, tokenizer=fitted)
     for words in (SECRET, "Once upon a time there lived"):
         with session.store.workspace("prompts", sha256_json(words)) as workspace:
-            write_table(workspace.out / "prompts.parquet", PROMPTS, [{"id": "0", "prompt": words, "fields": None, "error": None}])
+            write_table(
+                workspace.out / "prompts.parquet",
+                PROMPTS,
+                [{"id": "0", "prompt": words, "fields": None, "error": None}],
+            )
             manifest = Manifest("prompts", 1, sha256_json(words), sha256_json(words), {}, {}, [])
             prompts = session.store.commit(workspace, manifest).ref
         put(session.store, "generate", {"words.txt": f"{words} and so on"}, checkpoint=checkpoint, prompts=prompts)

@@ -1,0 +1,44 @@
+"""The commands that decide what a home keeps, as a person types them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from runs import answer, invoke
+
+sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+from ingest_run import home_at, ingest, prose, write
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with eight ingested texts."""
+    folder = tmp_path_factory.mktemp("keep")
+    source = write(folder / "in", {f"notes/{number}.txt": prose(number) for number in range(8)})
+    ingest(home_at(folder / "home"), source)
+    return folder / "home"
+
+
+def test_forget_says_what_it_would_do_does_it_and_why_knows_of_it(home: Path) -> None:
+    said = invoke(home, "forget", "notes/3.txt", "--dry-run")
+    assert said.exit_code == 0, said.stderr
+    assert "1 document(s) would be forgotten" in said.stdout
+    (document,) = answer(home, "forget", "notes/3.txt", "--reason", "asked for")["documents"]
+    assert document["path"] == "notes/3.txt"
+    assert answer(home, "why", document["doc_id"])["forgotten"]["reason"] == "asked for"
+    assert answer(home, "verify")["ok"]
+
+
+def test_forget_refuses_what_it_does_not_know_in_one_sentence(home: Path) -> None:
+    done = invoke(home, "forget", "elsewhere.txt")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("sheepfold: no document of corpus 'default' goes by 'elsewhere.txt'")
+
+
+def test_gc_and_status_say_how_much_there_is_of_each_stage(home: Path) -> None:
+    said = invoke(home, "gc", "--dry-run")
+    assert said.exit_code == 0, said.stderr
+    assert "0 artefact(s) and 0 unfinished work(s), 0.0 MiB, can be removed" in said.stdout
+    assert answer(home, "status", "--sizes")["sizes"]["extract"]["artefacts"] == 1
