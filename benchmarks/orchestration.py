@@ -3,7 +3,8 @@
     python -m benchmarks.orchestration bare STORE KEY STEPS      seconds of the bare trainer
 
 The command runs as a person would run it, on the same data with the same settings; counted is what its report says of
-the train stage. The bare trainer runs before and after it, because machines drift.
+the train stage, from its call to its artefact. The bare trainer runs before and after it, because machines drift, and
+is counted alike: from nothing loaded to a file of weights.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ def bare_seconds(store: Path, key: str, steps: int) -> float:
 
 
 def run_bare(store_folder: str, key: str, steps: int) -> float:
-    """Seconds of the trainer alone, with validation and checkpoints as in the task."""
+    """Seconds from loading torch to saved weights of the trainer alone, with validation and checkpoints as in the task."""
+    started = time.perf_counter()
     from model import ModelConfig, TrainConfig, Trainer
+    from model.checkpoint import save_weights
     from model.order import Group
     from storage.lineage import manifest_of
     from storage.manifest import ArtifactRef
@@ -72,8 +75,7 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
             checkpoint_dir=Path(folder),
             checkpoint_seconds=CHECKPOINT_SECONDS,
         )
-        started = time.perf_counter()
-        trainer.fit()
+        save_weights(Path(folder) / "model.safetensors", trainer.fit().model)
         return time.perf_counter() - started
 
 

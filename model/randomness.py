@@ -50,7 +50,8 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # cuBLAS is deterministic with fixed workspaces only
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # to set it, torch loads its compiler: seconds
+        torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = False  # measuring kernels at run time would choose another one each time
     return {
