@@ -48,7 +48,7 @@ def bare_seconds(store: Path, key: str, steps: int) -> float:
 
 
 def run_bare(store_folder: str, key: str, steps: int) -> float:
-    """Seconds from loading torch to saved weights of the trainer alone, with validation and checkpoints as in the task."""
+    """Seconds of the trainer alone, from loading torch to saved weights, with the task's validation and checkpoints."""
     started = time.perf_counter()
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import save_weights
@@ -87,8 +87,9 @@ def orchestration_rows(full: bool) -> Iterator[tuple[str, str, str, float, float
         for number, text in enumerate(texts.documents(TEXT_BYTES)):
             (source / f"{number:05d}.txt").write_text(text)
         key = train(source, home, PROBE_STEPS)["key"]
-        per_step = bare_seconds(home / "store", key, PROBE_STEPS) / PROBE_STEPS
-        steps = max(PROBE_STEPS, round((300 if full else 30) / per_step))
+        short, longer = (bare_seconds(home / "store", key, times * PROBE_STEPS) for times in (1, 3))
+        per_step = (longer - short) / (2 * PROBE_STEPS)  # without what every run costs
+        steps = PROBE_STEPS + max(0, round(((300 if full else 30) - short) / per_step))
         before = bare_seconds(home / "store", key, steps)
         through = train(source, home, steps + 1)["seconds"] * steps / (steps + 1)  # not the artefact of the probe
         bare = (before + bare_seconds(home / "store", key, steps)) / 2
