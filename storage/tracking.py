@@ -159,6 +159,21 @@ class Tracking:
         metrics = [key for key in self.client.get_run(run_id).data.metrics if not key.startswith(SYSTEM_PREFIX)]
         return {key: {point.step for point in self.client.get_metric_history(run_id, key)} for key in metrics}
 
+    @property
+    def pages(self) -> str | None:
+        """Address under which MLflow's server shows its pages; None where there is no server."""
+        address = self.home.tracking_uri
+        return f"{address.rstrip('/')}/#" if address.startswith(("http://", "https://")) else None
+
+    def page_of_run(self, run_id: str) -> str | None:
+        """Address of a run's page."""
+        return None if self.pages is None else f"{self.pages}/experiments/{self.experiment_id}/runs/{run_id}"
+
+    def tags(self, run_id: str, beginnings: tuple[str, ...]) -> dict[str, str]:
+        """Tags of a run whose names begin so."""
+        found = self.client.get_run(run_id).data.tags
+        return {name: value for name, value in sorted(found.items()) if name.startswith(beginnings)}
+
     def latest_metrics(self, run_id: str) -> dict[str, float]:
         """Last value of each metric of a run."""
         return dict(self.client.get_run(run_id).data.metrics)
