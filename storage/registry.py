@@ -80,8 +80,9 @@ class Registry:
             try:
                 self.client.create_registered_model(
                     MODEL_NAME,
-                    description="Language models trained by Sheepfold. `champion` has the lowest bits per byte on the "
-                    "evaluation set; `challenger` is the newest that did not win; `previous` was champion before.",
+                    description="Language models trained by Sheepfold. `champion` passed all gates, fewer bits per "
+                    "byte than the champion before it among them; `challenger` is the newest that did not; `previous` "
+                    "was champion before. Search versions by tags, such as tags.`sheepfold.gates` = 'passed'.",
                 )
             except MlflowException:
                 self.client.get_registered_model(MODEL_NAME)  # another process was faster

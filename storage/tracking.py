@@ -83,6 +83,11 @@ def _create_database(address: str) -> None:
         unfinished.rename(path)
 
 
+def pages_under(address: str) -> str | None:
+    """Address under which MLflow shows its pages; None for a database, which shows none."""
+    return f"{address.rstrip('/')}/#" if address.startswith(("http://", "https://")) else None
+
+
 class Tracking:
     """The tracking side of one home."""
 
@@ -162,8 +167,7 @@ class Tracking:
     @property
     def pages(self) -> str | None:
         """Address under which MLflow's server shows its pages; None where there is no server."""
-        address = self.home.tracking_uri
-        return f"{address.rstrip('/')}/#" if address.startswith(("http://", "https://")) else None
+        return pages_under(self.home.tracking_uri)
 
     def page_of_run(self, run_id: str) -> str | None:
         """Address of a run's page."""

@@ -15,6 +15,7 @@ from storage.registered import noted_names, noted_versions
 from storage.registry import MODEL_NAME, Registry
 from storage.tables import read_columns
 from tasks.gates.verdicts import Outcome, Verdict
+from tasks.model_card import model_card
 from tasks.pages.markdown import plain
 from tasks.promotion import Promotion, Rival, decide
 from tasks.registration import DECIDES, prepare_bundle, requirements
@@ -178,6 +179,13 @@ def test_the_card_says_what_it_is_how_good_judged_how_made_from_what_and_what_it
     assert heads[1:] == ["### How good it is", "### Gates", "### Data", "### Limits", "### Use", "### Lineage"]
     assert "parameters" in history.better.card
     assert history.better.done.version.checkpoint.key in history.better.card
+
+
+def test_the_card_leads_to_the_pages_of_what_trained_it(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None and tiny.evaluation is not None
+    links = {"the flow run in Prefect": "http://127.0.0.1:4200/runs/flow-run/1"}
+    card = model_card(tiny.session.store, tiny.checkpoint, tiny.evaluation, verdicts(), links)
+    assert "[the flow run in Prefect](http://127.0.0.1:4200/runs/flow-run/1)" in card
 
 
 def test_the_store_keeps_a_book_of_versions_and_names(history: History) -> None:

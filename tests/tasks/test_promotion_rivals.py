@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from flows.actions import promote_model
 from flows.pipeline import evaluate_model
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import CHALLENGER, CHAMPION, Registry
+from storage.registered import noted_names
+from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry
+from storage.store import open_store
+from storage.tracking import Tracking
 from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
 from tasks.promotion import ChampionChanged, Promotion, promote
@@ -95,3 +99,22 @@ def test_a_champion_of_another_process_is_measured_before_names_move(
     assert champion is not None
     assert tiny.checkpoint is not None
     assert champion.checkpoint.digest == tiny.checkpoint.digest
+
+
+def test_of_two_promotions_at_once_the_better_model_is_champion(tiny: Ran, tiny_source: Path, home: Home) -> None:
+    worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
+
+    def promote_alone(ran: Ran) -> Promotion:
+        with direct_session(home) as session:
+            return promote_ran(session, ran)
+
+    Registry(Tracking(home)).by_digest("")  # the database and the model are there; which version is first is open
+    with ThreadPoolExecutor(2) as threads:
+        done = list(threads.map(promote_alone, (worse, tiny)))
+    assert {item.version.version for item in done} == {"1", "2"}
+    assert done[1].alias == CHAMPION
+    names = Registry(Tracking(home)).names()
+    assert names[CHAMPION] == done[1].version.version
+    other = PREVIOUS if done[0].alias == CHAMPION else CHALLENGER
+    assert names == {CHAMPION: done[1].version.version, other: done[0].version.version}
+    assert noted_names(open_store(home.store)) == names
