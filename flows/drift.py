@@ -5,6 +5,7 @@ from __future__ import annotations
 from flows import pipeline
 from storage.catalog import read_state
 from storage.manifest import ArtifactRef
+from tasks.curate.curate import curate
 from tasks.evaluation.fresh import Drift, FreshSettings, came_since, drift_between, fresh, known_selections
 from tasks.evaluation.inputs import split_inputs
 from tasks.evaluation.tables import read_documents
@@ -30,9 +31,10 @@ def measure_drift(
     Raises:
         UserError: the corpus was never ingested.
     """
-    inputs = split_inputs(read_state(session.store, corpus))
+    state = read_state(session.store, corpus)
+    inputs = split_inputs(state)
     known = known_selections(session.store, checkpoint)
-    if not came_since(session.store, artifact(inputs["curated"]), known):
+    if not came_since(session.store, state[curate.name][0], known):
         session.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
         return None
     found = artifact(session.run(fresh, FreshSettings(), known=known, **inputs))

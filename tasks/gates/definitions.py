@@ -17,7 +17,7 @@ from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation.compare import Comparison, SlicePair
 from tasks.gates.facts import Facts
 from tasks.gates.settings import GateSettings
-from tasks.gates.verdicts import Verdict
+from tasks.gates.verdicts import Outcome, Verdict
 
 
 class Measured(NamedTuple):
@@ -52,7 +52,7 @@ class Gate:
             return Verdict(self.name, "skipped", None, limit, found)
         if limit is None:
             return Verdict(self.name, "skipped", found.number, None, f"{found.sentence}; no limit is set")
-        outcome = "passed" if self.passes(found.number, limit) else "failed"
+        outcome: Outcome = "passed" if self.passes(found.number, limit) else "failed"
         return Verdict(self.name, outcome, found.number, limit, found.sentence)
 
 
