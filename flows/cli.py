@@ -24,6 +24,7 @@ from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
 from flows.cli_keep import forget, gc
 from flows.cli_lookup import sample, sql, status, verify, why
+from flows.cli_names import rebuild_tracking, rollback
 from flows.cli_suggest import show_suggestion
 
 app = typer.Typer(
@@ -329,6 +330,7 @@ def train(
 def evaluate(
     model: Model = "champion",
     tasks: Annotated[str, typer.Option(help="JSON Lines file of questions to put to it instead.")] = "",
+    drift: Annotated[bool, typer.Option("--drift", help="Also on documents that came after it was trained.")] = False,
     corpus: Corpus = "default",
     refresh: Refresh = None,
     home: HomeFolder = "",
@@ -340,14 +342,21 @@ def evaluate(
             asked = {"questions": checked_questions(tasks), "model": model, "refresh": ",".join(refresh or [])}
             show_exam(_flow("exam", home, **asked), as_json)
             return
-        _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or [])), as_json)
+        asked = {"model": model, "corpus": corpus, "drift": drift, "refresh": ",".join(refresh or [])}
+        _show(_flow("evaluate", home, **asked), as_json)
 
 
 @app.command()
-def promote(corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False) -> None:
-    """Register the corpus's latest training, and make it champion if it is better."""
+def promote(
+    corpus: Corpus = "default",
+    config: Config = "",
+    assign: Assign = None,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Register the corpus's latest training, and make it champion if it passes the gates."""
     with plain_errors():
-        _show(_flow("promote", home, corpus=corpus), as_json)
+        _show(_flow("promote", home, corpus=corpus, config=_absolute(config), overrides=_overrides(assign)), as_json)
 
 
 # looking things up, and commands about the network itself, in modules of their own
@@ -355,6 +364,8 @@ for _command in (sql, why, forget, gc, verify, status, sample):
     app.command()(_command)
 app.command()(generate)
 app.command()(compare)
+app.command()(rollback)
+app.command()(rebuild_tracking)
 app.command()(inspect)
 app.command()(count)
 app.command()(export)

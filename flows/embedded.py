@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from storage.home import Home
 
+EMBEDDED = "SHEEPFOLD_EMBEDDED_API"  # set where the API ends with the command, so that no link leads to its pages
 PARENT_LOOK_SECONDS = 0.25
 STOP_SECONDS = 5.0
 
@@ -96,8 +97,8 @@ def prefect_api(home: Home) -> Iterator[None]:
         yield
         return
     process, url = _start(home.prefect)
-    saved = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
-    os.environ |= {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url}
+    saved = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL", EMBEDDED)}
+    os.environ |= {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, EMBEDDED: "1"}
     try:
         with _without_heartbeat():
             try:

@@ -43,7 +43,7 @@ TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.p
 QUOTING_WORDS = 5  # a prompt this long that stands in a document is taken to be from it
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
 KEPT = (
-    *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam"),
+    *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam", "gates"),
     *("complete", "generate", "prompts", "questions", "texts"),
 )
 TRIMMED = "curate"
