@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows import corpus, corpus_import, pipeline, tracing
+from flows import corpus, corpus_import, drift, pipeline, tracing
 from storage.errors import UserError
 from tasks.stage import Stage
 
@@ -14,7 +14,7 @@ def all_stages() -> dict[str, Stage]:
 
     found = [
         item
-        for module in (corpus, corpus_import, pipeline, tracing)
+        for module in (corpus, corpus_import, drift, pipeline, tracing)
         for item in vars(module).values()
         if isinstance(item, Stage)
     ]

@@ -21,7 +21,7 @@ from storage.digest import rows_digest, sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import EVALSET
-from storage.tables import write_table
+from storage.tables import read_columns, write_table
 from tasks.curate.evalset import evaluation_rows
 from tasks.curate.kept import kept_documents
 from tasks.stage import Work, stage
@@ -226,6 +226,32 @@ def copy_split(
     work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, rows)
     work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
     return sha256_json(rows)  # with what results are told apart by
+
+
+@dataclass(frozen=True)
+class FreshSettings:
+    """What came after a selection; nothing to choose."""
+
+
+@stage("fresh", version=1)
+def copy_fresh(
+    work: Work,
+    settings: FreshSettings,
+    *,
+    snapshot: ArtifactRef,
+    curated: ArtifactRef,
+    documents: RefSet,
+    measures: RefSet,
+    seen: ArtifactRef,
+) -> str:
+    """Copy the documents that came after a selection into a set to measure models on, whichever side they are on."""
+    old = read_columns(work.store.folder(seen) / "selection.parquet", ["doc_id"])["doc_id"]
+    known = set(old)
+    wanted = {name: place for name, place in kept_documents(work.store, curated).items() if name not in known}
+    rows = evaluation_rows(work.store, wanted, snapshot, documents, measures) if wanted else []
+    work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, rows)
+    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
+    return sha256_json(rows)
 
 
 def split_inputs(state: State) -> dict[str, ArtifactRef | RefSet]:
