@@ -26,8 +26,8 @@ def cleanup(
     create_table_artifact(table, key="sheepfold-store", description="What is in the store, in bytes by stage")
     verb = "can be removed" if dry_run else "are removed"
     create_markdown_artifact(
-        f"{done['artefacts']} artefact(s) and {done['work']} unfinished work(s), {done['bytes'] / 2**20:,.1f} MiB, {verb}; "
-        f"{len(done['left'])} left, because somebody uses them.\n",
+        f"{done['artefacts']} artefact(s) and {done['work']} unfinished work(s), {done['bytes'] / 2**20:,.1f} MiB, "
+        f"{verb}; {len(done['left'])} left, because somebody uses them.\n",
         key="sheepfold-cleanup",
         description="What was cleared up",
     )

@@ -118,7 +118,7 @@ def flow_session(
     """The session of the running flow; ends its processes when the flow ends.
 
     Raises:
-        UserError: if the corpus cannot be called that, a stage to refresh does not exist, or the run was begun too often.
+        UserError: if the corpus cannot be called that, there is no such stage, or the run was begun too often.
     """
     flow_run_begins()
     check_corpus_name(corpus)

@@ -1,8 +1,8 @@
 """Drift: how a model does on documents that came after it, beside the evaluation set that it was chosen by.
 
-Fresh are the kept documents of the corpus as it is now that the selection behind the model did not hold, so the model saw
-none of them. The figures are those of every evaluation under names of their own: `fresh/...`, and `drift/bits_per_byte`,
-by how much worse the model is on what came than on what it was chosen by.
+Fresh are the kept documents of the corpus as it is now that the selection behind the model did not hold, so the model
+saw none of them. The figures are those of every evaluation under names of their own: `fresh/...`, and
+`drift/bits_per_byte`, by how much worse the model is on what came than on what it was chosen by.
 """
 
 from __future__ import annotations

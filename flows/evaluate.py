@@ -20,7 +20,9 @@ from tasks.settings import Settings
 def evaluate(
     model: Model = "champion",
     corpus: Corpus = "default",
-    fresh: Annotated[bool, Field(description="Measure it on the documents that came after it as well (drift).")] = False,
+    fresh: Annotated[
+        bool, Field(description="Measure it on the documents that came after it as well (drift).")
+    ] = False,
     refresh: Refresh = "",
     home: HomeFolder = "",
 ) -> dict[str, object]:

@@ -36,7 +36,9 @@ def ingest(
     retry_failed: RetryFailed = False,
     announce_share: Annotated[
         float,
-        Field(description="Tell when so large a share of the documents came or went since the last model; 0 never.", ge=0),
+        Field(
+            description="Tell when so large a share of the documents came or went since the last model; 0 never.", ge=0
+        ),
     ] = 0,
     config: Config = "",
     overrides: Overrides = "",

@@ -1,10 +1,10 @@
 """What Prefect is told to do about runs that are lost, and about documents that came.
 
-A run reports that it lives every half minute. One that was running and is not heard of for three times as long is marked
-as lost, and one that was handed to a worker and never began likewise; whoever is lost or crashed is queued again, as the
-same run. Nothing is computed twice, because the store knows what is done; a run that was begun too often is ended by
-`flows.context`. Marking and queueing are two steps, because Prefect refuses to mark a run that has ended as lost, so a
-last sign of life that overtakes the end of its run does no harm.
+A run reports that it lives every half minute. One that was running and is not heard of for three times as long is
+marked as lost, and one that was handed to a worker and never began likewise; whoever is lost or crashed is queued
+again, as the same run. Nothing is computed twice, because the store knows what is done; a run that was begun too often
+is ended by `flows.context`. Marking and queueing are two steps, because Prefect refuses to mark a run that has ended as
+lost, so a last sign of life that overtakes the end of its run does no harm.
 
 That documents came is a trigger of `retrain/on-new-documents`, which stands with it in `prefect.yaml`.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MISSED = 3  # signs of life after which a run counts as lost
 BEGIN_SECONDS = 300  # a run that was handed to a worker and has not begun by then is lost
+REPEATED_SECONDS = 15  # an event that is handed on twice, as a busy server does, queues a run once
 LOST = "Lost"  # name of the state
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Cached", "Cancelling", "Suspended", "Paused", LOST)
 TAG = "sheepfold"
@@ -44,7 +45,9 @@ def automations() -> list[AutomationCore]:
     lost = ChangeFlowRunState(
         state=StateType.CRASHED, name=LOST, message="Nothing was heard of this run any more; it is queued again."
     )
-    again = ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message="Queued again after it was lost.")
+    again = ChangeFlowRunState(
+        state=StateType.SCHEDULED, name="AwaitingRetry", message="Queued again after it was lost."
+    )
     running = EventTrigger(
         match=run,
         match_related=ours,
@@ -69,7 +72,7 @@ def automations() -> list[AutomationCore]:
         for_each=each,
         posture=Posture.Reactive,
         expect={f"prefect.flow-run.{LOST}", "prefect.flow-run.Crashed"},
-        threshold=1,
+        within=timedelta(seconds=REPEATED_SECONDS),
     )
     return [
         AutomationCore(

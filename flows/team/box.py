@@ -15,15 +15,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flows.team import postgres
-from flows.team.automations import NAMES
 from flows.team.api import NoAnswer, answers, ask
+from flows.team.automations import NAMES
 from flows.team.deployments import full_name, team_deployments, write_file
 from flows.team.processes import Process, end, family, spawn
-from flows.team.services import WORKER_NAMES, Service, services
+from flows.team.services import MLFLOW, PREFECT, WORKER_NAMES, Service, services
 from flows.team.settings import TeamFolder, TeamSettings, write_private
 from storage.errors import UserError
 from storage.home import Home
@@ -80,7 +81,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> Up:
         alive = {name: process for name, process in state.items() if process.alive}
         if alive and settings != folder.settings():
             raise UserError(
-                f"{', '.join(alive)} of {home.path} run(s) with other settings: `sheepfold down` first, then `up` with these"
+                f"{', '.join(alive)} of {home.path} run(s) with other settings: `sheepfold down` first, then `up` again"
             )
         wanted = services(folder, settings)
         missing = [service for service in wanted if service.name not in alive]
@@ -90,7 +91,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> Up:
         if missing:
             _prepare(home, settings, say)
         folder.keep_settings(settings)
-        folder.write_environment(settings)
+        folder.write_addresses(settings)
         started: list[str] = []
         try:
             made = _bring_up(folder, settings, wanted, alive, started, say)
@@ -158,8 +159,8 @@ def _check_port(service: Service, settings: TeamSettings) -> None:
             probe.bind((settings.host, service.port))
         except OSError as error:
             raise UserError(
-                f"{service.name} cannot listen on {settings.host} port {service.port} ({error.strerror}): choose another "
-                f"by --{service.name}-port, or end what listens there"
+                f"{service.name} cannot listen on {settings.host} port {service.port} ({error.strerror}): choose "
+                f"another by --{service.name}-port, or end what listens there"
             ) from None
 
 
@@ -187,12 +188,15 @@ def _wait_healthy(folder: TeamFolder, service: Service, process: Process, user: 
 def _wait_online(folder: TeamFolder, settings: TeamSettings, service: Service, process: Process) -> None:
     address = f"{settings.prefect_api}/work_pools/{WORKER_NAMES[service.name]}/workers/filter"
 
+    since = datetime.now(UTC)
+
     def online() -> bool:
         try:
             found = ask(address, {}, user=_user(folder, settings))
         except NoAnswer:
             return False
-        return any(worker["name"] == service.name and worker["status"] == "ONLINE" for worker in found)
+        seen = [worker["last_heartbeat_time"] for worker in found if worker["name"] == service.name]
+        return any(datetime.fromisoformat(moment) > since for moment in seen)  # not one of before it was started
 
     _wait(folder, service, process, online, "has not reported to Prefect")
 
@@ -218,9 +222,7 @@ def tail(log: Path) -> str:
     return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:]) or "(it is empty)"
 
 
-def _register(
-    folder: TeamFolder, settings: TeamSettings, variables: dict[str, str], say: Say
-) -> dict[str, list[str]]:
+def _register(folder: TeamFolder, settings: TeamSettings, variables: dict[str, str], say: Say) -> dict[str, list[str]]:
     """Pools, deployments and automations; nobody is asked to make what is there already."""
     wanted = team_deployments(folder.home, settings)
     write_file(folder.deployments, wanted)
@@ -237,7 +239,9 @@ def _register(
     )
     (folder.logs / "register.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode:
-        raise ServerFailed(f"Prefect refused the deployments; the end of its answer:\n{tail(folder.logs / 'register.log')}")
+        raise ServerFailed(
+            f"Prefect refused the deployments; the end of its answer:\n{tail(folder.logs / 'register.log')}"
+        )
     made: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return {kind: names for kind, names in made.items() if names}
 
@@ -298,9 +302,8 @@ def bring_down(home: Home, say: Say) -> list[str]:
         return []
     with owner_lock(folder.lock, on_wait=say):
         state = read_state(folder)
-        names = [service for service in (*reversed(WORKER_NAMES), "mlflow", "prefect")]
         ended = []
-        for name in names:
+        for name in (*reversed(WORKER_NAMES), MLFLOW, PREFECT):
             if name in family(str(home.path)):
                 say(f"ending {name}")
             if end(str(home.path), name, state.get(name)):

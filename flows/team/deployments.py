@@ -1,8 +1,8 @@
 """The deployments of a team: the file that `prefect deploy` reads, with this team's folders in it.
 
-One file says what is deployed, `flows/prefect.yaml`, whoever deploys it. `up` writes a copy with absolute addresses into
-the home. Each deployment's version is the digest of what it was made from, so that a second `up` sees that nothing has
-changed, and an upgrade that something has.
+One file says what is deployed, `flows/prefect.yaml`, whoever deploys it. `up` writes a copy with absolute addresses
+into the home. Each deployment's version is the digest of what it was made from, so that a second `up` sees that nothing
+has changed, and an upgrade that something has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One PostgreSQL database for both servers: a schema for each, because both keep a table of that name for migrations."""
+"""One PostgreSQL database for both servers: a schema for each, because both note migrations in a table of one name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def prepare(address: str) -> None:
         UserError: if a driver is missing, or the database cannot be reached or refuses.
     """
     if importlib.util.find_spec("psycopg2") is None:
-        raise UserError("MLflow reaches PostgreSQL through psycopg2, which is not installed: pip install sheepfold[team]")
+        raise UserError(
+            "MLflow reaches PostgreSQL through psycopg2, which is not installed: pip install sheepfold[team]"
+        )
     asyncio.run(_prepare(address))
 
 
@@ -62,6 +64,6 @@ async def _prepare(address: str) -> None:
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         reason = str(error) or type(error).__name__
         raise UserError(
-            f"PostgreSQL at {shown(address)} cannot be used ({reason}): see that it runs, that the database is there and "
-            "that the user may make schemas in it"
+            f"PostgreSQL at {shown(address)} cannot be used ({reason}): see that it runs, that the database is there "
+            "and that the user may make schemas in it"
         ) from None

@@ -2,8 +2,8 @@
 
     python -m flows.team.register FILE      the file of deployments, as `sheepfold up` writes it; addresses as variables
 
-A process of its own, because Prefect reads its addresses when it is imported. What is there with the same version is left
-alone; a schedule that a person switched on stays on when its deployment is made anew.
+A process of its own, because Prefect reads its addresses when it is imported. What is there with the same version is
+left alone; a schedule that a person switched on stays on when its deployment is made anew.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flows.team.services import GPU_POOL, POOL
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.events.schemas.automations import AutomationCore
+
 
 async def register(deployments: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Make what is missing or of another version.
@@ -112,10 +113,12 @@ async def _make_automation(client: PrefectClient, wanted: AutomationCore) -> boo
 
 
 def _plain(value: Any) -> Any:
-    """As it would be sent, without what the server adds."""
+    """As it would be sent, without what the server adds; sets have no order."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items() if name != "id"}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value.model_dump(mode="json", exclude={"id"}) if hasattr(value, "model_dump") else value
+        return sorted((_plain(item) for item in value), key=str)
+    return _plain(value.model_dump(mode="json")) if hasattr(value, "model_dump") else value
 
 
 if __name__ == "__main__":

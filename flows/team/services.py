@@ -117,7 +117,9 @@ def _mlflow(folder: TeamFolder, settings: TeamSettings) -> Service:
     more: tuple[str, ...] = ()
     if settings.auth:
         if importlib.util.find_spec("flask_wtf") is None:
-            raise UserError("MLflow's names and passwords need Flask-WTF, which is not installed: pip install sheepfold[team]")
+            raise UserError(
+                "MLflow's names and passwords need Flask-WTF, which is not installed: pip install sheepfold[team]"
+            )
         known = folder.secrets()
         write_private(folder.mlflow_auth, _auth_file(folder.mlflow_users, known.mlflow_user))
         variables["MLFLOW_AUTH_CONFIG_PATH"] = str(folder.mlflow_auth)

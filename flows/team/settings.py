@@ -1,8 +1,8 @@
 """What a team's servers were asked to be, kept in the home, and the secrets that go with it.
 
 What is not given is as it was when the servers were last brought up, so that `sheepfold up` alone, called again by a
-person or a timer, starts what is missing. Whatever may hold a password is written for its owner's eyes alone and reaches
-a process by its environment, never by its command line, which everyone on the machine can read.
+person or a timer, starts what is missing. Whatever may hold a password is written for its owner's eyes alone and
+reaches a process by its environment, never by its command line, which everyone on the machine can read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from storage.atomic import write_file
 from storage.errors import UserError
-from storage.home import Home
+from storage.home import TEAM_TRACKING, Home
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
@@ -54,7 +54,7 @@ class TeamSettings:
             raise UserError(f"both servers cannot listen on port {self.prefect_port}: give --mlflow-port another one")
         if self.host not in LOOPBACK and not self.auth:
             raise UserError(
-                f"on {self.host} everyone who reaches this machine could start runs and read models: give --auth as well"
+                f"on {self.host} everyone who reaches this machine could start runs and read models: give --auth too"
             )
         if self.postgres and not self.postgres.startswith(("postgresql://", "postgres://")):
             scheme = self.postgres.partition("://")[0] if "://" in self.postgres else "no scheme"
@@ -154,8 +154,13 @@ class TeamFolder:
             found["MLFLOW_TRACKING_PASSWORD"] = known.mlflow_password
         return found
 
-    def write_environment(self, settings: TeamSettings) -> None:
-        """A file for the shell: `. FILE` lets commands and Prefect's own tools reach the servers."""
+    def write_addresses(self, settings: TeamSettings) -> None:
+        """Let others find the servers: a file for the shell, and where the registry is if not in the home."""
+        tracking = self.home.path / TEAM_TRACKING
+        if settings.postgres:
+            tracking.write_text(settings.mlflow_url, encoding="utf-8")
+        else:
+            tracking.unlink(missing_ok=True)
         variables = self.client_variables(settings)
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
         write_private(self.environment, "".join(lines))
@@ -172,5 +177,7 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): remove it and give the options of `sheepfold up` again") from None
+        raise UserError(
+            f"{path} is damaged ({error}): remove it and give the options of `sheepfold up` again"
+        ) from None
     return found if isinstance(found, dict) else {}

@@ -12,10 +12,11 @@ from flows.team.settings import TeamFolder, TeamSettings
 from storage.home import Home
 
 
-def is_up(home: Home) -> bool:
-    """Whether the home's Prefect server runs."""
-    process = read_state(TeamFolder(home)).get(PREFECT)
-    return process is not None and process.alive
+def running_team(home: Home) -> dict[str, str]:
+    """Variables that reach the home's servers, if its Prefect server runs; else none."""
+    folder = TeamFolder(home)
+    process = read_state(folder).get(PREFECT)
+    return folder.client_variables(folder.settings()) if process is not None and process.alive else {}
 
 
 def team_status(home: Home) -> dict[str, Any]:
@@ -42,6 +43,9 @@ def team_status(home: Home) -> dict[str, Any]:
     except NoAnswer:
         deployments = []
     return {
+        **({"prefect_api_url": settings.prefect_api} if services[PREFECT]["alive"] else {}),
+        **({"mlflow_tracking_uri": settings.mlflow_url} if services[MLFLOW]["alive"] else {}),
+        "prefect_file": str(folder.deployments),
         "services": services,
         "database": shown(settings.postgres) if settings.postgres else "SQLite",
         "auth": settings.auth,
