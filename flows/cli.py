@@ -26,6 +26,7 @@ from flows.cli_keep import forget, gc
 from flows.cli_lookup import sample, sql, status, verify, why
 from flows.cli_names import rebuild_tracking, rollback
 from flows.cli_suggest import show_suggestion
+from flows.cli_team import down, up
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -361,6 +362,8 @@ def promote(
 
 # looking things up, and commands about the network itself, in modules of their own
 for _command in (sql, why, forget, gc, verify, status, sample):
+    app.command()(_command)
+for _command in (up, down):
     app.command()(_command)
 app.command()(generate)
 app.command()(compare)

@@ -120,8 +120,11 @@ def status(
     """Where everything is: addresses, corpora, the champion."""
     with plain_errors():
         from flows.direct import status_of
+        from flows.team.status import team_status
+        from storage.home import Home
 
-        document = status_of(home)
+        team = team_status(Home.from_environment(home or None))
+        document = {**status_of(home), **team}
         if sizes:
             from flows.clearing import sizes_of
 

@@ -26,6 +26,7 @@ from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from flows.train_page import write_training_page
 from storage.catalog import check_corpus_name
+from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
 from tasks.evaluation_report.collect import Measured
@@ -67,6 +68,9 @@ Deterministic = Annotated[bool, Field(description="Ask torch for deterministic k
 HomeFolder = Annotated[str, Field(description="Home folder; empty takes SHEEPFOLD_HOME, else .sheepfold.")]
 Model = Annotated[str, Field(description="A model: alias, version, models:/ address, run id or folder.")]
 
+# A run that is lost is queued again by an automation; one that takes its worker with it each time has to end somewhere.
+MOST_BEGINNINGS = 5
+
 # An unbounded runner would start a thread per segment; extraction is bounded by its own pool of processes anyway.
 SEGMENTS_AT_ONCE = 4
 
@@ -86,6 +90,19 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def task_runner() -> ThreadPoolTaskRunner:
     """Runner of the flows' tasks."""
     return ThreadPoolTaskRunner(max_workers=SEGMENTS_AT_ONCE)
+
+
+def flow_run_begins() -> None:
+    """Refuse to go on with a run that was lost or crashed too often.
+
+    Raises:
+        UserError: if so; the run fails, and a failed run is not queued again.
+    """
+    if flow_run.run_count > MOST_BEGINNINGS:
+        raise UserError(
+            f"this run was begun {flow_run.run_count} times and never came to its end: see its log and its worker's, "
+            "often it is memory; then start it anew"
+        )
 
 
 def flow_settings(config: str, overrides: str, **options: object) -> Settings:
@@ -113,8 +130,9 @@ def flow_session(
     """The session of the running flow; ends its processes when the flow ends.
 
     Raises:
-        UserError: if the corpus cannot be called that, or a stage to refresh does not exist.
+        UserError: if the corpus cannot be called that, there is no such stage, or the run was begun too often.
     """
+    flow_run_begins()
     check_corpus_name(corpus)
     place = Home.from_environment(home or None).create()
     names = stage_names(refresh)

@@ -32,11 +32,17 @@ def fsync_tree(folder: Path) -> None:
         fsync_path(Path(root))
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step."""
+def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Replace `path` by `data` in one step.
+
+    Args:
+        mode: permissions, set before anything is written; by default those of every new file.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("wb") as handle:
+            if mode is not None:
+                os.fchmod(handle.fileno(), mode)
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())

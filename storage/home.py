@@ -19,6 +19,8 @@ from storage.errors import UserError
 # the beginning of a query, an escaped byte, and a byte that is not UTF-8
 _NOT_IN_ADDRESSES = re.compile(r"[?]|%[0-9A-Fa-f]{2}|[\ud800-\udfff]")
 
+TEAM_TRACKING = "team/tracking_uri"
+
 
 @dataclass(frozen=True)
 class Home:
@@ -38,7 +40,8 @@ class Home:
     def from_environment(cls, path: str | Path | None = None) -> Home:
         """The home named by `path`, else by `SHEEPFOLD_HOME`, else `.sheepfold` here.
 
-        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it.
+        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it; so does
+        the server of a team whose database lies elsewhere.
 
         Raises:
             UserError: if its path cannot stand in the address of a database.
@@ -49,7 +52,7 @@ class Home:
         store = os.environ.get("SHEEPFOLD_STORE") or str(root / "store")
         if "://" not in store:
             store = str(Path(store).expanduser().resolve())
-        tracking = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+        tracking = os.environ.get("MLFLOW_TRACKING_URI") or _team_tracking(root) or f"sqlite:///{root / 'mlflow.db'}"
         return cls(path=root, store=store, tracking_uri=tracking)
 
     @property
@@ -120,6 +123,14 @@ class Home:
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise UserError(f"the home {self.path} cannot be written: {advice}")
         return self
+
+
+def _team_tracking(root: Path) -> str:
+    """Address of the MLflow server that a team's home names; empty where its database lies in the home itself."""
+    try:
+        return (root / TEAM_TRACKING).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _check_address(root: Path) -> None:
