@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json
-from flows.cli_compare import compare
+from flows.cli_compare import ablate, compare
 from flows.cli_count import count
 from flows.cli_exam import checked_questions, show_exam
 from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_generate import generate
 from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
-from flows.cli_keep import forget, gc
+from flows.cli_keep import compact, forget, gc
 from flows.cli_lookup import sample, sql, status, verify, why
 from flows.cli_suggest import show_suggestion
 
@@ -351,10 +351,11 @@ def promote(corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson =
 
 
 # looking things up, and commands about the network itself, in modules of their own
-for _command in (sql, why, forget, gc, verify, status, sample):
+for _command in (sql, why, forget, gc, compact, verify, status, sample):
     app.command()(_command)
 app.command()(generate)
 app.command()(compare)
+app.command()(ablate)
 app.command()(inspect)
 app.command()(count)
 app.command()(export)
