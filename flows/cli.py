@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json
-from flows.cli_compare import compare
+from flows.cli_compare import ablate, compare
 from flows.cli_count import count
 from flows.cli_exam import checked_questions, show_exam
 from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_generate import generate
 from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
-from flows.cli_keep import forget, gc
+from flows.cli_keep import compact, forget, gc
 from flows.cli_lookup import sample, sql, status, verify, why
 from flows.cli_names import rebuild_tracking, rollback
 from flows.cli_suggest import show_suggestion
@@ -361,7 +361,7 @@ def promote(
 
 
 # looking things up, and commands about the network itself, in modules of their own
-for _command in (sql, why, forget, gc, verify, status, sample):
+for _command in (sql, why, forget, gc, compact, verify, status, sample):
     app.command()(_command)
 for _command in (up, down):
     app.command()(_command)
@@ -369,6 +369,7 @@ app.command()(generate)
 app.command()(compare)
 app.command()(rollback)
 app.command()(rebuild_tracking)
+app.command()(ablate)
 app.command()(inspect)
 app.command()(count)
 app.command()(export)

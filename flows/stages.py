@@ -9,6 +9,7 @@ from tasks.stage import Stage
 
 def all_stages() -> dict[str, Stage]:
     """Every stage that the pipeline uses, by name."""
+    from tasks.ablation import ablate
     from tasks.exams.stages import exam, keep_questions
     from tasks.gates.stage import gates
     from tasks.generation.stage import adopt_bundle
@@ -19,7 +20,7 @@ def all_stages() -> dict[str, Stage]:
         for item in vars(module).values()
         if isinstance(item, Stage)
     ]
-    return {item.name: item for item in [*found, adopt_bundle, exam, gates, keep_questions]}
+    return {item.name: item for item in [*found, ablate, adopt_bundle, exam, gates, keep_questions]}
 
 
 def stage_names(refresh: str) -> list[str]:

@@ -5,6 +5,7 @@
     <store>/.locks/            owners of unfinished work
     <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
     <store>/.removed/          manifests of artefacts that were taken out while others that came from them stay
+    <store>/.damaged/          what a repair set aside
 
 `Store` is the interface; `LocalStore` keeps it on a folder. A store elsewhere (`s3://`) implements the same methods.
 """
@@ -267,14 +268,18 @@ class LocalStore(Store):
             manifest = folder / MANIFEST_NAME
             if manifest.is_file():
                 if keep_record:
-                    record = self._record_path(stage, key)
-                    record.parent.mkdir(parents=True, exist_ok=True)
-                    write_file(record, manifest.read_bytes())
+                    self.keep_record(stage, key)
                 manifest.unlink()  # first: a folder without it is nobody's artefact, whenever we are killed
                 fsync_path(folder)
             for place in (folder, self.root / ".work" / stage / key):
                 if place.is_dir():
                     shutil.rmtree(place)
+
+    def keep_record(self, stage: str, key: str) -> None:
+        """Keep the manifest of an artefact that is about to be taken out."""
+        record = self._record_path(stage, key)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        write_file(record, (self.root / stage / key / MANIFEST_NAME).read_bytes())
 
     def _record_path(self, stage: str, key: str) -> Path:
         return self.root / ".removed" / stage / f"{key}.json"
