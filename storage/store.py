@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import finish_publish, fsync_path, publish, write_file
+from storage.atomic import finish_publish, fsync_path, make_folder, publish, write_file
 from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.locks import is_held, owner_lock, read_owner
@@ -268,7 +268,7 @@ class LocalStore(Store):
             if manifest.is_file():
                 if keep_record:
                     record = self._record_path(stage, key)
-                    record.parent.mkdir(parents=True, exist_ok=True)
+                    make_folder(record.parent, self.root)
                     write_file(record, manifest.read_bytes())
                 manifest.unlink()  # first: a folder without it is nobody's artefact, whenever we are killed
                 fsync_path(folder)
@@ -364,7 +364,7 @@ class LocalStore(Store):
 
     def write_ref(self, name: str, value: dict[str, Any]) -> None:
         path = self._ref_path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, self.root)
         write_file(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
     def remove_ref(self, name: str) -> None:
