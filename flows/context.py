@@ -166,7 +166,7 @@ def finish(
         create_table_artifact(figures, key="sheepfold-metrics", description="Evaluation beside its baselines")
     if result.mlflow_run_id:
         create_markdown_artifact(
-            f"MLflow run `{result.mlflow_run_id}` in `{session.home.tracking_uri}`",
+            f"MLflow run `{result.mlflow_run_id}` in `{session.home.shown_tracking_uri}`",
             key="sheepfold-mlflow-run",
             description="Where the training curve is",
         )
