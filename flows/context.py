@@ -152,7 +152,7 @@ def _link_mlflow(session: PrefectSession, run_id: str, promoted: Promotion | Non
     address = session.resources.tracking.page_of_run(run_id)
     if address is None:
         create_markdown_artifact(
-            f"MLflow run `{run_id}` in `{session.home.tracking_uri}`",
+            f"MLflow run `{run_id}` in `{session.home.shown_tracking_uri}`",
             key="sheepfold-mlflow-run",
             description="Where the training curve is",
         )

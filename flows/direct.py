@@ -142,7 +142,7 @@ def status_of(home: str) -> dict[str, Any]:
         # without a server, each command starts one of its own and ends it
         "prefect_api_url": os.environ.get("PREFECT_API_URL"),
         "prefect_file": str(Path(__file__).with_name("prefect.yaml")),
-        "mlflow_tracking_uri": place.tracking_uri,
+        "mlflow_tracking_uri": place.shown_tracking_uri,
         "corpora": [name.partition("/")[2] for name in store.refs("corpus/")],
         "artifacts": {stage: sum(1 for _ in store.manifests(stage)) for stage in store.stages()},
         "champion": champion,

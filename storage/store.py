@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import finish_publish, fsync_path, publish, write_file
+from storage.atomic import finish_publish, fsync_path, make_folder, publish, write_file
 from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.locks import is_held, owner_lock, read_owner
@@ -278,7 +278,7 @@ class LocalStore(Store):
     def keep_record(self, stage: str, key: str) -> None:
         """Keep the manifest of an artefact that is about to be taken out."""
         record = self._record_path(stage, key)
-        record.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(record.parent, self.root)
         write_file(record, (self.root / stage / key / MANIFEST_NAME).read_bytes())
 
     def _record_path(self, stage: str, key: str) -> Path:
@@ -369,7 +369,7 @@ class LocalStore(Store):
 
     def write_ref(self, name: str, value: dict[str, Any]) -> None:
         path = self._ref_path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, self.root)
         write_file(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
     def remove_ref(self, name: str) -> None:

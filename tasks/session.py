@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from storage.damage import told_of_damage
 from storage.digest import plain, rows_digest
 from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
@@ -171,7 +172,8 @@ class Session:
             known.append(ref)
             if not self.dry:
                 self.store.use(ref)  # also what an index said lies there, and no stage was asked for
-        digest = union_digest([self.store.folder(ref) / table for ref in known], live, identity)
+        with told_of_damage(self.store, known):
+            digest = union_digest([self.store.folder(ref) / table for ref in known], live, identity)
         return RefSet(tuple(known), digest, tuple(segments), tuple(live) if identity == "doc_id" else None)
 
     def reuse(self, stage: Stage, ref: ArtifactRef) -> ArtifactRef:
