@@ -127,7 +127,7 @@ def status_of(home: str) -> dict[str, Any]:
     from storage.tracking import Tracking
 
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     champion = None
     if has_registry(place):
         champion = champion_entry(Registry(Tracking(place)))
@@ -148,10 +148,10 @@ def verify_home(home: str, corpus: str) -> dict[str, Any]:
     """Check everything that can be checked."""
     from tasks.checks import check_sequences, check_split, check_tokens
 
-    address = Home.from_environment(home or None).store
-    store = open_store(address)
+    place = Home.from_environment(home or None)
+    store = open_store(place.store, place.cache)
     if not store.stages():
-        raise StoreError(f"there is nothing to check: no artefacts in {address}")
+        raise StoreError(f"there is nothing to check: no artefacts in {place.store}")
     checks: list[Check] = check_store(store)
     state = read_state(store, corpus)
     whole = not any(check.problems for check in checks)  # what is damaged cannot be read for its meaning
@@ -173,7 +173,7 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
         UserError: if several completions do.
     """
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     found = (
         _by_address(store, thing)
         or _by_key(place, store, thing)

@@ -75,7 +75,7 @@ def metrics_table(metrics: dict[str, float]) -> str:
 
 def corpus_table(home: Home, corpus: str) -> str:
     """Markdown table of what became of the files; empty for a corpus that was never ingested."""
-    store = open_store(home.store)
+    store = open_store(home.store, home.cache)
     if not read_state(store, corpus):
         return ""
     rows = Catalog(store, corpus).query(

@@ -26,19 +26,22 @@ class Home:
 
     Attributes:
         path: the home folder, absolute.
-        store: address of the artefact store: a folder, or later an `s3://` address.
+        store: address of the artefact store: a folder, or an `s3://` address.
         tracking_uri: MLflow's tracking and registry address.
+        artifacts: where a new tracking database lets MLflow put its artefacts; empty for the usual place.
     """
 
     path: Path
     store: str
     tracking_uri: str
+    artifacts: str = ""
 
     @classmethod
     def from_environment(cls, path: str | Path | None = None) -> Home:
         """The home named by `path`, else by `SHEEPFOLD_HOME`, else `.sheepfold` here.
 
-        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it.
+        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it,
+        `SHEEPFOLD_ARTIFACTS` the place of MLflow's artefacts.
 
         Raises:
             UserError: if its path cannot stand in the address of a database.
@@ -50,7 +53,7 @@ class Home:
         if "://" not in store:
             store = str(Path(store).expanduser().resolve())
         tracking = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-        return cls(path=root, store=store, tracking_uri=tracking)
+        return cls(root, store, tracking, os.environ.get("SHEEPFOLD_ARTIFACTS", ""))
 
     @property
     def mlflow_artifacts(self) -> Path:
