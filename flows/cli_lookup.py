@@ -25,7 +25,8 @@ def sql(
         from storage.home import Home
         from storage.store import open_store
 
-        rows = Catalog(open_store(Home.from_environment(home or None).store), corpus).query(query)
+        place = Home.from_environment(home or None)
+        rows = Catalog(open_store(place.store, place.cache), corpus).query(query)
         if as_json:
             print_json(rows)
         else:

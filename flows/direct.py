@@ -132,7 +132,7 @@ def status_of(home: str) -> dict[str, Any]:
     from storage.tracking import Tracking
 
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     champion = None
     if has_registry(place):
         champion = champion_entry(Registry(Tracking(place)))
@@ -157,10 +157,10 @@ def verify_home(home: str, corpus: str, mend: bool = False) -> dict[str, Any]:
     """
     from tasks.checks import check_sequences, check_split, check_tokens
 
-    address = Home.from_environment(home or None).store
-    store = open_store(address)
+    place = Home.from_environment(home or None)
+    store = open_store(place.store, place.cache)
     if not store.stages():
-        raise StoreError(f"there is nothing to check: no artefacts in {address}")
+        raise StoreError(f"there is nothing to check: no artefacts in {place.store}")
     checks: list[Check] = check_store(store)
     if mend:
         done = repair(store, checks)
@@ -194,7 +194,7 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
         UserError: if several completions do.
     """
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     found = (
         _by_address(store, thing)
         or _by_key(place, store, thing)

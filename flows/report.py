@@ -84,7 +84,7 @@ def gates_table(gates: list[dict[str, Any]]) -> str:
 
 def corpus_table(home: Home, corpus: str) -> str:
     """Markdown table of what became of the files; empty for a corpus that was never ingested."""
-    store = open_store(home.store)
+    store = open_store(home.store, home.cache)
     if not read_state(store, corpus):
         return ""
     rows = Catalog(store, corpus).query(

@@ -30,20 +30,22 @@ class Home:
 
     Attributes:
         path: the home folder, absolute.
-        store: address of the artefact store: a folder, or later an `s3://` address.
+        store: address of the artefact store: a folder, or an `s3://` address.
         tracking_uri: MLflow's tracking and registry address.
+        artifacts: where a new tracking database lets MLflow put its artefacts; empty for the usual place.
     """
 
     path: Path
     store: str
     tracking_uri: str
+    artifacts: str = ""
 
     @classmethod
     def from_environment(cls, path: str | Path | None = None) -> Home:
         """The home named by `path`, else by `SHEEPFOLD_HOME`, else `.sheepfold` here.
 
-        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it; so does
-        the server of a team whose database lies elsewhere.
+        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it (so does
+        the server of a team whose database lies elsewhere), `SHEEPFOLD_ARTIFACTS` the place of MLflow's artefacts.
 
         Raises:
             UserError: if its path cannot stand in the address of a database, or an address holds a password that
@@ -61,7 +63,7 @@ class Home:
         if tracking.startswith(("http:", "https:")):
             wanted = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             _refuse_password("MLFLOW_TRACKING_URI", tracking, wanted)
-        return cls(path=root, store=store, tracking_uri=tracking)
+        return cls(root, store, tracking, os.environ.get("SHEEPFOLD_ARTIFACTS", ""))
 
     @property
     def shown_tracking_uri(self) -> str:

@@ -101,8 +101,8 @@ class Tracking:
 
         found = self.client.get_experiment_by_name(EXPERIMENT)
         if found is None:
-            location = None
-            if self.home.tracking_uri.startswith("sqlite:"):
+            location = self.home.artifacts or None
+            if location is None and self.home.tracking_uri.startswith("sqlite:"):
                 # MLflow would write its default, which is relative to the folder of whoever came first
                 location = self.home.mlflow_artifacts.as_uri()
             try:

@@ -44,7 +44,11 @@ def _make(workspace: Workspace, text: str) -> Manifest:
 
 def commit(root: Path, text: str, refresh: bool = False) -> None:
     """Make the artefact, like a stage does: not if it is there, unless it is to be made anew."""
-    store = LocalStore(root)
+    make(LocalStore(root), text, refresh)
+
+
+def make(store: LocalStore, text: str, refresh: bool = False) -> None:
+    """Make the artefact in a store that may lie elsewhere."""
     if store.find(STAGE, KEY) is not None and not refresh:
         return
     with store.workspace(STAGE, KEY, refuse_to_wait) as workspace:
@@ -151,7 +155,11 @@ def artifact_text(root: Path) -> str | None:
     Raises:
         AssertionError: if the artefact is torn.
     """
-    store = LocalStore(root)
+    return text_in(LocalStore(root))
+
+
+def text_in(store: LocalStore) -> str | None:
+    """The same of a store that may lie elsewhere."""
     manifest = store.find(STAGE, KEY)
     if manifest is None:
         return None
