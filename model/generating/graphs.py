@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache
-from .decoder import Decoder, Reach
+from .decoder import Cache, Decoder, Reach
 
 SLOTS = 128  # graphs are made for multiples of so many cache slots
 _WARM_UP = 2  # libraries allocate and choose their kernels in the first calls, which a graph must not record
 
 
-def step_for(decoder: Decoder, cache: KVCache) -> Callable[..., Tensor]:
+def step_for(decoder: Decoder, cache: Cache) -> Callable[..., Tensor]:
     """`Decoder.step` over this cache, as a graph where there can be one."""
-    return GraphedStep(decoder, cache) if cache.keys.device.type == "cuda" else partial(decoder.step, cache)
+    if isinstance(cache, KVCache) and cache.keys.device.type == "cuda":
+        return GraphedStep(decoder, cache)
+    return partial(decoder.step, cache)
 
 
 class GraphedStep:

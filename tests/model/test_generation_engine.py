@@ -11,7 +11,9 @@ import torch
 from network_variants import VARIANTS
 
 from model import Completion, GenerationConfig, Transformer, generate, prompt_problem, stream
-from model.generating.decoder import gathered_by_kernel, gathered_by_products
+from model.cache import KVCache
+from model.generating.blocks import BlockCache, BlockStep
+from model.generating.decoder import KernelStep, Reach
 from model.generating.engine import Engine
 from model.generating.rows import Row
 
@@ -84,6 +86,15 @@ def test_deterministic_rows_are_equal_to_the_bit_in_any_batch_and_order(
         assert run(range(12, -1, -1), batch_size) == alone[::-1]
 
 
+def test_deterministic_rows_do_not_see_how_long_their_neighbours_are(build_model: Callable[..., Transformer]) -> None:
+    model = build_model(d_model=32, vocab_size=1031, max_seq_len=300, pos="rope", act="swiglu", norm="rmsnorm")
+    prompts = [[(7 * place + start) % 31 for place in range(length)] for start, length in enumerate((2, 60, 130, 200))]
+    config = dataclasses.replace(SAMPLED, deterministic=True, max_new_tokens=70)
+    alone = [generate(model, [prompt], config, keys=[key])[0] for key, prompt in enumerate(prompts)]
+    together = generate(model, prompts, config)
+    assert [(one.ids, one.logprobs) for one in together] == [(one.ids, one.logprobs) for one in alone]
+
+
 @pytest.mark.parametrize("overflow", ["roll", "stop"])
 @pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_ends_that_are_noticed_a_step_late_change_nothing(
@@ -101,15 +112,25 @@ def test_ends_that_are_noticed_a_step_late_change_nothing(
     assert made == [(one.ids, one.finish_reason, one.stopped_by) for one in expected]
 
 
-@pytest.mark.parametrize("n_heads", [2, 6])
-@pytest.mark.parametrize("masked", [True, False])
-def test_both_ways_to_attend_agree(n_heads: int, masked: bool) -> None:
+@pytest.mark.parametrize("settings", [{}, {"n_head": 4, "n_kv_head": 2}, {"head_dim": 5}, {"window": 40}], ids=str)
+@pytest.mark.parametrize("positions", [[0, 3, 2], [63, 64, 0], [130, 5, 150]], ids=str)
+def test_both_ways_to_attend_agree(
+    build_model: Callable[..., Transformer], settings: dict[str, Any], positions: list[int]
+) -> None:
+    config = build_model(max_seq_len=160, **settings).config
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn(3, n_heads, 8, generator=generator)
-    keys, values = torch.randn(2, 3, 2, 9, 8, generator=generator)[..., :7, :].unbind(0)
-    mask = torch.zeros(3, 7).masked_fill(torch.arange(7) > torch.tensor([[2], [6], [4]]), -torch.inf)
-    ways = [way(q, keys, values, mask if masked else None) for way in (gathered_by_products, gathered_by_kernel)]
-    torch.testing.assert_close(*ways)
+    read = KVCache(config, 3, 151)
+    read.keys, read.values = torch.randn(2, *read.keys.shape, generator=generator).unbind(0)
+    blocks, places = BlockCache(config, 5, 160), torch.tensor(positions)
+    blocks.replace([1, 2, 3], read)
+    q, k, v = (
+        torch.randn(3, n, config.head_dim, generator=generator)
+        for n in (config.n_head, config.n_kv_head, config.n_kv_head)
+    )
+    by_kernel = KernelStep(read, places, [Reach(0, 2, 151), Reach(2, 3, positions[2] + 1, True)], 0, config.window)
+    by_blocks = BlockStep(blocks, places, 1)
+    for layer in range(config.n_layer):
+        torch.testing.assert_close(by_blocks.attend(layer, q, k, v), by_kernel.attend(layer, q, k, v))
 
 
 def test_each_prompt_may_have_its_own_limit(build_model: Callable[..., Transformer]) -> None:
