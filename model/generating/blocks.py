@@ -16,6 +16,7 @@ S = U * BLOCK slots.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,8 +134,8 @@ class BlockStep:
         self.keys, self.values = cache.keys, cache.values
         if min(places) == highest:  # one place for all: nothing has to be looked up
             rows, newest = slice(first, first + len(places)), positions[:1].to(torch.int32)
-            self.key_place = rows, slice(None), highest // BLOCK, slice(None), highest % BLOCK
-            self.value_place = rows, slice(None), highest
+            self.key_place: tuple[Any, ...] = rows, slice(None), highest // BLOCK, slice(None), highest % BLOCK
+            self.value_place: tuple[Any, ...] = rows, slice(None), highest
         else:
             at, newest = positions[:, None], positions.to(torch.int32)[:, None]
             self.key_place = tables.rows, tables.heads, at // BLOCK, slice(None), at % BLOCK

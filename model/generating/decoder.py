@@ -88,7 +88,8 @@ class _Layer:
         self.norm_attention = _Norm(block.norm_attention, folds=not block.post_norm)
         self.norm_mlp = _Norm(block.norm_mlp, folds=not block.post_norm)
         n_query, n_kv, _ = attention.heads
-        weight, bias = attention.qkv.weight, attention.qkv.bias
+        weight: Tensor = attention.qkv.weight
+        bias: Tensor | None = attention.qkv.bias
         self.norm_q, self.norm_k = attention.norm_q, attention.norm_k
         if order is not None:
             n_turned = n_query + n_kv

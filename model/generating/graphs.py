@@ -2,11 +2,12 @@
 
 A graph has fixed addresses and shapes. So tokens and positions are copied to where it expects them, and the number of
 cache slots that it reads is rounded up: each multiple gets a graph of its own when it is first needed. Where a graph
-cannot be captured the step is computed as it is.
+cannot be captured the step is computed as it is, and a warning says why.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -53,8 +54,14 @@ class GraphedStep:
         if end not in self.graphs:
             try:
                 self.graphs[end] = self._captured(Reach(0, len(ids), end))
-            except RuntimeError:  # memory for graphs, or an operation that cannot be recorded
+            except RuntimeError as error:  # memory for graphs, or an operation that cannot be recorded
                 self.works = False
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                warnings.warn(
+                    "the decoding step cannot be captured as a CUDA graph and is computed without one, which is "
+                    f"slower: {reason}",
+                    stacklevel=2,
+                )
                 return self.decoder.step(self.cache, ids, positions, reaches, first)
         graph, logits = self.graphs[end]
         graph.replay()

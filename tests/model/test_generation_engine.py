@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ from network_variants import VARIANTS
 from model import Completion, GenerationConfig, Transformer, generate, prompt_problem, stream
 from model.cache import KVCache
 from model.generating.blocks import BlockCache, BlockStep
-from model.generating.decoder import KernelStep, Reach
+from model.generating.decoder import Decoder, KernelStep, Reach
 from model.generating.engine import Engine
+from model.generating.graphs import GraphedStep
 from model.generating.rows import Row
+from model.generating.stops import StopStrings
 
 PROMPTS = [[(7 * place + start) % 31 for place in range(1 + (5 * start) % 13)] for start in range(13)]
 LIMITS = [1 + (3 * number) % 11 for number in range(13)]
@@ -237,6 +240,34 @@ def test_stop_strings_are_not_looked_for_before_the_least_number_of_tokens(
     found = generate(model, [[1, 2]], config, decode=text_of)[0]
     later = [n for n in range(3, 25) if early in text_of([], free.ids[n - 1 : n])]
     assert len(found.ids) == (later[0] if later else 24)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [([0, 0, 0], "aa"), ([0, 1, 0, 1, 0], "aba"), ([0, 0, 1], None), ([0, 1, 0, 2], None)],
+    ids=str,
+)
+def test_a_stop_string_may_begin_within_an_earlier_one(ids: list[int], expected: str | None) -> None:
+    assert StopStrings(["aa", "aba"], text_of).found([3], ids) == expected
+
+
+def test_a_step_that_cannot_be_captured_is_computed_and_told(
+    build_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no memory for graphs\nsecond line")
+
+    monkeypatch.setattr(GraphedStep, "_captured", fails)
+    model = build_model().eval()
+    decoder, ids = Decoder(model, 2), torch.tensor([3, 4])
+    with torch.inference_mode():
+        step, arguments = GraphedStep(decoder, KVCache(model.config, 2)), (ids, ids * 0, [Reach(0, 2, 1)])
+        with pytest.warns(UserWarning, match="without one, which is slower: no memory for graphs$"):
+            found = step(*arguments)
+        assert torch.equal(found, decoder.step(KVCache(model.config, 2), *arguments))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(*arguments)
 
 
 def test_stop_strings_need_a_decoder(build_model: Callable[..., Transformer]) -> None:
