@@ -343,8 +343,8 @@ def evaluate(
             asked = {"questions": checked_questions(tasks), "model": model, "refresh": ",".join(refresh or [])}
             show_exam(_flow("exam", home, **asked), as_json)
             return
-        asked = {"model": model, "corpus": corpus, "drift": drift, "refresh": ",".join(refresh or [])}
-        _show(_flow("evaluate", home, **asked), as_json)
+        again = ",".join(refresh or [])
+        _show(_flow("evaluate", home, model=model, corpus=corpus, drift=drift, refresh=again), as_json)
 
 
 @app.command()
@@ -363,8 +363,8 @@ def promote(
 # looking things up, and commands about the network itself, in modules of their own
 for _command in (sql, why, forget, gc, compact, verify, status, sample):
     app.command()(_command)
-for _command in (up, down):
-    app.command()(_command)
+app.command()(up)
+app.command()(down)
 app.command()(generate)
 app.command()(compare)
 app.command()(rollback)

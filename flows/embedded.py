@@ -106,7 +106,10 @@ def prefect_api(home: Home) -> Iterator[None]:
         return
     process, url = _start(home.prefect)
     try:
-        with _variables({"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, EMBEDDED: "1"}), _without_heartbeat():
+        with (
+            _variables({"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, EMBEDDED: "1"}),
+            _without_heartbeat(),
+        ):
             try:
                 yield
             finally:

@@ -149,7 +149,7 @@ class Bucket:
             return True
         return False
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """The objects whose names begin so, by name."""
         for page in self._pages(prefix):
             for item in page.get("Contents", ()):

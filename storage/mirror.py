@@ -37,7 +37,7 @@ class Mirror:
 
     def restore(self) -> None:
         """Fetch what is newer in the copy, or only there."""
-        for info in list(self._bucket.list(self._prefix)):
+        for info in list(self._bucket.objects(self._prefix)):
             path = self._folder / info.name.removeprefix(self._prefix)
             known = path.stat() if path.is_file() else None
             if known is None or (known.st_size != info.size and known.st_mtime < info.modified):

@@ -144,7 +144,7 @@ class RemoteStore(LocalStore):
     def _list(self, stage: str) -> _Listing:
         begun, started = time.time(), time.monotonic()
         artefacts: dict[str, Objects] = defaultdict(dict)
-        for info in self._bucket.list(f"{stage}/"):
+        for info in self._bucket.objects(f"{stage}/"):
             _, key, name = info.name.split("/", 2)
             artefacts[key][name] = info
         now = time.monotonic()
@@ -274,7 +274,7 @@ class RemoteStore(LocalStore):
         self._leases[f"{manifest.stage}-{manifest.key}"].check()
         etag = self._bucket.write(f"{place}/{MANIFEST_NAME}", (folder / MANIFEST_NAME).read_bytes())
         write_file(folder / ETAG_NAME, etag.encode())
-        self._bucket.delete(info.name for info in self._bucket.list(f"{place}/") if info.name not in put)
+        self._bucket.delete(info.name for info in self._bucket.objects(f"{place}/") if info.name not in put)
         self._look_again(manifest.stage)
 
     def _take_out(self, stage: str, key: str, keep_record: bool) -> None:
@@ -288,7 +288,7 @@ class RemoteStore(LocalStore):
         self._look_again(stage)
 
     def _delete_below(self, prefix: str) -> None:
-        self._bucket.delete([info.name for info in self._bucket.list(prefix)])
+        self._bucket.delete([info.name for info in self._bucket.objects(prefix)])
 
     # use, and unfinished work
     def use(self, ref: ArtifactRef) -> bool:
@@ -319,7 +319,7 @@ class RemoteStore(LocalStore):
 
     def _unfinished_elsewhere(self, owned: bool, here: set[tuple[str, str]]) -> Iterator[Unfinished]:
         work: dict[tuple[str, str], list[ObjectInfo]] = defaultdict(list)
-        for info in self._bucket.list(".work/"):
+        for info in self._bucket.objects(".work/"):
             _, stage, key, _ = info.name.split("/", 3)
             work[stage, key].append(info)
         for (stage, key), objects in sorted(work.items()):
@@ -384,7 +384,7 @@ class RemoteStore(LocalStore):
         self._bucket.delete([record])
 
     def _records(self, folder: str) -> list[str]:
-        found = (info.name.removeprefix(f"{folder}/") for info in self._bucket.list(f"{folder}/"))
+        found = (info.name.removeprefix(f"{folder}/") for info in self._bucket.objects(f"{folder}/"))
         return [name.removesuffix(".json") for name in found if name.endswith(".json")]
 
 

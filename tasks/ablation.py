@@ -135,7 +135,8 @@ def _of_condition(catalog: Catalog, condition: str, words: str) -> LeftOut:
 
 def _of_paths(catalog: Catalog, asked: str) -> frozenset[str]:
     """The documents all of whose places are meant."""
-    inside, outside = set(), set()
+    inside: set[str] = set()
+    outside: set[str] = set()
     columns = "select path, source, doc_id from files where doc_id is not null and status in ('ok', 'duplicate')"
     for row in catalog.query(columns):
         (inside if _is_meant(asked, row["path"], row["source"]) else outside).add(row["doc_id"])

@@ -1,7 +1,8 @@
-"""What README.md and docs/ tell people to type: every command is one that is there, with options and settings it takes."""
+"""What README.md and docs/ tell people to type: each command is there, with the options and settings it is given."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -39,5 +40,5 @@ def test_a_shown_command_is_taken_as_it_stands(block: Shown, arguments: list[str
 
 @pytest.mark.parametrize(("block", "arguments"), COMMANDS)
 def test_a_shown_setting_is_one_that_there_is(block: Shown, arguments: list[str]) -> None:
-    given = [value for option, value in zip(arguments, arguments[1:], strict=False) if option == "--set"]
+    given = [value for option, value in pairwise(arguments) if option == "--set"]
     assert load_settings(None, given) is not None

@@ -74,7 +74,7 @@ def put(
 
 def objects(address: str) -> dict[str, int]:
     """Name and size of all objects of a store."""
-    return {info.name: info.size for info in Bucket(address).list("")}
+    return {info.name: info.size for info in Bucket(address).objects("")}
 
 
 def contents(store: RemoteStore, ref: ArtifactRef) -> dict[str, bytes]:
