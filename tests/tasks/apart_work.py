@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import signal
 import threading
@@ -24,6 +26,17 @@ def echo(value: Any, times: int, progress: Progress) -> dict[str, Any]:
 def process_id(progress: Progress) -> int:
     """The process that works."""
     return os.getpid()
+
+
+def look_for(module: str, progress: Progress) -> dict[str, Any]:
+    """Where a module is said to lie, and whether it can be imported."""
+    spec = importlib.util.find_spec(module)
+    place = spec and spec.origin
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        return {"place": place, "imported": False}
+    return {"place": place, "imported": True}
 
 
 def fail(message: str, progress: Progress) -> None:

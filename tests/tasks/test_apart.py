@@ -123,6 +123,11 @@ def test_what_a_library_prints_does_not_get_between_the_messages(capfd: pytest.C
     assert "not a message" in capfd.readouterr().err
 
 
+def test_in_a_process_pandas_cannot_be_imported_and_may_be_asked_for() -> None:
+    assert call(apart_work.look_for, module="pandas") == {"place": None, "imported": False}
+    assert call(apart_work.look_for, module="json")["imported"]
+
+
 def test_a_process_is_kept_for_the_next_call(kept: Apart) -> None:
     first, second = (kept.call(apart_work.process_id, Told(), IN_A_PROCESS) for _ in range(2))
     assert first == second != os.getpid()
