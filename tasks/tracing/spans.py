@@ -114,10 +114,16 @@ def outstanding(spans: Sequence[SharedSpan]) -> list[list[SharedSpan]]:
     Args:
         spans: of one text, the longest first.
     """
+    outer, reached = set(), 0
+    places = {(span.start, span.start + span.length) for span in spans}
+    for start, end in sorted(places, key=lambda place: (place[0], -place[1])):
+        if end > reached:  # else one that begins no later ends no sooner
+            outer.add((start, end))
+            reached = end
     groups: dict[tuple[int, int], list[SharedSpan]] = {}
     for span in spans:
         place = (span.start, span.start + span.length)
-        if place in groups or not any(begin <= place[0] and place[1] <= end for begin, end in groups):
+        if place in outer:
             groups.setdefault(place, []).append(span)
     return list(groups.values())
 

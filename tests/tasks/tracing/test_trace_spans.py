@@ -141,6 +141,18 @@ def test_spans_within_longer_ones_stand_aside_and_equal_ones_stand_together() ->
     assert outstanding([long, twin, inner, beside]) == [[long, twin], [beside]]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_spans_of_which_none_lies_within_another_are_those_of_plain_python(seed: int) -> None:
+    draw = random.Random(seed)
+    spans = sorted((span_at(draw.randrange(40), draw.randint(1, 12)) for _ in range(60)), key=lambda one: -one.length)
+    places = {(one.start, one.start + one.length) for one in spans}
+    inner = {one for one in places for other in places - {one} if other[0] <= one[0] and one[1] <= other[1]}
+    found = outstanding(spans)
+    assert {(group[0].start, group[0].start + group[0].length) for group in found} == places - inner
+    assert [group[0].length for group in found] == sorted((group[0].length for group in found), reverse=True)
+    assert sum(map(len, found)) == sum((one.start, one.start + one.length) not in inner for one in spans)
+
+
 def test_a_character_in_several_spans_is_covered_once() -> None:
     assert covered_chars([span_at(0, 60), span_at(10, 40), span_at(50, 40), span_at(100, 5)]) == 95
     assert covered_chars([]) == 0
