@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 MAX_NEW_TOKENS = 256  # of an answer whose task does not say
-_SAMPLING = ("temperature", "top_k", "top_p")
-_KNOWN = {"until", "do_sample", "max_gen_toks", "max_new_tokens", *_SAMPLING}
+_SAMPLING = ("max_new_tokens", "stop", "temperature", "top_k", "top_p")
+_KNOWN = {"until", "do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p"}
 
 
 @register_model("sheepfold")
@@ -76,12 +76,11 @@ class SheepfoldLM(LM):
         for number, request in enumerate(requests):
             groups[_settings(request.args[1])].append(number)
         found = [""] * len(requests)
-        for (most, *sampling), numbers in groups.items():
+        for values, numbers in groups.items():
             prompts = [requests[number].args[0] for number in numbers]
-            named = dict(zip(_SAMPLING, sampling, strict=True))
-            completions = self.bundle.complete(prompts, max_new_tokens=most, **named)
+            completions = self.bundle.complete(prompts, **dict(zip(_SAMPLING, values, strict=True)))
             for number, completion in zip(numbers, completions, strict=True):
-                found[number] = _cut(completion.text, requests[number].args[1].get("until"))
+                found[number] = completion.text
         self._remember("generate_until", requests, found)
         return found
 
@@ -97,22 +96,18 @@ def _moved_space(context: str, continuation: str) -> tuple[str, str]:
     return bare, context[len(bare) :] + continuation
 
 
-def _settings(given: dict[str, Any]) -> tuple[int, float, int, float]:
-    """Tokens, temperature, top k and top p that a task asks for."""
+def _settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...], float, int, float]:
+    """What a task asks for, by the names of `_SAMPLING`."""
     unknown = sorted(given.keys() - _KNOWN)
     if unknown:
         raise ValueError(f"generation_kwargs has {unknown[0]}, expected some of {', '.join(sorted(_KNOWN))}")
     most = int(given.get("max_gen_toks") or given.get("max_new_tokens") or MAX_NEW_TOKENS)
+    until = given.get("until") or ()
+    stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
     if not given.get("do_sample", bool(given.get("temperature"))):
-        return most, 0.0, 0, 1.0
-    return most, float(given.get("temperature", 1.0)), int(given.get("top_k") or 0), float(given.get("top_p") or 1.0)
-
-
-def _cut(text: str, until: str | Sequence[str] | None) -> str:
-    """A text up to the first of the texts that end it."""
-    ends = [until] if isinstance(until, str) else until or []
-    places = [place for place in (text.find(end) for end in ends if end) if place >= 0]
-    return text[: min(places, default=len(text))]
+        return most, stop, 0.0, 0, 1.0
+    top_k, top_p = int(given.get("top_k") or 0), float(given.get("top_p") or 1.0)
+    return most, stop, float(given.get("temperature", 1.0)), top_k, top_p
 
 
 if __name__ == "__main__":

@@ -101,18 +101,26 @@ def _choice(question: MultipleChoice, logprobs: list[float]) -> Choice:
 def write_answers(bundle: Bundle, questions: Sequence[ExactMatch], on_step: Progress | None = None) -> list[str]:
     """What greedy generation writes behind each prompt, up to the first text that ends an answer.
 
+    Generation itself ends there, so that no token is made in vain. An answer that it ended in the white space before
+    the first word is written again without an end, and cut (see `ended`).
+
     Raises:
         ValueError: a prompt is empty, and the model knows no token that a text could begin with.
     """
-    groups: dict[int, list[int]] = defaultdict(list)
+    groups: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
     for number, question in enumerate(questions):
-        groups[question.max_new_tokens].append(number)
+        groups[question.max_new_tokens, question.stop].append(number)
     answers, done = [""] * len(questions), 0
-    for most, numbers in sorted(groups.items()):
+    for (most, stop), numbers in sorted(groups.items()):
         prompts = [questions[number].prompt for number in numbers]
-        completions = bundle.complete(prompts, max_new_tokens=most, temperature=0.0)
-        for number, completion in zip(numbers, completions, strict=True):
-            answers[number] = ended(completion.text, questions[number].stop).strip()
+        found = bundle.complete(prompts, max_new_tokens=most, temperature=0.0, stop=stop)
+        texts = [item.text for item in found]
+        blank = [place for place, item in enumerate(found) if item.finish_reason == "stop" and not item.text.strip()]
+        whole = bundle.complete([prompts[place] for place in blank], max_new_tokens=most, temperature=0.0)
+        for place, item in zip(blank, whole, strict=True):
+            texts[place] = ended(item.text, stop)
+        for number, text in zip(numbers, texts, strict=True):
+            answers[number] = text.strip()
         done += len(numbers)
         if on_step:
             on_step(done, len(questions))

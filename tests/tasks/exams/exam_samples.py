@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from model import save_weights
-from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
+from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle, TextCompletion
 
 
 def outspoken(folder: Path) -> Bundle:
@@ -22,3 +24,17 @@ def outspoken(folder: Path) -> Bundle:
     config = json.loads((folder / CONFIG_FILE).read_text())
     (folder / CONFIG_FILE).write_text(json.dumps({**config, "eos": False}))
     return Bundle(folder)
+
+
+def noted(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> list[TextCompletion]:
+    """A list that grows by all that the bundle writes from now on."""
+    found: list[TextCompletion] = []
+    complete = bundle.complete
+
+    def note(*arguments: Any, **named: Any) -> list[TextCompletion]:
+        made = complete(*arguments, **named)
+        found.extend(made)
+        return made
+
+    monkeypatch.setattr(bundle, "complete", note)
+    return found

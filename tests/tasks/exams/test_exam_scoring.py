@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
+from itertools import product
 
 import pytest
 import torch
-from exam_samples import outspoken
+from exam_samples import noted, outspoken
 from tiny_run import Ran
 
 from tasks.bundle import Bundle
@@ -77,6 +78,23 @@ def test_answers_are_what_greedy_generation_writes_up_to_what_ends_them(bundle: 
     assert answers[1] == texts[1].strip()[: texts[1].strip().index(end)].strip()
     assert answers[2] == texts[2].strip()
     assert texts[0].startswith(answers[3]) or texts[0].strip().startswith(answers[3])
+
+
+def test_no_token_is_made_behind_what_ends_an_answer(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole,) = bundle.complete(["a dog watches"], max_new_tokens=20, temperature=0.0)
+    made = noted(bundle, monkeypatch)
+    write_answers(bundle, [ExactMatch("1", "a dog watches", ("x",), 20, (whole.text.strip()[2],))])
+    assert [item.finish_reason for item in made] == ["stop"]
+    assert made[0].n_tokens < whole.n_tokens == 20
+
+
+def test_an_answer_behind_what_would_end_it_at_once_is_still_found(bundle: Bundle) -> None:
+    """A space takes the place of the line feed before an answer."""
+    prompts = ["".join(text) for text in product("abcdefgh", repeat=2)]
+    texts = [item.text for item in bundle.complete(prompts, max_new_tokens=20, temperature=0.0)]
+    prompt, whole = next(pair for pair in zip(prompts, texts, strict=True) if pair[1][:1].isspace() and pair[1].strip())
+    (answer,) = write_answers(bundle, [ExactMatch("1", prompt, ("x",), 20, (whole[0],))])
+    assert answer == ended(whole, (whole[0],)).strip() != ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from exam_samples import outspoken
+from exam_samples import noted, outspoken
 from tiny_run import Ran
 
 pytest.importorskip("lm_eval")
@@ -95,6 +95,16 @@ def test_text_ends_before_what_the_task_names(outspoken_harness: SheepfoldLM) ->
     assert written(until=whole[3]) == whole[: whole.index(whole[3])]
     assert written(until=["not there", whole[4:6]]) == whole[: whole.index(whole[4:6])]
     assert written(until=[]) == written(do_sample=False) == whole
+
+
+def test_no_token_is_made_behind_what_the_task_names(
+    outspoken_harness: SheepfoldLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = noted(outspoken_harness.bundle, monkeypatch)
+    whole = outspoken_harness.generate_until(asked(("the dog", {"max_gen_toks": 20})))[0]
+    outspoken_harness.generate_until(asked(("the dog", {"max_gen_toks": 20, "until": [whole[3]]})))
+    assert [item.finish_reason for item in made] == ["length", "stop"]
+    assert made[1].n_tokens < made[0].n_tokens
 
 
 def test_a_setting_of_generation_that_there_is_not_is_refused(harness: SheepfoldLM) -> None:
