@@ -1,34 +1,53 @@
-"""The evaluate flow: a registered model is measured on the corpus's frozen evaluation set."""
+"""The evaluate flow: a model is measured on the corpus's frozen evaluation set, or on any other texts."""
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
+from pydantic import Field
 
 from flows import pipeline
 from flows.actions import checkpoint_of, completions_path, log_evaluation, result_of, version_of
 from flows.context import Corpus, HomeFolder, Model, Refresh, described, finish, flow_session, task_runner
 from flows.measuring import measure_beside
+from tasks.evaluation.inputs import SPLITS
+from tasks.promotion import trained_on
 from tasks.session import artifact
-from tasks.settings import Settings
+from tasks.settings import EvaluationSettings, Settings
 
 
 @flow(name="evaluate", task_runner=task_runner(), persist_result=False)
 @described
 def evaluate(
-    model: Model = "champion", corpus: Corpus = "default", refresh: Refresh = "", home: HomeFolder = ""
+    model: Model = "champion",
+    corpus: Corpus = "default",
+    on: Annotated[str, Field(description="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
+    column: Annotated[str, Field(description="Field of JSONL or Parquet that holds the text.")] = "",
+    stride: Annotated[int, Field(description="Tokens from one window to the next; 0: no overlap.", ge=0)] = 0,
+    refresh: Refresh = "",
+    home: HomeFolder = "",
 ) -> dict[str, object]:
     """Measure a model beside its baselines, and look at what it writes."""
+    settings = EvaluationSettings(stride=stride)
     with flow_session(home, corpus, refresh) as session:
-        evalset = pipeline.frozen_evalset(session, corpus)
         checkpoint = checkpoint_of(session, model)
-        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
-        pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
+        evalset = pipeline.evaluation_texts(session, corpus, on, column)
+        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)
+        if not on:
+            pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         made = artifact(pipeline.sample(session, Settings(), checkpoint, evalset))
-        measured, beside = measure_beside(session, model, checkpoint, evalset, artifact(evaluation), made)
+        measured, beside = measure_beside(session, model, checkpoint, evalset, artifact(evaluation), made, settings)
+        if on:
+            measured = replace(measured, texts=_called(on), read=trained_on(session.store, checkpoint, evalset))
+        if measured.read:
+            session.note(f"{model} was trained on some of these documents, so its figures flatter it")
         version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:
-            session.act("track", partial(log_evaluation, session, run_id, version, evalset, metrics))
+            logged = _apart(metrics, evalset.stage) if on else metrics
+            session.act("track", partial(log_evaluation, session, run_id, version, evalset, logged))
         result = result_of(
             session,
             metrics={**metrics, **beside},
@@ -36,6 +55,15 @@ def evaluate(
             completions=completions_path(session.store, made),
         )
         return finish(session, corpus, result, measured)
+
+
+def _called(on: str) -> str:
+    return f"the {on} split" if on in SPLITS else Path(on).name
+
+
+def _apart(metrics: dict[str, float], stage: str) -> dict[str, float]:
+    """Figures under other names than those on the frozen evaluation set, at which a training's curve ends."""
+    return {f"{stage}/{name.partition('/')[2]}": value for name, value in metrics.items()}
 
 
 if __name__ == "__main__":

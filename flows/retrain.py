@@ -69,7 +69,7 @@ def retrain(
             "promote", lambda: promote_model(session, checkpoint, evalset, metrics, settings.evaluate)
         )
         made = artifact(pipeline.sample(session, settings, checkpoint, evalset))
-        model = f"version {done.version.version}, {done.alias}"
+        model = f"version {done.version.version} ({done.alias})"
         measured, beside = measure_beside(
             session, model, checkpoint, evalset, artifact(evaluation), made, settings.evaluate
         )

@@ -160,6 +160,34 @@ def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path,
     assert "guessing" in invoke(home, "evaluate", "--tasks", str(file)).stdout
 
 
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
+def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
+    first: dict[str, Any], home: Path, tmp_path: Path
+) -> None:
+    reports = home / "reports" / "default"
+    frozen, view = (reports / "evaluation.html").read_text(), sql(home, "select * from metrics order by all")
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"{number}.txt").write_text(f"Letter {number} is about the shepherd and the fold.\n" * 9)
+    before = set(reports.iterdir())
+    found = answer(home, "evaluate", "--on", str(folder), "--stride", "32")
+    assert found["metrics"]["val/documents"] == 2
+    assert found["notes"] == []
+    (page,) = {path for path in set(reports.iterdir()) - before if path.suffix == ".html"}
+    assert "2 documents of letters" in page.read_text()
+    assert (reports / "evaluation.html").read_text() == frozen
+    assert sql(home, "select * from metrics order by all") == view
+
+
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
+def test_a_model_that_is_measured_on_what_it_read_is_told_of_it(first: dict[str, Any], home: Path) -> None:
+    found = answer(home, "evaluate", "--on", "train")
+    assert "champion was trained on some of these documents, so its figures flatter it" in found["notes"]
+
+
 def test_verify_finds_a_whole_store(first: dict[str, Any], home: Path) -> None:
     report = answer(home, "verify")
     assert report["ok"] is True
@@ -223,6 +251,7 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
         (["sql", "selec 1"], "syntax error"),
         (["why", "nothing-of-that-name"], "nothing goes by"),
         (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
+        (["evaluate", "--tasks", "q.jsonl", "--on", "train"], "--tasks puts questions, not documents"),
         (["generate"], "give either a PROMPT or --prompts FILE"),
         (["ingest", ".", "--corpus", "team/x"], "'team/x' is no name for a corpus"),
         (["plan", ".", "--corpus", ".."], "'..' is no name for a corpus"),
