@@ -31,22 +31,24 @@ def evaluate(
 ) -> dict[str, object]:
     """Measure a model beside its baselines, and look at what it writes."""
     settings = EvaluationSettings(stride=stride)
+    usual = not (on or stride)  # other figures stand beside the usual ones, never in their place
     with flow_session(home, corpus, refresh) as session:
         checkpoint = checkpoint_of(session, model)
         evalset = pipeline.evaluation_texts(session, corpus, on, column)
         evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)
-        if not on:
+        if usual:
             pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         made = artifact(pipeline.sample(session, Settings(), checkpoint, evalset))
         measured, beside = measure_beside(session, model, checkpoint, evalset, artifact(evaluation), made, settings)
-        if on:
-            measured = replace(measured, texts=_called(on), read=trained_on(session.store, checkpoint, evalset))
+        if not usual:
+            read = trained_on(session.store, checkpoint, evalset)
+            measured = replace(measured, texts=_called(on, stride), read=read)
         if measured.read:
             session.note(f"{model} was trained on some of these documents, so its figures flatter it")
         version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:
-            logged = _apart(metrics, evalset.stage) if on else metrics
+            logged = metrics if usual else _apart(metrics, evalset.stage, stride)
             session.act("track", partial(log_evaluation, session, run_id, version, evalset, logged))
         result = result_of(
             session,
@@ -57,13 +59,16 @@ def evaluate(
         return finish(session, corpus, result, measured)
 
 
-def _called(on: str) -> str:
-    return f"the {on} split" if on in SPLITS else Path(on).name
+def _called(on: str, stride: int) -> str:
+    """What the documents are called, and how they were read."""
+    name = f"the {on} split" if on in SPLITS else Path(on).name if on else "the evaluation set"
+    return f"{name}, read in strides of {stride}" if stride else name
 
 
-def _apart(metrics: dict[str, float], stage: str) -> dict[str, float]:
-    """Figures under other names than those on the frozen evaluation set, at which a training's curve ends."""
-    return {f"{stage}/{name.partition('/')[2]}": value for name, value in metrics.items()}
+def _apart(metrics: dict[str, float], stage: str, stride: int) -> dict[str, float]:
+    """Figures under other names than the usual ones, at which a training's curve ends."""
+    place = f"{stage}/stride-{stride}" if stride else stage
+    return {f"{place}/{name.partition('/')[2]}": value for name, value in metrics.items()}
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from tasks.session import Session
 
 BESIDE = {"corpus.html", "dataset.html", "training.html", "generation.html"}
-_KEY = 8  # letters of the documents' key in the name of a page
+_KEY = 8  # letters of an evaluation's key in the name of a page
 
 
 def write_evaluation_page(session: Session, corpus: str, measured: Measured) -> tuple[Path, str]:
     """The page of a model's evaluation in the reports of the home; drawn anew only after a change.
 
-    An evaluation on other documents than the frozen ones has a page of its own beside that on those.
+    One on other documents than the frozen ones, or that read them otherwise, has a page of its own.
 
     Returns:
         The page, and a summary in Markdown.
@@ -35,5 +35,5 @@ def write_evaluation_page(session: Session, corpus: str, measured: Measured) -> 
         figures = collect_evaluation(session.store, measured, beside)
         return evaluation_page(figures, corpus), evaluation_summary(figures)
 
-    name = f"evaluation-{measured.evalset.key[:_KEY]}" if measured.texts else "evaluation"
+    name = f"evaluation-{measured.evaluation.key[:_KEY]}" if measured.texts else "evaluation"
     return draw_once(reports, name, [asdict(measured), beside], draw)

@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 from runs import Command, answer, environment, invoke
 
+from storage.home import Home
+from storage.registry import Registry
 from storage.store import LocalStore
+from storage.tracking import Tracking
 
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
 
@@ -158,6 +161,13 @@ def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path,
     assert found["metrics"]["exam/exact_match/accuracy"] == 0
     assert Path(found["answers"]).is_file()
     assert "guessing" in invoke(home, "evaluate", "--tasks", str(file)).stdout
+    registry = Registry(Tracking(Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")))
+    champion = registry.by_alias("champion")
+    assert champion is not None
+    points = registry.client.get_logged_model(champion.model_id).metrics or []
+    assert ("exam/multiple_choice/chance", 0.5, "questions") in {
+        (one.key, one.value, one.dataset_name) for one in points
+    }
 
 
 @pytest.mark.prefect
@@ -176,7 +186,7 @@ def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
     assert found["metrics"]["val/documents"] == 2
     assert found["notes"] == []
     (page,) = {path for path in set(reports.iterdir()) - before if path.suffix == ".html"}
-    assert "2 documents of letters" in page.read_text()
+    assert "2 documents of letters, read in strides of 32 (" in page.read_text()
     assert (reports / "evaluation.html").read_text() == frozen
     assert sql(home, "select * from metrics order by all") == view
 
