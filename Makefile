@@ -1,11 +1,12 @@
 # make demo            everything on a sample corpus (or SOURCE=folder), from an empty machine with Python and make
 # make test            all checks that have to pass; make test-full and make test-faults take longer
+# make audit           known faults of the versions that are pinned
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCE ?=
 MINUTES ?= 3
 
-.PHONY: demo test test-full test-faults setup ocr check fingerprints clean
+.PHONY: demo test test-full test-faults audit setup ocr check fingerprints clean
 
 demo: setup ocr
 	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
@@ -28,8 +29,18 @@ test: setup ocr check
 test-full: test
 	$(PYTEST) -m "full and not faults"
 
+# processes are killed at random moments, disks are filled (as root), clocks jump (with libfaketime), servers go away
 test-faults: setup ocr
-	$(BIN)/python -m pytest -m faults
+	$(PYTEST) -m faults
+
+# which of the pinned versions have known faults; asks the Python package index, and needs nothing else of the network
+audit: .venv/audit/installed
+	.venv/audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
+
+.venv/audit/installed: .venv/installed
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	@touch $@
 
 check: setup
 	$(BIN)/ruff check .

@@ -11,15 +11,21 @@ from flows.report import RunResult
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.home import Home
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
+from storage.registered import noted_version
 from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
 from storage.store import Store
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.evaluation import read_metrics
 from tasks.evaluation.compare import champion_figures
+from tasks.gates.facts import known_leaks
+from tasks.gates.stage import gates
 from tasks.generation.stage import COMPLETIONS_FILE, BundleSettings, adopt_bundle
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
+from tasks.rebuild import is_lost, rebuild
 from tasks.session import Session, artifact
-from tasks.settings import EvaluationSettings
+from tasks.settings import Settings
 from tasks.suggest import read_suggestion, suggest
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
@@ -128,17 +134,13 @@ def version_of(session: Session, checkpoint: ArtifactRef) -> ModelVersion | None
 
 
 def promote_model(
-    session: Session,
-    checkpoint: ArtifactRef,
-    evalset: ArtifactRef,
-    metrics: dict[str, float],
-    settings: EvaluationSettings | None = None,
+    session: Session, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings | None = None
 ) -> tuple[Promotion, str]:
-    """Compare with the champion on the same evaluation set and move names.
+    """Let the gates judge a model beside the champion, measured on the same evaluation set, and move names.
 
     Args:
-        metrics: the model's figures on that set.
-        settings: by which they were measured, and the champion's are.
+        evaluation: the model's.
+        settings: by which it was measured, the champion is, and the gates judge.
 
     Returns:
         What was done, and the id of the MLflow run.
@@ -146,35 +148,46 @@ def promote_model(
     Raises:
         UserError: if the model was trained on documents of the evaluation set.
     """
+    settings = settings or Settings()
+    (evalset,) = manifest_of(session.store, evaluation).input_refs("evalset")
     if trained_on(session.store, checkpoint, evalset):
         raise UserError(
             f"the model {checkpoint.stage}/{checkpoint.key[:12]} was trained on documents of the evaluation set "
             f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
         )
     run_id = ensure_training_run(session, checkpoint)
-    registry = Registry(session.resources.tracking)
+    registry = _whole_registry(session)
+    metrics = read_metrics(session.store, evaluation)
     while True:
-        rival = _measured_champion(session, registry, checkpoint, evalset, metrics, settings)
+        rival = _measured_champion(session, registry, checkpoint, evaluation, settings)
+        judged = _judged(session, checkpoint, evaluation, rival, settings)
         try:
-            done = promote(session.store, registry, run_id, checkpoint, evalset, metrics, rival)
+            done = promote(session.store, registry, run_id, checkpoint, evaluation, judged, rival)
         except ChampionChanged:
             continue  # another promotion was faster; its champion is measured in turn
         figures = dict(metrics)
-        if rival is not None and rival.metrics is not None and rival.metrics is not metrics:
-            figures |= champion_figures(rival.metrics)
+        if rival is not None and rival.evaluation not in (None, evaluation):
+            figures |= champion_figures(read_metrics(session.store, artifact(rival.evaluation)))
         log_evaluation(session, run_id, done.version, evalset, figures)
         return done, run_id
 
 
+def _whole_registry(session: Session) -> Registry:
+    """The registry; one that was lost is made again first, so that a champion is never forgotten."""
+    registry = Registry(session.resources.tracking)
+    if is_lost(session.store, registry):
+        done = rebuild(session.store, session.resources.tracking)
+        session.note(
+            f"the registry was empty, so {len(done.versions)} version(s) and {done.runs} run(s) were put back into it "
+            "from the store"
+        )
+    return registry
+
+
 def _measured_champion(
-    session: Session,
-    registry: Registry,
-    checkpoint: ArtifactRef,
-    evalset: ArtifactRef,
-    metrics: dict[str, float],
-    settings: EvaluationSettings | None,
+    session: Session, registry: Registry, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings
 ) -> Rival | None:
-    """The present champion with its figures on the evaluation set, `metrics` if it is this very checkpoint."""
+    """The present champion, evaluated on the same set; `evaluation` itself if it is this very checkpoint."""
     from flows.pipeline import evaluate_model
 
     champion = registry.by_alias(CHAMPION)
@@ -182,14 +195,33 @@ def _measured_champion(
         return None
     found = version_checkpoint(session, registry, champion)
     if found == checkpoint:
-        return Rival(champion.version, metrics)
+        return Rival(champion.version, evaluation)
+    (evalset,) = manifest_of(session.store, evaluation).input_refs("evalset")
     if trained_on(session.store, found, evalset):
         session.note(
             f"model version {champion.version} was champion, but it was trained on documents of this evaluation set; "
             "its figures on it would say nothing, so it was not compared"
         )
         return Rival(champion.version, None)
-    return Rival(champion.version, evaluate_model(session, found, evalset, settings)[1])
+    return Rival(champion.version, artifact(evaluate_model(session, found, evalset, settings.evaluate)[0]))
+
+
+def _judged(
+    session: Session, checkpoint: ArtifactRef, evaluation: ArtifactRef, rival: Rival | None, settings: Settings
+) -> ArtifactRef:
+    """The verdicts of the gates on a model; of the champion itself, those by which it became champion."""
+    inputs = {"checkpoint": checkpoint, "evaluation": evaluation}
+    if rival is not None and rival.evaluation == evaluation:
+        known = noted_version(session.store, rival.version)
+        if known is not None and known.gates is not None and session.store.find(known.gates.stage, known.gates.key):
+            return session.reuse(gates, known.gates)
+    elif rival is not None and rival.evaluation is not None:
+        inputs["champion"] = rival.evaluation
+    (evalset,) = manifest_of(session.store, evaluation).input_refs("evalset")
+    leaks = known_leaks(session.store, checkpoint, evalset)
+    if leaks is not None:
+        inputs["leaks"] = leaks
+    return artifact(session.run(gates, settings.gates, **inputs))
 
 
 def model_entry(done: Promotion) -> dict[str, Any]:
@@ -200,6 +232,7 @@ def model_entry(done: Promotion) -> dict[str, Any]:
         "alias": done.alias,
         "reason": done.reason,
         "moved": done.moved,
+        "gates": [item.document() for item in done.verdicts],
     }
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from flows.actions import checkpoint_of, resolve_version
+from flows.actions import checkpoint_of, has_registry, resolve_version
 from storage.errors import UserError
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import Registry
+from storage.registry import CHAMPION, Registry
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
 from tasks.resources import Resources
@@ -23,6 +24,7 @@ from tasks.session import Session
 from tasks.settings import Settings, TokenizerSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.train_settings import ModelSettings
+from tasks.training import train
 
 CARRIER = "small"  # a preset all of whose fields are replaced
 FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid")  # of the network; they shape no weight
@@ -107,6 +109,36 @@ def _base_of(session: Session, checkpoint: ArtifactRef) -> Base:
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     framing = {name: bool(config.get(name, True)) for name in ("bos", "eos")}
     return Base(checkpoint, folder, config["model"], framing)
+
+
+def continuing(session: Session, settings: Settings, base: str) -> Settings:
+    """The settings of a run that is to continue from a model, by name; before there is a champion, from scratch."""
+    if not base:
+        return settings
+    if base == CHAMPION and not _has_champion(session):
+        session.note("there is no champion to continue from yet, so this training begins from scratch")
+        return settings
+    return replace(settings, train=replace(settings.train, base=base))
+
+
+def _has_champion(session: Session) -> bool:
+    return has_registry(session.home) and Registry(session.resources.tracking).by_alias(CHAMPION) is not None
+
+
+def champion_of(session: Session, base: str, dataset: ArtifactRef) -> ArtifactRef | None:
+    """The champion, if it is what a run continues from and has read this very dataset: then there is nothing to train.
+
+    Else a schedule that nothing new came to would train its own last result again and again.
+    """
+    if base != CHAMPION or base not in session.bases:
+        return None
+    found: Base = session.bases[base]
+    if found.checkpoint.stage != train.name:
+        return None
+    if manifest_of(session.store, found.checkpoint).inputs["dataset"]["digest"] != dataset.digest:
+        return None
+    session.note("the champion has read all of this already, so nothing was trained")
+    return session.reuse(train, found.checkpoint)
 
 
 def with_base(settings: Settings, base: Base | None) -> Settings:

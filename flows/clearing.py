@@ -21,7 +21,7 @@ def clear_up(home: str, grace_days: float, dry_run: bool) -> dict[str, Any]:
         grace_days: what was made or used within so many days stays; a run that goes on uses what it has not named yet.
     """
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     grace = grace_days * SECONDS_PER_DAY
     found = find_garbage(store, _roots(place), grace)
     left = [] if dry_run else remove_garbage(store, found, grace)
@@ -38,7 +38,8 @@ def clear_up(home: str, grace_days: float, dry_run: bool) -> dict[str, Any]:
 
 def sizes_of(home: str) -> dict[str, dict[str, int]]:
     """Artefacts and bytes of each stage."""
-    found = sizes(open_store(Home.from_environment(home or None).store))
+    place = Home.from_environment(home or None)
+    found = sizes(open_store(place.store, place.cache))
     return {item.stage: {"artefacts": item.artefacts, "bytes": item.size} for item in found}
 
 

@@ -15,16 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json
-from flows.cli_compare import compare
+from flows.cli_compare import ablate, compare
 from flows.cli_count import count
 from flows.cli_exam import checked_questions, show_exam
 from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_generate import generate
 from flows.cli_harness import lm_eval
 from flows.cli_inspect import inspect
-from flows.cli_keep import forget, gc
+from flows.cli_keep import compact, forget, gc
 from flows.cli_lookup import sample, sql, status, verify, why
+from flows.cli_names import rebuild_tracking, rollback
 from flows.cli_suggest import show_suggestion
+from flows.cli_team import down, up
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -332,6 +334,7 @@ def evaluate(
     on: Annotated[str, typer.Option(help="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
     column: Annotated[str, typer.Option(help="Field of JSONL or Parquet that holds the text.")] = "",
     stride: Annotated[int, typer.Option(help="Tokens from one window to the next; 0: no overlap.", min=0)] = 0,
+    drift: Annotated[bool, typer.Option("--drift", help="Also on documents that came after it was trained.")] = False,
     corpus: Corpus = "default",
     refresh: Refresh = None,
     home: HomeFolder = "",
@@ -349,22 +352,33 @@ def evaluate(
             return
         from tasks.evaluation.inputs import SPLITS
 
-        how = {"on": on if on in SPLITS else _absolute(on), "column": column, "stride": stride}
+        how = {"on": on if on in SPLITS else _absolute(on), "column": column, "stride": stride, "drift": drift}
         _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or []), **how), as_json)
 
 
 @app.command()
-def promote(corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False) -> None:
-    """Register the corpus's latest training, and make it champion if it is better."""
+def promote(
+    corpus: Corpus = "default",
+    config: Config = "",
+    assign: Assign = None,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Register the corpus's latest training, and make it champion if it passes the gates."""
     with plain_errors():
-        _show(_flow("promote", home, corpus=corpus), as_json)
+        _show(_flow("promote", home, corpus=corpus, config=_absolute(config), overrides=_overrides(assign)), as_json)
 
 
 # looking things up, and commands about the network itself, in modules of their own
-for _command in (sql, why, forget, gc, verify, status, sample):
+for _command in (sql, why, forget, gc, compact, verify, status, sample):
     app.command()(_command)
+app.command()(up)
+app.command()(down)
 app.command()(generate)
 app.command()(compare)
+app.command()(rollback)
+app.command()(rebuild_tracking)
+app.command()(ablate)
 app.command()(inspect)
 app.command()(count)
 app.command()(export)

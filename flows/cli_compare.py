@@ -1,4 +1,4 @@
-"""`sheepfold compare`: two models on the same documents, as a table, as JSON and as a page."""
+"""Two models on the same documents, as a table, as JSON and as a page: `compare` those that are there, or `ablate`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,45 @@ def compare(
             return
         print(pair_table(done.figures))
         say(f"page: {done.page}")
+
+
+def ablate(
+    without: Annotated[
+        str, typer.Option(help="A kind, a folder, a pattern of paths, or an SQL condition over documents.")
+    ],
+    model: Annotated[str, typer.Option(help="What is trained again (default: the corpus's last training).")] = "",
+    prompts: Annotated[str, typer.Option(help="File of prompts that both continue: text, JSONL or Parquet.")] = "",
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Train a model again without a source of its documents, and compare the two; nothing is registered."""
+    with plain_errors():
+        from flows.ablation import ablate_direct
+
+        done = ablate_direct(home, without, corpus, model, prompts)
+        if as_json:
+            from dataclasses import asdict
+
+            from tasks.evaluation_report.pairs import pair_document
+
+            print_json(
+                {
+                    "without": done.without,
+                    "documents_left_out": done.documents,
+                    "documents_trained_on": done.trained_on,
+                    **pair_document(done.compared.figures),
+                    "notes": [*done.compared.figures.notes, *done.notes],
+                    "stages": [asdict(item) for item in done.stages],
+                    "page": str(done.compared.page),
+                }
+            )
+            return
+        print(f"left out: {done.documents:,} documents {done.without}; trained on the other {done.trained_on:,}\n")
+        print(pair_table(done.compared.figures))
+        for note in done.notes:
+            print(f"note: {note}")
+        say(f"page: {done.compared.page}")
 
 
 def pair_table(figures: PairFigures) -> str:

@@ -60,7 +60,8 @@ def export_corpus(
         from storage.store import open_store
         from tasks.corpora.export import export_corpus as write_corpus
 
-        store = open_store(Home.from_environment(home or None).store)
+        place = Home.from_environment(home or None)
+        store = open_store(place.store, place.cache)
         written = write_corpus(store, read_state(store, corpus), _path(folder), what, split)
         if as_json:
             print_json(asdict(written))

@@ -80,6 +80,31 @@ def gc(
             print(f"left, because somebody uses it: {name}")
 
 
+def compact(
+    dry_run: DryRun = False,
+    at_least: Annotated[int, typer.Option(help="Join small segments when there are so many of them.", min=2)] = 8,
+    grace_days: Annotated[float, typer.Option(help="Keep what was joined for so long after its last use.", min=0)] = 1,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Join many small segments into few; no document is read or encoded again, and no digest changes."""
+    with plain_errors():
+        from flows.compaction import compact_home
+
+        done = compact_home(home, at_least, grace_days, dry_run)
+        if as_json:
+            print_json(done)
+            return
+        parts = sum(map(len, done["joined"].values()))
+        print(f"{parts} segment(s) {'would be' if dry_run else 'are'} joined into {len(done['joined'])}")
+        for name in done["followed"]:
+            print(f"corpus {name} stands at them now")
+        for name in done["waiting"]:
+            print(f"corpus {name} will with its next run")
+        if done["removed"]:
+            print(f"{len(done['removed'])} artefact(s) of segments that were joined are removed")
+
+
 def print_sizes(stages: list[dict[str, Any]]) -> None:
     """Print how much of each stage is there."""
     print(f"{'stage':<18}{'artefacts':>10}{'MiB':>12}{'garbage':>10}{'MiB':>12}")

@@ -10,6 +10,8 @@ import typer
 
 from flows.cli_common import AsJson, Corpus, HomeFolder, plain_errors, print_json, say
 
+SHOWN = 20  # entries of a list in a terminal
+
 
 def sql(
     query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
@@ -23,7 +25,8 @@ def sql(
         from storage.home import Home
         from storage.store import open_store
 
-        rows = Catalog(open_store(Home.from_environment(home or None).store), corpus).query(query)
+        place = Home.from_environment(home or None)
+        rows = Catalog(open_store(place.store, place.cache), corpus).query(query)
         if as_json:
             print_json(rows)
         else:
@@ -84,16 +87,21 @@ def why(
 
 def _print_tree(value: Any, depth: int) -> None:
     items: Iterator[tuple[str, Any]]
-    items = iter(value.items()) if isinstance(value, dict) else (("-", item) for item in value)
+    items = iter(value.items()) if isinstance(value, dict) else (("-", item) for item in value[:SHOWN])
     for name, item in items:
         if isinstance(item, dict | list):
             print(f"{'  ' * depth}{name}")
             _print_tree(item, depth + 1)
         else:
             print(f"{'  ' * depth}{name}: {item}")
+    if isinstance(value, list) and len(value) > SHOWN:
+        print(f"{'  ' * depth}and {len(value) - SHOWN:,} more (--json has all)")
 
 
 def verify(
+    mend: Annotated[
+        bool, typer.Option("--repair", help="Set aside what is damaged, so that the next run makes it again.")
+    ] = False,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
@@ -102,7 +110,7 @@ def verify(
     with plain_errors():
         from flows.direct import verify_home
 
-        report = verify_home(home, corpus)
+        report = verify_home(home, corpus, mend)
         if as_json:
             print_json(report)
         else:
@@ -110,6 +118,10 @@ def verify(
                 print(f"{'ok  ' if not check['problems'] else 'BAD '} {check['name']}: {check['checked']} checked")
                 for problem in check["problems"]:
                     print(f"     {problem}")
+            for item in report.get("repaired", []):
+                print(f"{'done' if item['done'] else 'LEFT'} {item['thing']}: {item['what']}")
+            if mend and not report["repaired"]:
+                print("nothing is damaged")
         if not report["ok"]:
             raise typer.Exit(1)
 
@@ -122,8 +134,11 @@ def status(
     """Where everything is: addresses, corpora, the champion."""
     with plain_errors():
         from flows.direct import status_of
+        from flows.team.status import team_status
+        from storage.home import Home
 
-        document = status_of(home)
+        team = team_status(Home.from_environment(home or None))
+        document = {**status_of(home), **team}
         if sizes:
             from flows.clearing import sizes_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,19 +68,32 @@ def compare_models(
     Raises:
         UserError: if a name leads to no model, or there is nothing to measure on.
     """
+    checkpoints = (checkpoint_of(session, a), checkpoint_of(session, b))  # first: a wrong name costs nothing
+    names = tuple(f"version {name}" if name.isdecimal() else name for name in (a, b))
+    return compare_checkpoints(session, names, checkpoints, corpus, settings or Settings(), on, column, prompts)
+
+
+def compare_checkpoints(
+    session: Session,
+    names: Sequence[str],
+    checkpoints: Sequence[ArtifactRef],
+    corpus: str,
+    settings: Settings,
+    on: str = "",
+    column: str = "",
+    prompts: str = "",
+) -> Compared:
+    """Compare two models that are at hand, whatever they are called; see `compare_models`."""
     from tasks.evaluation_report.pair_page import pair_page  # with it comes what draws
     from tasks.evaluation_report.pairs import Side, collect_pair
 
-    settings = settings or Settings()
-    checkpoints = [checkpoint_of(session, name) for name in (a, b)]  # first: a wrong name costs nothing
     evalset = pipeline.evaluation_texts(session, corpus, on, column)
     asked = read_prompts(Path(prompts).expanduser()) if prompts else sample_prompts(session.store, evalset)
     sides: list[Side] = []
-    for name, checkpoint in zip((a, b), checkpoints, strict=True):
+    for name, checkpoint in zip(names, checkpoints, strict=True):
         evaluation, _ = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
         made = pipeline.generate_text(session, settings, checkpoint, asked)
-        known = f"version {name}" if name.isdecimal() else name
-        sides.append(Side(known, checkpoint, artifact(evaluation), artifact(made)))
+        sides.append(Side(name, checkpoint, artifact(evaluation), artifact(made)))
     figures = collect_pair(session.store, sides[0], sides[1], evalset, _doubts(session, sides, evalset))
     page = session.home.reports_of(corpus) / f"{_page_name(sides, evalset)}.html"
     page.parent.mkdir(parents=True, exist_ok=True)

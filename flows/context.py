@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,24 +11,29 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from prefect import get_run_logger
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.runtime import deployment, flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from flows.corpus_page import write_corpus_page
 from flows.dataset_page import write_dataset_page
+from flows.embedded import EMBEDDED
 from flows.evaluation_page import write_evaluation_page
+from flows.gates_page import write_gates_page
 from flows.generation_page import write_generation_page
 from flows.report import RunResult, run_report
 from flows.stages import stage_names
 from flows.train_page import write_training_page
 from storage.catalog import check_corpus_name
+from storage.errors import UserError
 from storage.home import Home
+from storage.registry import Registry
 from tasks.evaluation_report.collect import Measured
 from tasks.generation.stage import generate
 from tasks.ingest.records import Limits
 from tasks.ingest.snapshot import snapshot
+from tasks.promotion import Promotion
 from tasks.resources import Resources
 from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
@@ -51,9 +57,19 @@ Refresh = Annotated[str, Field(description="Stages to compute again, separated b
 RetryFailed = Annotated[bool, Field(description="Extract files again whose extraction failed.")]
 Config = Annotated[str, Field(description="Configuration file (TOML or JSON); empty for none.")]
 Overrides = Annotated[str, Field(description="Further settings, section.name=value, one per line.")]
+Base = Annotated[
+    str,
+    Field(
+        description="Model to continue from, such as champion (which is not trained again on what it has read); empty "
+        "begins from scratch."
+    ),
+]
 Deterministic = Annotated[bool, Field(description="Ask torch for deterministic kernels only.")]
 HomeFolder = Annotated[str, Field(description="Home folder; empty takes SHEEPFOLD_HOME, else .sheepfold.")]
 Model = Annotated[str, Field(description="A model: alias, version, models:/ address, run id or folder.")]
+
+# A run that is lost is queued again by an automation; one that takes its worker with it each time has to end somewhere.
+MOST_BEGINNINGS = 5
 
 # An unbounded runner would start a thread per segment; extraction is bounded by its own pool of processes anyway.
 SEGMENTS_AT_ONCE = 4
@@ -74,6 +90,19 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def task_runner() -> ThreadPoolTaskRunner:
     """Runner of the flows' tasks."""
     return ThreadPoolTaskRunner(max_workers=SEGMENTS_AT_ONCE)
+
+
+def flow_run_begins() -> None:
+    """Refuse to go on with a run that was lost or crashed too often.
+
+    Raises:
+        UserError: if so; the run fails, and a failed run is not queued again.
+    """
+    if flow_run.run_count > MOST_BEGINNINGS:
+        raise UserError(
+            f"this run was begun {flow_run.run_count} times and never came to its end: see its log and its worker's, "
+            "often it is memory; then start it anew"
+        )
 
 
 def flow_settings(config: str, overrides: str, **options: object) -> Settings:
@@ -101,8 +130,9 @@ def flow_session(
     """The session of the running flow; ends its processes when the flow ends.
 
     Raises:
-        UserError: if the corpus cannot be called that, or a stage to refresh does not exist.
+        UserError: if the corpus cannot be called that, there is no such stage, or the run was begun too often.
     """
+    flow_run_begins()
     check_corpus_name(corpus)
     place = Home.from_environment(home or None).create()
     names = stage_names(refresh)
@@ -111,17 +141,47 @@ def flow_session(
             "prefect.flow_run_id": str(flow_run.id or ""),
             "prefect.flow_run_name": str(flow_run.name or ""),
             "prefect.deployment": str(deployment.name or ""),
+            "prefect.ui_url": "" if os.environ.get(EMBEDDED) else str(flow_run.ui_url or ""),
+            "sheepfold.corpus": corpus,
         }
         yield PrefectSession(place, resources, names, retry_failed)
 
 
+def _link_mlflow(session: PrefectSession, run_id: str, promoted: Promotion | None) -> None:
+    """Say in Prefect's UI where MLflow shows the run and the model: by links where a server shows its pages."""
+    address = session.resources.tracking.page_of_run(run_id)
+    if address is None:
+        create_markdown_artifact(
+            f"MLflow run `{run_id}` in `{session.home.shown_tracking_uri}`",
+            key="sheepfold-mlflow-run",
+            description="Where the training curve is",
+        )
+        return
+    create_link_artifact(
+        address, link_text=f"MLflow run {run_id}", key="sheepfold-mlflow-run", description="Where the training curve is"
+    )
+    if promoted is not None:
+        version = promoted.version.version
+        create_link_artifact(
+            Registry(session.resources.tracking).page_of(version) or address,
+            link_text=f"Version {version} in the registry",
+            key="sheepfold-model-version",
+            description="Card, tags and figures of the model",
+        )
+
+
 def finish(
-    session: PrefectSession, corpus: str, result: RunResult, measured: Measured | None = None
+    session: PrefectSession,
+    corpus: str,
+    result: RunResult,
+    measured: Measured | None = None,
+    promoted: Promotion | None = None,
 ) -> dict[str, object]:
     """Leave the report in the UI and in the home; returns the flow's result.
 
     Args:
         measured: the model whose evaluation is to have a page.
+        promoted: what the gates said of it.
     """
     with ThreadPoolExecutor(1) as aside:
         # drawn by a process of its own where the corpus is large, beside the report
@@ -150,6 +210,9 @@ def finish(
     if session.produced.get(train.name):
         page, summary = write_training_page(session, corpus, result.metrics)
         leave("training", f"How the model of {corpus} was trained", summary, page)
+    if promoted is not None:
+        page, summary = write_gates_page(session, corpus, promoted)
+        leave("gates", f"Whether version {promoted.version.version} may be champion", summary, page)
     if session.produced.get(generate.name):
         page, summary = write_generation_page(session, corpus)
         leave("generation", f"What the model of {corpus} wrote", summary, page)
@@ -165,11 +228,7 @@ def finish(
         figures = [{"metric": name, "value": value} for name, value in sorted(result.metrics.items())]
         create_table_artifact(figures, key="sheepfold-metrics", description="Evaluation beside its baselines")
     if result.mlflow_run_id:
-        create_markdown_artifact(
-            f"MLflow run `{result.mlflow_run_id}` in `{session.home.tracking_uri}`",
-            key="sheepfold-mlflow-run",
-            description="Where the training curve is",
-        )
+        _link_mlflow(session, result.mlflow_run_id, promoted)
     computed = sum(item.computed for item in result.stages)
     get_run_logger().info("computed %d units, reused the rest", computed)
     return result.to_dict()

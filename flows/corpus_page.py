@@ -45,6 +45,7 @@ def write_corpus_page(session: Session, corpus: str) -> tuple[Path, str]:
             lambda done, total: None,
             n_files * TABLE_BYTES_PER_FILE,
             store=session.home.store,
+            cache=str(session.home.cache),
             corpus=corpus,
             locations=locations.name,
             passwords=list(resources.passwords),
@@ -55,12 +56,19 @@ def write_corpus_page(session: Session, corpus: str) -> tuple[Path, str]:
 
 
 def draw_corpus_page(
-    store: str, corpus: str, locations: str, passwords: list[str], out: str, progress: Callable[[int, int], None]
+    store: str,
+    cache: str,
+    corpus: str,
+    locations: str,
+    passwords: list[str],
+    out: str,
+    progress: Callable[[int, int], None],
 ) -> str:
     """Write the page; returns the summary.
 
     Args:
         store: address of the store.
+        cache: folder for copies of what it holds.
         locations: JSON lines with the sha256 and the place of each file.
         passwords: tried on encrypted PDFs when a picture of a page is drawn.
         out: where the page goes.
@@ -68,7 +76,7 @@ def draw_corpus_page(
     from tasks.corpus_report import collect, draw_report, draw_summary
     from tasks.corpus_report.thumbnails import Thumbnails
 
-    figures = collect(Catalog(open_store(store), corpus))
+    figures = collect(Catalog(open_store(store, Path(cache)), corpus))
     with Thumbnails(_Places(Path(locations)), passwords) as thumbnails:
         page = draw_report(figures, corpus, thumbnails)
     new = Path(out).with_suffix(".new")

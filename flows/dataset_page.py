@@ -46,6 +46,7 @@ def write_dataset_page(session: Session, corpus: str) -> tuple[Path, Path, str]:
         lambda done, total: None,
         n_files * TABLE_BYTES_PER_FILE,
         store=session.home.store,
+        cache=str(session.home.cache),
         corpus=corpus,
         page=str(page),
         card=str(card),
@@ -54,17 +55,20 @@ def write_dataset_page(session: Session, corpus: str) -> tuple[Path, Path, str]:
     return page, card, summary.read_text(encoding="utf-8")
 
 
-def draw_dataset_page(store: str, corpus: str, page: str, card: str, progress: Callable[[int, int], None]) -> str:
+def draw_dataset_page(
+    store: str, cache: str, corpus: str, page: str, card: str, progress: Callable[[int, int], None]
+) -> str:
     """Write the page and the card; returns the summary.
 
     Args:
         store: address of the store.
+        cache: folder for copies of what it holds.
         page, card: where they go.
     """
     from tasks.corpus_report.queries import collect
     from tasks.dataset_report import collect_dataset, data_card, dataset_page, dataset_summary, provenance
 
-    opened = open_store(store)
+    opened = open_store(store, Path(cache))
     files = collect(Catalog(opened, corpus))
     # another catalogue, because the first gives the memory of its tables back only when it is closed
     catalog = Catalog(opened, corpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,16 +25,20 @@ from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
 from storage.registry import MODEL_NAME, ModelVersion, Registry
+from storage.repair import repair
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
 from storage.tombstones import read_tombstones
 from storage.verify import Check, check_store
 from tasks.exposure import exposures, told
+from tasks.forgetting.targets import find_targets
 from tasks.generation.prompts import Prompt, one_prompt, read_prompts
 from tasks.generation.stage import COMPLETIONS_FILE, complete
 from tasks.resources import Resources
 from tasks.session import Session, ThreadSession, artifact
 from tasks.settings import load_settings
+
+_DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or enough of one
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ def status_of(home: str) -> dict[str, Any]:
     from storage.tracking import Tracking
 
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     champion = None
     if has_registry(place):
         champion = champion_entry(Registry(Tracking(place)))
@@ -142,25 +147,36 @@ def status_of(home: str) -> dict[str, Any]:
         # without a server, each command starts one of its own and ends it
         "prefect_api_url": os.environ.get("PREFECT_API_URL"),
         "prefect_file": str(Path(__file__).with_name("prefect.yaml")),
-        "mlflow_tracking_uri": place.tracking_uri,
+        "mlflow_tracking_uri": place.shown_tracking_uri,
         "corpora": [name.partition("/")[2] for name in store.refs("corpus/")],
         "artifacts": {stage: sum(1 for _ in store.manifests(stage)) for stage in store.stages()},
         "champion": champion,
     }
 
 
-def verify_home(home: str, corpus: str) -> dict[str, Any]:
-    """Check everything that can be checked."""
+def verify_home(home: str, corpus: str, mend: bool = False) -> dict[str, Any]:
+    """Check everything that can be checked.
+
+    Args:
+        mend: set aside what is damaged, so that the next run makes it again.
+    """
     from tasks.checks import check_sequences, check_split, check_tokens
 
-    address = Home.from_environment(home or None).store
-    store = open_store(address)
+    place = Home.from_environment(home or None)
+    store = open_store(place.store, place.cache)
     if not store.stages():
-        raise StoreError(f"there is nothing to check: no artefacts in {address}")
+        raise StoreError(f"there is nothing to check: no artefacts in {place.store}")
     checks: list[Check] = check_store(store)
-    state = read_state(store, corpus)
+    if mend:
+        done = repair(store, checks)
+        return {
+            "ok": all(item.done for item in done) and not any(_left(check) for check in checks),
+            "checks": [asdict(check) for check in checks],
+            "repaired": [asdict(item) for item in done],
+        }
     whole = not any(check.problems for check in checks)  # what is damaged cannot be read for its meaning
-    whole = whole and "snapshot" in state  # a corpus from which something was forgotten waits for its next run
+    state = read_state(store, corpus) if whole else {}
+    whole = "snapshot" in state  # a corpus from which something was forgotten waits for its next run
     if whole and "curate" in state:
         checks.append(check_split(store, state))
     if whole and "tokenise" in state:
@@ -168,6 +184,11 @@ def verify_home(home: str, corpus: str) -> dict[str, Any]:
     if whole and "dataset" in state:
         checks.append(check_sequences(store, state))
     return {"ok": not any(check.problems for check in checks), "checks": [asdict(check) for check in checks]}
+
+
+def _left(check: Check) -> bool:
+    """Whether a check found something that setting things aside does not mend."""
+    return len(check.problems) > len(check.damaged)
 
 
 def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
@@ -178,7 +199,7 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
         UserError: if several completions do.
     """
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     found = (
         _by_address(store, thing)
         or _by_key(place, store, thing)
@@ -186,11 +207,14 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
         or _forgotten(place, store, thing)
         or _by_model(place, store, thing)
         or _newest_completion(store, thing)
+        or _gone_document(place, store, corpus, thing)
     )
     if found is None:
         raise StoreError(
-            f"nothing goes by {thing!r}: it is no artefact key, completion (KEY/ID or KEY/ID#SAMPLE), document id, "
-            "path or model of this home"
+            f"nothing goes by {thing!r}: it is no model (alias, version, models:/ address, run id), no artefact "
+            "(STAGE/KEY, or eight digits of the key), no completion (KEY/ID[#SAMPLE], or its ID), and no document of "
+            f"corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and the champion, "
+            '`sheepfold sql "select path, doc_id from files"` the documents'
         )
     return {"thing": thing, **found}
 
@@ -231,14 +255,16 @@ def _led_to(place: Home, store: Store, ref: ArtifactRef) -> dict[str, Any]:
 
 
 def _by_key(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
-    key = thing.rpartition("/")[2]
-    if len(key) < 8 or not all(char in "0123456789abcdef" for char in key):
+    """The artefact named by its key, or eight digits of it, with or without its stage."""
+    stage, _, key = thing.rpartition("/")
+    if not _DIGITS.fullmatch(key):
         return None
-    for stage in store.stages():
-        for manifest in store.manifests(stage):
-            if manifest.key.startswith(key):
-                return _lineage(store, manifest.ref) | _led_to(place, store, manifest.ref)
-    return None
+    stages = [stage] if stage else store.stages()
+    found = [manifest for name in stages for manifest in store.manifests(name) if manifest.key.startswith(key)]
+    if len(found) > 1:
+        listed = ", ".join(f"{manifest.stage}/{manifest.key}" for manifest in found)
+        raise UserError(f"{thing!r} is the beginning of {len(found)} artefacts: give one of {listed}")
+    return _lineage(store, found[0].ref) | _led_to(place, store, found[0].ref) if found else None
 
 
 def _completions(store: Store, name: str, key: str = "") -> list[tuple[Manifest, dict[str, Any]]]:
@@ -327,6 +353,19 @@ def _forgotten(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
     return {"forgotten": {"doc_id": item.doc_id, "since": item.since, "reason": item.reason}, "seen_by": seen}
 
 
+def _gone_document(place: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+    """A document that an earlier listing had; its file is not there any more."""
+    targets = find_targets(store, corpus, thing)
+    if not targets:
+        return None
+    doc_ids = {target.doc_id for target in targets}
+    return {
+        "note": f"not in corpus {corpus!r} any more; an earlier run read it",
+        "files": [asdict(target) for target in targets],
+        "seen_by": told(exposures(store, doc_ids), registered_versions(place)),
+    }
+
+
 def _is(version: ModelVersion, training: str) -> bool:
     return f"{version.checkpoint.stage}/{version.checkpoint.key}" == training
 
@@ -335,8 +374,13 @@ def _by_document(place: Home, store: Store, corpus: str, thing: str) -> dict[str
     if not read_state(store, corpus):
         return None
     catalog = Catalog(store, corpus)
-    quoted = thing.replace("'", "''")
-    files = catalog.query(f"select * from files where path = '{quoted}' or doc_id = '{quoted}' order by path")
+    quoted = thing.removeprefix("./").replace("'", "''")
+    absolute = str(Path(thing).expanduser().absolute()).replace("'", "''")
+    beginning = f"or starts_with(doc_id, '{quoted}')" if _DIGITS.fullmatch(thing) else ""
+    files = catalog.query(
+        f"select * from files where path = '{quoted}' or doc_id = '{quoted}' or concat(rtrim(source, '/'), '/', path) "
+        f"= '{absolute}' {beginning} order by path"
+    )
     if not files:
         return None
     doc_ids = {row["doc_id"] for row in files if row["doc_id"]}

@@ -1,4 +1,5 @@
-"""Prefect's API for a command: the server that is configured, else one of our own for as long as the command lives.
+"""Prefect's API for a command: the server that is configured, else that of the home's team where it runs, else one of
+our own for as long as the command lives.
 
 Prefect can start a server by itself, but one that outlives a killed command and takes twice as long. Ours is a child
 process that serves a socket the command opened, keeps its database in the home, and ends when its parent is gone,
@@ -21,9 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flows.team.status import running_team
+
 if TYPE_CHECKING:
     from storage.home import Home
 
+EMBEDDED = "SHEEPFOLD_EMBEDDED_API"  # set where the API ends with the command, so that no link leads to its pages
 PARENT_LOOK_SECONDS = 0.25
 STOP_SECONDS = 5.0
 
@@ -95,22 +99,38 @@ def prefect_api(home: Home) -> Iterator[None]:
     if configured_api_url() is not None:
         yield
         return
+    team = running_team(home)  # its server has the home's database open, and whoever looks at its pages wants to see us
+    if team:
+        with _variables(team):
+            yield
+        return
     process, url = _start(home.prefect)
-    saved = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
-    os.environ |= {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url}
     try:
-        with _without_heartbeat():
+        with (
+            _variables({"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, EMBEDDED: "1"}),
+            _without_heartbeat(),
+        ):
             try:
                 yield
             finally:
                 _drain()
+    finally:
+        _stop(process)
+
+
+@contextmanager
+def _variables(given: dict[str, str]) -> Iterator[None]:
+    """Variables of the environment for as long as the context lasts."""
+    saved = {name: os.environ.get(name) for name in given}
+    os.environ |= given
+    try:
+        yield
     finally:
         for name, value in saved.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        _stop(process)
 
 
 @contextmanager

@@ -11,11 +11,15 @@ from pydantic import Field
 from flows import pipeline
 from flows.actions import checkpoint_of, completions_path, log_evaluation, result_of, version_of
 from flows.context import Corpus, HomeFolder, Model, Refresh, described, finish, flow_session, task_runner
+from flows.drift import measure_drift
 from flows.measuring import measure_beside
+from storage.errors import UserError
 from tasks.evaluation.inputs import SPLITS
 from tasks.promotion import trained_on
 from tasks.session import artifact
 from tasks.settings import EvaluationSettings, Settings
+
+WithDrift = Annotated[bool, Field(description="Measure it on documents that came after it was trained as well.")]
 
 
 @flow(name="evaluate", task_runner=task_runner(), persist_result=False)
@@ -23,36 +27,44 @@ from tasks.settings import EvaluationSettings, Settings
 def evaluate(
     model: Model = "champion",
     corpus: Corpus = "default",
+    drift: WithDrift = False,
     on: Annotated[str, Field(description="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
     column: Annotated[str, Field(description="Field of JSONL or Parquet that holds the text.")] = "",
     stride: Annotated[int, Field(description="Tokens from one window to the next; 0: no overlap.", ge=0)] = 0,
     refresh: Refresh = "",
     home: HomeFolder = "",
 ) -> dict[str, object]:
-    """Measure a model beside its baselines, and look at what it writes."""
+    """Measure a model beside its baselines, and look at what it writes; on fresh documents, too, if asked for."""
     settings = EvaluationSettings(stride=stride)
     usual = not (on or stride)  # other figures stand beside the usual ones, never in their place
+    if drift and not usual:
+        raise UserError("drift is measured against the usual evaluation: leave out `on` and `stride`, or `drift`")
     with flow_session(home, corpus, refresh) as session:
         checkpoint = checkpoint_of(session, model)
         evalset = pipeline.evaluation_texts(session, corpus, on, column)
-        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)
+        found, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)
+        evaluation = artifact(found)
         if usual:
             pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         made = artifact(pipeline.sample(session, Settings(), checkpoint, evalset))
-        measured, beside = measure_beside(session, model, checkpoint, evalset, artifact(evaluation), made, settings)
+        measured, beside = measure_beside(session, model, checkpoint, evalset, evaluation, made, settings)
         if not usual:
             read = trained_on(session.store, checkpoint, evalset)
             measured = replace(measured, texts=_called(on, stride), read=read)
         if measured.read:
             session.note(f"{model} was trained on some of these documents, so its figures flatter it")
+        drifted = measure_drift(session, corpus, checkpoint, evaluation) if drift else None
         version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:
             logged = metrics if usual else _apart(metrics, evalset.stage, stride)
             session.act("track", partial(log_evaluation, session, run_id, version, evalset, logged))
+            if drifted is not None:
+                figures = drifted[0].figures()
+                session.act("track", partial(log_evaluation, session, run_id, version, drifted[1], figures))
         result = result_of(
             session,
-            metrics={**metrics, **beside},
+            metrics={**metrics, **beside, **(drifted[0].figures() if drifted is not None else {})},
             mlflow_run_id=run_id or None,
             completions=completions_path(session.store, made),
         )

@@ -36,7 +36,7 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
         UserError: if nothing goes by that name, or somebody works in the store.
     """
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     known = read_tombstones(store)
     targets = find_targets(store, corpus, thing)
     if not targets and not any(doc_id.startswith(thing) for doc_id in known.documents):

@@ -1,9 +1,13 @@
 """The ingest flow: files become pages, and every path gets a row that says what became of it."""
 
+from typing import Annotated
+
 from prefect import flow
+from pydantic import Field
 
 from flows import pipeline
 from flows.actions import result_of
+from flows.arrivals import announce
 from flows.context import (
     Config,
     Corpus,
@@ -30,6 +34,12 @@ def ingest(
     workers: Workers = 0,
     refresh: Refresh = "",
     retry_failed: RetryFailed = False,
+    announce_share: Annotated[
+        float,
+        Field(
+            description="Tell when so large a share of the documents came or went since the last model; 0 never.", ge=0
+        ),
+    ] = 0,
     config: Config = "",
     overrides: Overrides = "",
     home: HomeFolder = "",
@@ -40,6 +50,7 @@ def ingest(
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         pipeline.remember_ingested(session, ingested)
         pipeline.publish(session, corpus)
+        announce(session, corpus, source, announce_share)
         return finish(session, corpus, result_of(session))
 
 

@@ -10,6 +10,7 @@ from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import open_store
 from tasks.evaluation.sums import baselines_of
+from tasks.pages.markdown import plain
 from tasks.session import StageReport
 
 
@@ -72,9 +73,17 @@ def metrics_table(metrics: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def gates_table(gates: list[dict[str, Any]]) -> str:
+    """Markdown table of the gates' verdicts."""
+    rows = [
+        f"| {item['gate'].replace('_', ' ')} | {item['verdict']} | {plain(item['sentence'], 400)} |" for item in gates
+    ]
+    return "\n".join(["| gate | verdict | why |", "|---|---|---|", *rows])
+
+
 def corpus_table(home: Home, corpus: str) -> str:
     """Markdown table of what became of the files; empty for a corpus that was never ingested."""
-    store = open_store(home.store)
+    store = open_store(home.store, home.cache)
     if not read_state(store, corpus):
         return ""
     rows = Catalog(store, corpus).query(
@@ -119,6 +128,7 @@ def run_report(home: Home, corpus: str, result: RunResult) -> str:
             f"Registered as `{result.model['name']}` version {result.model['version']}, "
             f"**{result.model['alias']}**: {result.model['reason']}."
         )
+        parts.append(gates_table(result.model["gates"]))
     if result.completions:
         parts += ["## Sample", sample_table(result.completions)]
     if result.notes:

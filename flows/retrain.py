@@ -4,7 +4,9 @@ from prefect import flow
 
 from flows import pipeline
 from flows.actions import completions_path, model_entry, promote_model, result_of
+from flows.base import champion_of, continuing
 from flows.context import (
+    Base,
     Config,
     Corpus,
     Deterministic,
@@ -40,6 +42,7 @@ def retrain(
     max_steps: MaxSteps = 0,
     max_tokens: MaxTokens = 0,
     seed: Seed = -1,
+    base: Base = "",
     workers: Workers = 0,
     deterministic: Deterministic = False,
     refresh: Refresh = "",
@@ -48,7 +51,7 @@ def retrain(
     overrides: Overrides = "",
     home: HomeFolder = "",
 ) -> dict[str, object]:
-    """Ingest, prepare, train, evaluate, promote and generate a sample; only what changed is computed."""
+    """Ingest, prepare, train, evaluate, let the gates judge, promote, generate; only what changed is computed."""
     settings = flow_settings(
         config,
         overrides,
@@ -59,20 +62,19 @@ def retrain(
         train__seed=seed,
     )
     with flow_session(home, corpus, refresh, retry_failed, workers, deterministic, settings.limits) as session:
+        settings = continuing(session, settings, base)
         pipeline.check_asked(session, corpus, settings)
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
-        checkpoint = artifact(pipeline.train_model(session, settings, prepared))
+        read = champion_of(session, base, artifact(prepared.dataset))
+        checkpoint = read or artifact(pipeline.train_model(session, settings, prepared))
         evalset = artifact(prepared.evalset)
-        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
-        done, run_id = session.act(
-            "promote", lambda: promote_model(session, checkpoint, evalset, metrics, settings.evaluate)
-        )
+        measured, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
+        evaluation = artifact(measured)
+        done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evaluation, settings))
         made = artifact(pipeline.sample(session, settings, checkpoint, evalset))
         model = f"version {done.version.version} ({done.alias})"
-        measured, beside = measure_beside(
-            session, model, checkpoint, evalset, artifact(evaluation), made, settings.evaluate
-        )
+        shown, beside = measure_beside(session, model, checkpoint, evalset, evaluation, made, settings.evaluate)
         pipeline.remember_ingested(session, ingested)
         pipeline.remember_prepared(session, prepared)
         pipeline.remember(session, train=checkpoint, evaluate=evaluation, generate=made)
@@ -84,7 +86,7 @@ def retrain(
             mlflow_run_id=run_id,
             completions=completions_path(session.store, made),
         )
-        return finish(session, corpus, result, measured)
+        return finish(session, corpus, result, shown, done)
 
 
 if __name__ == "__main__":

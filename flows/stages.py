@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from flows import corpus, corpus_import, pipeline, tracing
+from flows import corpus, corpus_import, drift, pipeline, tracing
 from storage.errors import UserError
 from tasks.stage import Stage
 
 
 def all_stages() -> dict[str, Stage]:
     """Every stage that the pipeline uses, by name."""
+    from tasks.ablation import ablate
     from tasks.exams.stages import exam, keep_questions
+    from tasks.gates.stage import gates
     from tasks.generation.stage import adopt_bundle
 
     found = [
         item
-        for module in (corpus, corpus_import, pipeline, tracing)
+        for module in (corpus, corpus_import, drift, pipeline, tracing)
         for item in vars(module).values()
         if isinstance(item, Stage)
     ]
-    return {item.name: item for item in [*found, adopt_bundle, exam, keep_questions]}
+    return {item.name: item for item in [*found, ablate, adopt_bundle, exam, gates, keep_questions]}
 
 
 def stage_names(refresh: str) -> list[str]:

@@ -148,7 +148,7 @@ def explain_text(home: str, text: str, corpus: str, min_words: int) -> dict[str,
         UserError: if the corpus has no dataset, or shorter spans are asked for than are always found.
     """
     place = Home.from_environment(home or None)
-    found = read_state(open_store(place.store), corpus).get(dataset.name)
+    found = read_state(open_store(place.store, place.cache), corpus).get(dataset.name)
     if not found:
         raise UserError(
             f"corpus {corpus!r} has no dataset yet, so there is no training text to look into: run "
@@ -164,7 +164,7 @@ def explain_echoes(home: str, completion: dict[str, Any], min_words: int) -> dic
         completion: that document, which names the generation as `artifact` and holds the row as `completion`.
     """
     place = Home.from_environment(home or None)
-    store = open_store(place.store)
+    store = open_store(place.store, place.cache)
     stage, _, key = completion["artifact"].partition("/")
     made = store.find(stage, key)
     datasets = datasets_of(store, made.ref) if made is not None else []

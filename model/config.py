@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
 
@@ -218,12 +218,18 @@ class GenerationConfig(Settings):
 
     def _check_lists(self) -> None:
         for name in ("suppress", "stop_ids"):
+            tokens = getattr(self, name)
+            if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+                raise ValueError(f"{name}={tokens!r}; expected a list of tokens")
+            object.__setattr__(self, name, tuple(tokens))
             for token in getattr(self, name):
                 check_int(name, token, 0)
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        single = isinstance(self.stop, str) or not isinstance(self.stop, Iterable)
+        if single or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop={self.stop!r}; expected a list of strings, none of them empty")
         object.__setattr__(self, "stop", tuple(self.stop))
+        if isinstance(self.logit_bias, str) or not isinstance(self.logit_bias, Iterable):
+            raise ValueError(f"logit_bias={self.logit_bias!r}; expected pairs of a token and a number")
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
         found = []
         for pair in pairs:

@@ -1,6 +1,7 @@
-"""Durable writes: a reader sees the old state or the new one, whatever is killed and when.
+"""Durable writes: a reader sees the old state or the new one, whatever is killed and when, the power too.
 
-The order is always the same: write beside the target, fsync, rename, fsync the folder that holds the name.
+The order is always the same: write beside the target, fsync, rename, fsync the folder that holds the name. A folder
+that was just made is forced to the disk in the same way: what lies in it would be lost with its name.
 """
 
 from __future__ import annotations
@@ -32,11 +33,31 @@ def fsync_tree(folder: Path) -> None:
         fsync_path(Path(root))
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step."""
+def fsync_names(folder: Path, top: Path) -> None:
+    """Force the names in `folder` to the disk, and those that lead to it from `top`, which is above it or the same."""
+    for place in (folder, *folder.parents):
+        fsync_path(place)
+        if place == top:
+            return
+
+
+def make_folder(folder: Path, top: Path) -> None:
+    """Make a folder, and those between it and `top`, to stay; harmless if they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fsync_names(folder.parent, top)
+
+
+def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Replace `path` by `data` in one step.
+
+    Args:
+        mode: permissions, set before anything is written; by default those of every new file.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("wb") as handle:
+            if mode is not None:
+                os.fchmod(handle.fileno(), mode)
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
@@ -56,11 +77,13 @@ def publish(source: Path, target: Path, discard: Path) -> None:
         target: the name readers look for; what stands there is moved to `discard` first.
         discard: a free name, in a folder that is there, for the replaced folder; the caller deletes it.
     """
+    top = Path(os.path.commonpath([source, target, discard]))
     fsync_tree(source)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fsync_path(target.parent.parent)
+    make_folder(target.parent, top)
     replacing = target.exists()
     if replacing:
+        for way in {source.parent, discard.parent}:  # between the renames nothing else leads to what there is
+            fsync_names(way, top)
         target.rename(discard)
     try:
         source.rename(target)

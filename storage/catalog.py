@@ -124,7 +124,11 @@ class Catalog:
             raise QueryError(str(error)) from error
 
     def _paths(self, stage: str, table: str) -> list[Path]:
-        return [self.store.folder(ref) / table for ref in self.state.get(stage, [])]
+        return [self._path(ref, table) for ref in self.state.get(stage, [])]
+
+    def _path(self, ref: ArtifactRef, table: str) -> Path:
+        wanted = [table] if ref.stage != "tokenise" else []  # `_read_ids` looks for the shard beside the table
+        return self.store.folder(ref, *wanted) / table
 
     def _base(self, name: str, schema: pa.Schema, paths: Sequence[Path]) -> None:
         """A view over some files; an empty one of the right columns where there are none."""
@@ -143,7 +147,7 @@ class Catalog:
         keys = (
             [ref.key for ref in segments] if len(refs) == len(segments) else [segment_of(self.store, r) for r in refs]
         )
-        rows = [(str(self.store.folder(ref) / table), key) for ref, key in zip(refs, keys, strict=True)]
+        rows = [(str(self._path(ref, table)), key) for ref, key in zip(refs, keys, strict=True)]
         self.connection.execute(f"create table {name} (filename varchar, segment varchar)")
         if rows:
             self.connection.executemany(f"insert into {name} values (?, ?)", rows)

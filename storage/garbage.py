@@ -26,6 +26,7 @@ GRACE_SECONDS = 7 * 24 * 3600.0
 BESIDE = {
     "evaluate": ("checkpoint", "evalset"),
     "exam": ("checkpoint",),
+    "gates": ("checkpoint", "evaluation"),
     "complete": ("checkpoint",),
     "generate": ("parts",),
     "echoes": ("completions",),

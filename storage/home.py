@@ -13,11 +13,15 @@ import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from storage.errors import UserError
 
 # the beginning of a query, an escaped byte, and a byte that is not UTF-8
 _NOT_IN_ADDRESSES = re.compile(r"[?]|%[0-9A-Fa-f]{2}|[\ud800-\udfff]")
+_PASSWORD = re.compile(r"(://[^/?#:@]*:)[^/?#]*@")
+
+TEAM_TRACKING = "team/tracking_uri"
 
 
 @dataclass(frozen=True)
@@ -26,22 +30,26 @@ class Home:
 
     Attributes:
         path: the home folder, absolute.
-        store: address of the artefact store: a folder, or later an `s3://` address.
+        store: address of the artefact store: a folder, or an `s3://` address.
         tracking_uri: MLflow's tracking and registry address.
+        artifacts: where a new tracking database lets MLflow put its artefacts; empty for the usual place.
     """
 
     path: Path
     store: str
     tracking_uri: str
+    artifacts: str = ""
 
     @classmethod
     def from_environment(cls, path: str | Path | None = None) -> Home:
         """The home named by `path`, else by `SHEEPFOLD_HOME`, else `.sheepfold` here.
 
-        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it.
+        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it (so does
+        the server of a team whose database lies elsewhere), `SHEEPFOLD_ARTIFACTS` the place of MLflow's artefacts.
 
         Raises:
-            UserError: if its path cannot stand in the address of a database.
+            UserError: if its path cannot stand in the address of a database, or an address holds a password that
+                belongs elsewhere.
         """
         chosen = path or os.environ.get("SHEEPFOLD_HOME") or ".sheepfold"
         root = Path(chosen).expanduser().resolve()
@@ -49,8 +57,18 @@ class Home:
         store = os.environ.get("SHEEPFOLD_STORE") or str(root / "store")
         if "://" not in store:
             store = str(Path(store).expanduser().resolve())
-        tracking = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-        return cls(path=root, store=store, tracking_uri=tracking)
+        else:
+            _refuse_password("SHEEPFOLD_STORE", store, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE")
+        tracking = os.environ.get("MLFLOW_TRACKING_URI") or _team_tracking(root) or f"sqlite:///{root / 'mlflow.db'}"
+        if tracking.startswith(("http:", "https:")):
+            wanted = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            _refuse_password("MLFLOW_TRACKING_URI", tracking, wanted)
+        return cls(root, store, tracking, os.environ.get("SHEEPFOLD_ARTIFACTS", ""))
+
+    @property
+    def shown_tracking_uri(self) -> str:
+        """MLflow's address as it may be shown and kept: without the password of a database."""
+        return without_password(self.tracking_uri)
 
     @property
     def mlflow_artifacts(self) -> Path:
@@ -120,6 +138,30 @@ class Home:
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise UserError(f"the home {self.path} cannot be written: {advice}")
         return self
+
+
+def _team_tracking(root: Path) -> str:
+    """Address of the MLflow server that a team's home names; empty where its database lies in the home itself."""
+    try:
+        return (root / TEAM_TRACKING).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def without_password(address: str) -> str:
+    """An address with `***` where it holds a password."""
+    return _PASSWORD.sub(r"\1***@", address)
+
+
+def _refuse_password(variable: str, address: str, instead: str) -> None:
+    """Refuse an address with a password in it: addresses stand in messages, in manifests and in databases."""
+    parts = urlsplit(address)
+    if "@" in parts.netloc or "secret" in parts.query:
+        place = parts.netloc.rpartition("@")[2]
+        raise UserError(
+            f"{variable} ({parts.scheme}://...{place}) holds a password, which would be told and kept wherever the "
+            f"address is: give it by {instead}"
+        )
 
 
 def _check_address(root: Path) -> None:

@@ -67,7 +67,7 @@ def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection
     """What was made from some artefacts, directly or not, in no order; the artefacts themselves are not among it.
 
     Artefacts are found by content, so a manifest may name an input of the same content under another key: what counts
-    is the content.
+    is the content. Where what stands between was taken out, its record leads on.
 
     Args:
         beyond: stages whose artefacts are given, but not what was made from those.
@@ -77,6 +77,13 @@ def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection
         for manifest in store.manifests(stage):
             for ref in set(manifest.input_refs()):
                 made[ref.stage, ref.digest].append(manifest)
+    gone = set()
+    for name in store.records():
+        record = None if store.find(*name) else store.record(*name)
+        if record is not None:
+            gone.add(record.ref)
+            for ref in set(record.input_refs()):
+                made[ref.stage, ref.digest].append(record)
     found: dict[ArtifactRef, Manifest] = {}
     given = set(sources)
     waiting = list(given)
@@ -87,4 +94,4 @@ def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection
                 found[manifest.ref] = manifest
                 if manifest.stage not in beyond:
                     waiting.append(manifest.ref)
-    return list(found.values())
+    return [manifest for ref, manifest in found.items() if ref not in gone]

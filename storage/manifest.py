@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from storage.digest import sha256_json
+
 MANIFEST_FORMAT = 1
 
 
@@ -81,6 +83,12 @@ class Manifest:
     def ref(self) -> ArtifactRef:
         """The artefact's name."""
         return ArtifactRef(self.stage, self.key, self.digest)
+
+    @property
+    def content_key(self) -> str:
+        """The key that follows from stage, version, inputs and settings."""
+        digests = {name: entry["digest"] for name, entry in self.inputs.items()}
+        return sha256_json({"stage": self.stage, "version": self.version, "inputs": digests, "settings": self.settings})
 
     def input_refs(self, name: str | None = None) -> list[ArtifactRef]:
         """The artefacts this one was made from; only those of argument `name` when given."""

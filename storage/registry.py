@@ -80,8 +80,9 @@ class Registry:
             try:
                 self.client.create_registered_model(
                     MODEL_NAME,
-                    description="Language models trained by Sheepfold. `champion` has the lowest bits per byte on the "
-                    "evaluation set; `challenger` is the newest that did not win; `previous` was champion before.",
+                    description="Language models trained by Sheepfold. `champion` passed all gates, fewer bits per "
+                    "byte than the champion before it among them; `challenger` is the newest that did not; `previous` "
+                    "was champion before. Search versions by tags, such as tags.`sheepfold.gates` = 'passed'.",
                 )
             except MlflowException:
                 self.client.get_registered_model(MODEL_NAME)  # another process was faster
@@ -170,6 +171,7 @@ class Registry:
         requirements: list[str],
         description: str,
         tags: Mapping[str, str],
+        number: str = "",
     ) -> ModelVersion:
         """Register a bundle as a new version, unless its weights are registered already.
 
@@ -177,8 +179,12 @@ class Registry:
             bundle: folder with weights, configuration, tokeniser and `code/`.
             script: the models-from-code script.
             description: the model card, Markdown.
+            number: which the version is to have; numbers below it that nothing has are used up. Empty for the next one.
         """
         known = self.by_digest(checkpoint.digest)
+        if known is not None and int(known.version) < int(number or 0):
+            self.client.delete_model_version(MODEL_NAME, known.version)  # a kill left it on the way to its number
+            known = None
         if known is not None:
             return known
         model_uri = self._logged_model(bundle, script, run_id, checkpoint, requirements)
@@ -189,15 +195,18 @@ class Registry:
             **tags,
         }
         # one call with all tags, so that a version is never there without what it is found by
-        created = self.client.create_model_version(
-            MODEL_NAME,
-            source=model_uri,
-            run_id=run_id,
-            tags=version_tags,
-            description=description,
-            model_id=model_uri.rpartition("/")[2],
-        )
-        return self._read(self.client.get_model_version(MODEL_NAME, created.version))
+        while True:
+            created = self.client.create_model_version(
+                MODEL_NAME,
+                source=model_uri,
+                run_id=run_id,
+                tags=version_tags,
+                description=description,
+                model_id=model_uri.rpartition("/")[2],
+            )
+            if int(created.version) >= int(number or 0):
+                return self._read(self.client.get_model_version(MODEL_NAME, created.version))
+            self.client.delete_model_version(MODEL_NAME, str(created.version))  # MLflow gives no number twice
 
     def _logged_model(
         self, bundle: Path, script: Path, run_id: str, checkpoint: ArtifactRef, requirements: list[str]
@@ -252,6 +261,32 @@ class Registry:
         """Set tags of a version."""
         for name, value in tags.items():
             self.client.set_model_version_tag(MODEL_NAME, version, name, value)
+
+    def untag(self, version: str, name: str) -> None:
+        """Take a tag of a version away; harmless if it is not there."""
+        found = self.by_number(version)
+        if found is not None and name in found.tags:
+            self.client.delete_model_version_tag(MODEL_NAME, version, name)
+
+    def names(self) -> dict[str, str]:
+        """Version by alias."""
+        self._ensure_model()
+        aliases = self.client.get_registered_model(MODEL_NAME).aliases
+        return {alias: str(version) for alias, version in sorted(aliases.items())}
+
+    def page_of(self, version: str) -> str | None:
+        """Address of a version's page; None where no server shows any."""
+        pages = self.tracking.pages
+        return None if pages is None else f"{pages}/models/{MODEL_NAME}/versions/{version}"
+
+    def description(self, version: str) -> str:
+        """The model card of a version."""
+        return str(self.client.get_model_version(MODEL_NAME, version).description or "")
+
+    def describe(self, version: str, description: str) -> None:
+        """Set the model card of a version, unless it is that already."""
+        if self.description(version) != description:
+            self.client.update_model_version(MODEL_NAME, version, description)
 
     def bundle_folder(self, version: ModelVersion) -> Path:
         """Local copy of a version's bundle."""

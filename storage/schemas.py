@@ -244,6 +244,14 @@ SLICES = _schema(
     *(pa.field(f"{name}_bits_per_byte", pa.float64()) for name in ("uniform", "unigram", "ngram")),
 )
 
+# What each gate says of a model: passed, failed or skipped.
+VERDICTS = _schema(
+    "verdicts",
+    *(_required(name, pa.string()) for name in ("gate", "verdict")),
+    *(pa.field(name, pa.float64()) for name in ("number", "limit")),
+    _required("sentence", pa.string()),
+)
+
 # How often the likeliest token is the right one, by the probability that it was given: in [begin, end), the last bin
 # with 1. `confidence` is the sum of these probabilities.
 CALIBRATION = _schema(

@@ -5,8 +5,9 @@
     <store>/.locks/            owners of unfinished work
     <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
     <store>/.removed/          manifests of artefacts that were taken out while others that came from them stay
+    <store>/.damaged/          what a repair set aside
 
-`Store` is the interface; `LocalStore` keeps it on a folder. A store elsewhere (`s3://`) implements the same methods.
+`Store` is the interface; `LocalStore` keeps it on a folder. `storage.remote` puts one on S3 behind such a folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import finish_publish, fsync_path, publish, write_file
+from storage.atomic import finish_publish, fsync_path, make_folder, publish, write_file
 from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.locks import is_held, owner_lock, read_owner
@@ -86,8 +87,11 @@ class Store(ABC):
         """The stages that have artefacts."""
 
     @abstractmethod
-    def folder(self, ref: ArtifactRef) -> Path:
+    def folder(self, ref: ArtifactRef, *names: str) -> Path:
         """A local folder that holds the artefact's files.
+
+        Args:
+            names: of the files that are wanted, so that no others need be fetched; all where none is named.
 
         Raises:
             StoreError: if the artefact is not in the store.
@@ -183,13 +187,7 @@ class LocalStore(Store):
             text = (folder / MANIFEST_NAME).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        try:
-            manifest = Manifest.from_json(text.decode("utf-8"))
-        except (ValueError, TypeError, KeyError) as error:
-            raise StoreError(
-                f"{folder / MANIFEST_NAME} cannot be read ({error}); a commit never leaves such a file, so the disk or "
-                f"another program changed it: remove {folder} and run again"
-            ) from error
+        manifest = parse_manifest(text, str(folder))
         for entry in manifest.files:
             data = folder / entry.name
             if not data.is_file() or data.stat().st_size != entry.size:
@@ -208,7 +206,7 @@ class LocalStore(Store):
     def stages(self) -> list[str]:
         return _folders(self.root)
 
-    def folder(self, ref: ArtifactRef) -> Path:
+    def folder(self, ref: ArtifactRef, *names: str) -> Path:
         folder = self.root / ref.stage / ref.key
         if not (folder / MANIFEST_NAME).is_file():
             raise StoreError(
@@ -219,7 +217,7 @@ class LocalStore(Store):
 
     @contextmanager
     def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
-        with owner_lock(self._lock_path(stage, key), on_wait):
+        with self._hold(f"{stage}-{key}", on_wait):
             root = self.root / ".work" / stage / key
             finish_publish(root / "out", self.root / stage / key, root / "replaced")
             workspace = Workspace(out=root / "out", scratch=root / self._scratch_name(stage, key))
@@ -262,35 +260,35 @@ class LocalStore(Store):
         def refuse(owner: str) -> None:
             raise StoreError(f"{stage}/{key} cannot be removed now: {owner}; try again when that has ended")
 
-        folder = self.root / stage / key
-        with owner_lock(self._lock_path(stage, key), refuse):
-            manifest = folder / MANIFEST_NAME
-            if manifest.is_file():
-                if keep_record:
-                    record = self._record_path(stage, key)
-                    record.parent.mkdir(parents=True, exist_ok=True)
-                    write_file(record, manifest.read_bytes())
-                manifest.unlink()  # first: a folder without it is nobody's artefact, whenever we are killed
-                fsync_path(folder)
-            for place in (folder, self.root / ".work" / stage / key):
-                if place.is_dir():
-                    shutil.rmtree(place)
+        with self._hold(f"{stage}-{key}", refuse):
+            self._take_out(stage, key, keep_record)
 
-    def _record_path(self, stage: str, key: str) -> Path:
-        return self.root / ".removed" / stage / f"{key}.json"
+    def _take_out(self, stage: str, key: str, keep_record: bool) -> None:
+        folder = self.root / stage / key
+        manifest = folder / MANIFEST_NAME
+        if manifest.is_file():
+            if keep_record:
+                self.keep_record(stage, key)
+            manifest.unlink()  # first: a folder without it is nobody's artefact, whenever we are killed
+            fsync_path(folder)
+        for place in (folder, self.root / ".work" / stage / key):
+            if place.is_dir():
+                shutil.rmtree(place)
+
+    def keep_record(self, stage: str, key: str) -> None:
+        """Keep the manifest of an artefact that is about to be taken out."""
+        self._write_record(removed_record(stage, key), (self.root / stage / key / MANIFEST_NAME).read_bytes())
 
     def record(self, stage: str, key: str) -> Manifest | None:
-        try:
-            return Manifest.from_json(self._record_path(stage, key).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        found = self._read_record(removed_record(stage, key))
+        return None if found is None else Manifest.from_json(found.decode("utf-8"))
 
     def records(self) -> list[tuple[str, str]]:
-        root = self.root / ".removed"
-        return sorted((path.parent.name, path.stem) for path in root.glob("*/*.json") if path.name[0] != ".")
+        names = (name.split("/") for name in self._records(".removed"))
+        return sorted((parts[0], parts[1]) for parts in names if len(parts) == 2)
 
     def remove_record(self, stage: str, key: str) -> None:
-        self._record_path(stage, key).unlink(missing_ok=True)
+        self._remove_record(removed_record(stage, key))
 
     def use(self, ref: ArtifactRef) -> bool:
         try:
@@ -317,7 +315,7 @@ class LocalStore(Store):
             self._look_at(root / stage / key)
             for stage in _folders(root)
             for key in _folders(root / stage)
-            if is_held(self._lock_path(stage, key)) == owned
+            if is_held(self._lock_path(f"{stage}-{key}")) == owned
         ]
 
     def _look_at(self, work: Path) -> Unfinished:
@@ -326,60 +324,113 @@ class LocalStore(Store):
         for path in (work, *work.rglob("*")):
             with suppress(FileNotFoundError):  # its owner goes on meanwhile
                 if path.name == INPUTS_NAME:
-                    with suppress(ValueError):  # a kill tore it
-                        inputs = frozenset((stage, key) for stage, key in json.loads(path.read_bytes()))
+                    inputs = parse_inputs(path.read_bytes())
                 found = path.lstat()
                 touched = max(touched, found.st_mtime)
                 size += found.st_size
         return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
 
     def remove_work(self, stage: str, key: str) -> None:
-        path = self._lock_path(stage, key)
-        if not is_held(path):
-            with owner_lock(path):
+        if not is_held(self._lock_path(f"{stage}-{key}")):
+            with self._hold(f"{stage}-{key}"):
                 shutil.rmtree(self.root / ".work" / stage / key, ignore_errors=True)
 
-    def _lock_path(self, stage: str, key: str) -> Path:
-        return self.root / ".locks" / f"{stage}-{key}.lock"
+    def _lock_path(self, name: str) -> Path:
+        return self.root / ".locks" / f"{name}.lock"
+
+    def _hold(self, name: str, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+        return owner_lock(self._lock_path(name), on_wait)
 
     def owners(self) -> list[str]:
         held = (path for path in sorted((self.root / ".locks").rglob("*.lock")) if is_held(path))
         return [f"{read_owner(path)} works on {path.stem}" for path in held]
 
-    def _ref_path(self, name: str) -> Path:
-        if any(not part or part.startswith(".") for part in name.split("/")):
-            raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
-        return self.root / ".refs" / f"{name}.json"
-
     def read_ref(self, name: str) -> dict[str, Any] | None:
-        try:
-            value = json.loads(self._ref_path(name).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
+        found = self._read_record(_ref(name))
+        if found is None:
             return None
+        try:
+            value = json.loads(found)
         except ValueError as error:
-            raise StoreError(f"{self._ref_path(name)} is not JSON ({error}): remove it and run again") from error
+            raise StoreError(f"{self._told(_ref(name))} is not JSON ({error}): remove it and run again") from error
         if not isinstance(value, dict):
-            raise StoreError(f"{self._ref_path(name)} does not hold an object: remove it and run again")
+            raise StoreError(f"{self._told(_ref(name))} does not hold an object: remove it and run again")
         return value
 
     def write_ref(self, name: str, value: dict[str, Any]) -> None:
-        path = self._ref_path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(value, indent=1, sort_keys=True).encode())
+        self._write_record(_ref(name), json.dumps(value, indent=1, sort_keys=True).encode())
 
     def remove_ref(self, name: str) -> None:
-        path = self._ref_path(name)
+        self._remove_record(_ref(name))
+
+    def refs(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._records(".refs") if name.startswith(prefix))
+
+    def lock(self, name: str) -> AbstractContextManager[None]:
+        return self._hold(name)
+
+    # records: small files of JSON that are replaced in one step
+    def _told(self, record: str) -> str:
+        """Where a record lies, for a person."""
+        return str(self.root / record)
+
+    def _read_record(self, record: str) -> bytes | None:
+        try:
+            return (self.root / record).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _write_record(self, record: str, data: bytes) -> None:
+        path = self.root / record
+        make_folder(path.parent, self.root)
+        write_file(path, data)
+
+    def _remove_record(self, record: str) -> None:
+        path = self.root / record
         if path.exists():
             path.unlink()
             fsync_path(path.parent)
 
-    def refs(self, prefix: str) -> list[str]:
-        root = self.root / ".refs"
-        names = (path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.json"))
-        return sorted(name for name in names if name.startswith(prefix) and not Path(name).name.startswith("."))
+    def _records(self, folder: str) -> list[str]:
+        """Names of the records in a folder of the store, without their ending."""
+        root = self.root / folder
+        found = (path for path in root.rglob("*.json") if not path.name.startswith("."))
+        return [path.relative_to(root).with_suffix("").as_posix() for path in found]
 
-    def lock(self, name: str) -> AbstractContextManager[None]:
-        return owner_lock(self.root / ".locks" / f"{name}.lock")
+
+def removed_record(stage: str, key: str) -> str:
+    """The record that keeps the manifest of an artefact that was taken out."""
+    return f".removed/{stage}/{key}.json"
+
+
+def _ref(name: str) -> str:
+    """The record that keeps a movable name."""
+    if any(not part or part.startswith(".") for part in name.split("/")):
+        raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
+    return f".refs/{name}.json"
+
+
+def parse_manifest(text: bytes, folder: str) -> Manifest:
+    """Read the manifest of an artefact.
+
+    Raises:
+        StoreError: if it is none; it names the folder, where the manifest lies.
+    """
+    try:
+        return Manifest.from_json(text.decode("utf-8"))
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(
+            f"{folder}/{MANIFEST_NAME} cannot be read ({error}); a commit never leaves such a file, so the disk or "
+            f"another program changed it: remove {folder} and run again"
+        ) from error
+
+
+def parse_inputs(text: bytes) -> frozenset[tuple[str, str]] | None:
+    """Read what unfinished work notes of its inputs; None if a kill tore that."""
+    try:
+        return frozenset((stage, key) for stage, key in json.loads(text))
+    except ValueError:
+        return None
 
 
 def _folders(parent: Path) -> list[str]:
@@ -389,14 +440,23 @@ def _folders(parent: Path) -> list[str]:
     return sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def open_store(address: str) -> Store:
+def open_store(address: str, cache: Path | None = None) -> Store:
     """The store at an address.
 
+    Args:
+        address: a folder, or `s3://BUCKET/PREFIX`.
+        cache: folder for copies of what a store elsewhere holds; that of the home in the environment unless given.
+
     Raises:
-        StoreError: for an address this version cannot serve.
+        UserError: for an address that cannot be served.
     """
-    if "://" in address:
+    if "://" not in address:
+        return LocalStore(Path(address))
+    if not address.startswith("s3://"):
         raise StoreError(
-            f"SHEEPFOLD_STORE is {address!r}, but only folders are served by this version: give a path of this machine"
+            f"SHEEPFOLD_STORE is {address!r}, but only folders and s3:// are served: give s3://BUCKET/PREFIX or a path"
         )
-    return LocalStore(Path(address))
+    from storage.home import Home
+    from storage.remote import RemoteStore
+
+    return RemoteStore.at(address, cache or Home.from_environment().cache)

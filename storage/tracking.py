@@ -83,6 +83,11 @@ def _create_database(address: str) -> None:
         unfinished.rename(path)
 
 
+def pages_under(address: str) -> str | None:
+    """Address under which MLflow shows its pages; None for a database, which shows none."""
+    return f"{address.rstrip('/')}/#" if address.startswith(("http://", "https://")) else None
+
+
 class Tracking:
     """The tracking side of one home."""
 
@@ -96,8 +101,8 @@ class Tracking:
 
         found = self.client.get_experiment_by_name(EXPERIMENT)
         if found is None:
-            location = None
-            if self.home.tracking_uri.startswith("sqlite:"):
+            location = self.home.artifacts or None
+            if location is None and self.home.tracking_uri.startswith("sqlite:"):
                 # MLflow would write its default, which is relative to the folder of whoever came first
                 location = self.home.mlflow_artifacts.as_uri()
             try:
@@ -158,6 +163,20 @@ class Tracking:
     def _held_steps(self, run_id: str) -> dict[str, set[int]]:
         metrics = [key for key in self.client.get_run(run_id).data.metrics if not key.startswith(SYSTEM_PREFIX)]
         return {key: {point.step for point in self.client.get_metric_history(run_id, key)} for key in metrics}
+
+    @property
+    def pages(self) -> str | None:
+        """Address under which MLflow's server shows its pages; None where there is no server."""
+        return pages_under(self.home.tracking_uri)
+
+    def page_of_run(self, run_id: str) -> str | None:
+        """Address of a run's page."""
+        return None if self.pages is None else f"{self.pages}/experiments/{self.experiment_id}/runs/{run_id}"
+
+    def tags(self, run_id: str, beginnings: tuple[str, ...]) -> dict[str, str]:
+        """Tags of a run whose names begin so."""
+        found = self.client.get_run(run_id).data.tags
+        return {name: value for name, value in sorted(found.items()) if name.startswith(beginnings)}
 
     def latest_metrics(self, run_id: str) -> dict[str, float]:
         """Last value of each metric of a run."""

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from storage import schemas
 from storage.digest import sha256_file
-from storage.manifest import Manifest
+from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store, StoreError
 
 _TABLES = {
@@ -25,6 +25,9 @@ _TABLES = {
     ("dedup", "verified.parquet"): schemas.VERIFIED_PAIRS,
     ("dedup", "clusters.parquet"): schemas.CLUSTERS,
     ("curate", "selection.parquet"): schemas.SELECTION,
+    ("ablate", "selection.parquet"): schemas.SELECTION,
+    ("ablate", "dropped.parquet"): schemas.DROPPED,
+    ("ablate", "cuts.parquet"): schemas.CUTS,
     ("curate", "dropped.parquet"): schemas.DROPPED,
     ("curate", "cuts.parquet"): schemas.CUTS,
     ("refine", "documents.parquet"): schemas.REFINED,
@@ -53,15 +56,17 @@ class Check:
     Attributes:
         checked: how many things were looked at.
         problems: what is wrong, one sentence each.
+        damaged: artefacts (STAGE/KEY) and names of refs that are not what was written; see `storage.repair`.
     """
 
     name: str
     checked: int = 0
     problems: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
 
 
 def check_store(store: Store) -> list[Check]:
-    """Check digests, schemas and inputs of every artefact."""
+    """Check digests, schemas and inputs of every artefact, and that names and records can be read."""
     whole = Check("artefacts whole")
     digests, tables, inputs = Check("file digests"), Check("table schemas"), Check("inputs present")
     present = {(stage, key) for stage in store.stages() for key in store.keys(stage)}
@@ -75,6 +80,7 @@ def check_store(store: Store) -> list[Check]:
                 digests.checked += 1
                 if sha256_file(folder / entry.name) != entry.sha256:
                     digests.problems.append(f"{folder / entry.name} is not what its manifest lists: --refresh {stage}")
+                    digests.damaged.append(f"{stage}/{key}")
                     continue  # a damaged table may not even have a readable schema
                 schema = _TABLES.get((stage, entry.name))
                 if schema is not None:
@@ -83,9 +89,30 @@ def check_store(store: Store) -> list[Check]:
                         tables.problems.append(f"{folder / entry.name} does not have the schema of this version")
             for ref in manifest.input_refs():
                 inputs.checked += 1
-                if (ref.stage, ref.key) not in present and store.record(ref.stage, ref.key) is None:
+                if (ref.stage, ref.key) not in present and not _recorded(store, ref):
                     inputs.problems.append(f"{stage}/{manifest.key} was made from {ref.stage}/{ref.key}, which is gone")
-    return [whole, digests, tables, inputs]
+    return [whole, digests, tables, inputs, _check_names(store)]
+
+
+def _recorded(store: Store, ref: ArtifactRef) -> bool:
+    """Whether the manifest of an artefact that was taken out is there."""
+    try:
+        return store.record(ref.stage, ref.key) is not None
+    except ValueError:
+        return False
+
+
+def _check_names(store: Store) -> Check:
+    """Whether every name says where it stands."""
+    check = Check("names")
+    for name in store.refs(""):
+        check.checked += 1
+        try:
+            store.read_ref(name)
+        except StoreError as error:
+            check.problems.append(str(error))
+            check.damaged.append(name)
+    return check
 
 
 def _found(store: Store, stage: str, key: str, check: Check) -> Manifest | None:
@@ -95,7 +122,9 @@ def _found(store: Store, stage: str, key: str, check: Check) -> Manifest | None:
         manifest = store.find(stage, key)
     except StoreError as error:
         check.problems.append(str(error))
+        check.damaged.append(f"{stage}/{key}")
         return None
     if manifest is None:
         check.problems.append(f"{stage}/{key} lacks files, or has them cut short; it is made again when it is needed")
+        check.damaged.append(f"{stage}/{key}")
     return manifest

@@ -74,6 +74,7 @@ class Resources:
         self.evaluation_sets: list[Path] = []  # where the external evaluation sets lie
         self.classifier_examples: tuple[list[Path], list[Path]] = ([], [])  # of good and of bad documents
         self.cuts: dict[str, dict[str, list[tuple[int, int]]]] = {}  # digest of cuts -> what is cut out of documents
+        self.left_out: dict[str, frozenset[str]] = {}  # digest of ids -> documents that a training goes without
         self.trained: dict[str, set[str]] = {}  # digest of ids -> the training documents of a segment
         self.listing: Listing | None = None  # the walk a snapshot is made of
         self.prompts: dict[str, Sequence[Prompt]] = {}  # digest of prompts -> those that a shard is asked for

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from storage.damage import told_of_damage
 from storage.digest import plain, rows_digest
 from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
@@ -93,7 +94,7 @@ class Session:
         remember_in(home.cache / "code.json")
         self.retry_failed = retry_failed
         self.produced: dict[str, list[ArtifactRef]] = {}
-        self.store: Store = open_store(home.store)
+        self.store: Store = open_store(home.store, home.cache)
         self.resources = resources
         self.refresh = frozenset(refresh)
         self.reports: dict[str, StageReport] = {}
@@ -171,7 +172,8 @@ class Session:
             known.append(ref)
             if not self.dry:
                 self.store.use(ref)  # also what an index said lies there, and no stage was asked for
-        digest = union_digest([self.store.folder(ref) / table for ref in known], live, identity)
+        with told_of_damage(self.store, known):
+            digest = union_digest([self.store.folder(ref, table) / table for ref in known], live, identity)
         return RefSet(tuple(known), digest, tuple(segments), tuple(live) if identity == "doc_id" else None)
 
     def reuse(self, stage: Stage, ref: ArtifactRef) -> ArtifactRef:

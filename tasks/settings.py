@@ -23,6 +23,7 @@ from tasks.curate.classifier.settings import ClassifierSettings
 from tasks.curate.hygiene import NormaliseSettings
 from tasks.curate.policy import PolicySettings
 from tasks.curate.settings import CurateSettings, DedupSettings, RefineSettings
+from tasks.gates.settings import GateSettings
 from tasks.ingest.records import ExtractOptions, Limits
 from tasks.ingest.sources.resolve import WalkSettings
 from tasks.tokens.mix import MixSettings
@@ -292,6 +293,7 @@ class Settings:
     train: TrainSettings = field(default_factory=TrainSettings)
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     evaluate: EvaluationSettings = field(default_factory=EvaluationSettings)
+    gates: GateSettings = field(default_factory=GateSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
 
 

@@ -21,7 +21,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.damage import told_of_damage
 from storage.digest import plain, sha256_json
+from storage.errors import lasting_fault
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
 from storage.store import Store
 from tasks.fingerprint import fingerprint
@@ -164,13 +166,15 @@ class Stage:
             found = store.find(self.name, key)
             if found is not None and not refresh:  # made by the owner we waited for
                 return Outcome(found, cached=True, seconds=time.monotonic() - started)
-            refs = (value.refs if isinstance(value, RefSet) else (value,) for value in inputs.values())
-            store.note_inputs(workspace, chain.from_iterable(refs))
+            sets = (value.refs if isinstance(value, RefSet) else (value,) for value in inputs.values())
+            refs = list(chain.from_iterable(sets))
+            store.note_inputs(workspace, refs)
             begun = time.monotonic()
             with ThreadPoolExecutor(1) as aside, closing(StageProgress(self.name, listener)) as progress:
                 code = aside.submit(lambda: self.code)  # beside the work, which mostly waits for other processes
                 work = Work(workspace.out, workspace.scratch, store, key, resources, progress)
-                digest = self.function(work, settings, **inputs)
+                with told_of_damage(store, refs):
+                    digest = self.function(work, settings, **inputs)
             seconds = time.monotonic() - begun
             manifest = Manifest(
                 stage=self.name,
@@ -246,8 +250,8 @@ class Invocation:
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether trying again may help: faults of disks and connections do; settings and inputs stay as they are."""
-    if isinstance(
+    """Whether trying again may help: faults of disks and connections pass, full disks, settings and inputs stay."""
+    if lasting_fault(error) is not None or isinstance(
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError
     ):
         return False

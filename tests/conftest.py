@@ -46,6 +46,26 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 server on loopback; its address. Skips where boto3 or the server are not installed."""
+    from s3 import s3_server
+
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3_address(s3_endpoint: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Address of an empty store there."""
+    from s3 import BUCKET, lead_to
+
+    from storage.digest import sha256_json
+
+    lead_to(monkeypatch, s3_endpoint)
+    return f"s3://{BUCKET}/{sha256_json(request.node.nodeid)[:12]}"
+
+
+@pytest.fixture(scope="session")
 def strace(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Skips where strace is missing or may not trace."""
     if shutil.which("strace") is None:

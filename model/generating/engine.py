@@ -75,7 +75,7 @@ class Engine:
         # what is cropped away is not remembered either: a prompt may be a thousand times as long as the context
         longest = max((len(row.prompt) - row.dropped for row in rows), default=0) + config.max_new_tokens
         window = min(self.context, longest)
-        self.cache = KVCache(model.config, n_slots, window, device=weight.device, dtype=weight.dtype)
+        self.cache = self.decoder.new_cache(n_slots, window)
         self.chooser = Chooser(config, model.config.vocab_size, n_slots, longest, weight.device)
         self.logits = torch.zeros(n_slots, model.config.vocab_size, device=weight.device, dtype=weight.dtype)
         self.slots: list[Row | None] = [None] * n_slots

@@ -2,11 +2,12 @@
 
 A graph has fixed addresses and shapes. So tokens and positions are copied to where it expects them, and the number of
 cache slots that it reads is rounded up: each multiple gets a graph of its own when it is first needed. Where a graph
-cannot be captured the step is computed as it is.
+cannot be captured the step is computed as it is, and a warning says why.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -14,15 +15,17 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache
-from .decoder import Decoder, Reach
+from .decoder import Cache, Decoder, Reach
 
 SLOTS = 128  # graphs are made for multiples of so many cache slots
 _WARM_UP = 2  # libraries allocate and choose their kernels in the first calls, which a graph must not record
 
 
-def step_for(decoder: Decoder, cache: KVCache) -> Callable[..., Tensor]:
+def step_for(decoder: Decoder, cache: Cache) -> Callable[..., Tensor]:
     """`Decoder.step` over this cache, as a graph where there can be one."""
-    return GraphedStep(decoder, cache) if cache.keys.device.type == "cuda" else partial(decoder.step, cache)
+    if isinstance(cache, KVCache) and cache.keys.device.type == "cuda":
+        return GraphedStep(decoder, cache)
+    return partial(decoder.step, cache)
 
 
 class GraphedStep:
@@ -51,8 +54,14 @@ class GraphedStep:
         if end not in self.graphs:
             try:
                 self.graphs[end] = self._captured(Reach(0, len(ids), end))
-            except RuntimeError:  # memory for graphs, or an operation that cannot be recorded
+            except RuntimeError as error:  # memory for graphs, or an operation that cannot be recorded
                 self.works = False
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                warnings.warn(
+                    "the decoding step cannot be captured as a CUDA graph and is computed without one, which is "
+                    f"slower: {reason}",
+                    stacklevel=2,
+                )
                 return self.decoder.step(self.cache, ids, positions, reaches, first)
         graph, logits = self.graphs[end]
         graph.replay()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 # The text that new ids add to the text of the ids before them
 Decode = Callable[[Sequence[int], Sequence[int]], str]
@@ -33,11 +33,15 @@ class StopStrings:
         first = max(0, len(ids) - self.n_tokens)
         tail = ids[first:]
         before = ids[first - _CONTEXT : first] if first >= _CONTEXT else [*prompt[-_CONTEXT:], *ids[:first]]
-        text = self.decode(before, tail)
-        places = {stop: text.find(stop) for stop in self.stops}
-        hits = [(place, stop) for stop, place in places.items() if place >= 0]
-        if not hits:
-            return None
-        older = self.decode(before, tail[:-1])
-        fresh = [(place, stop) for place, stop in hits if older.count(stop) < text.count(stop)]
+        text, older = self.decode(before, tail), self.decode(before, tail[:-1])
+        hits = [(place, stop) for stop in self.stops for place in _places(stop, text)]
+        fresh = [(place, stop) for place, stop in hits if not older.startswith(stop, place)]
         return min(fresh)[1] if fresh else None
+
+
+def _places(part: str, text: str) -> Iterator[int]:
+    """Where it occurs, also over itself."""
+    place = text.find(part)
+    while place >= 0:
+        yield place
+        place = text.find(part, place + 1)

@@ -52,7 +52,7 @@ class EvaluateSettings:
     stride: int = 0
 
 
-@stage("evaluate", version=3)
+@stage("evaluate", version=4)
 def evaluate(
     work: Work,
     settings: EvaluateSettings,
@@ -224,7 +224,7 @@ def zstd_bits_per_byte(texts: list[str]) -> float:
     """Bits per byte of the texts, one after the other, under zstd -19."""
     import zstandard
 
-    data = "\n".join(texts).encode()
+    data = "".join(texts).encode()
     return 8 * len(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)) / len(data)
 
 

@@ -44,7 +44,7 @@ def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> A
         return None
     settings = {**segment.settings, "contents": [asdict(content) for content in contents]}
     kept = {content.sha256 for content in contents}
-    key = _key(segment, settings)
+    key = replace(segment, settings=settings).content_key
     if (known := store.find(segment.stage, key)) is not None:
         return known.ref
     with store.workspace(segment.stage, key) as workspace:
@@ -70,12 +70,6 @@ def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> A
         digest = union_digest([workspace.out / "extracts.parquet"])
         made = replace(segment, key=key, digest=digest, settings=settings, counts=counts)
         return store.commit(workspace, made).ref
-
-
-def _key(manifest: Manifest, settings: Mapping[str, Any]) -> str:
-    """The key of an artefact of the same stage and inputs, with other settings."""
-    inputs = {name: entry["digest"] for name, entry in manifest.inputs.items()}
-    return sha256_json({"stage": manifest.stage, "version": manifest.version, "inputs": inputs, "settings": settings})
 
 
 def _remaining(folder: Path, segment: Manifest, forgotten: Tombstones) -> tuple[list[Content], set[str]]:

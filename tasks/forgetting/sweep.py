@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from storage.catalog import CORPUS_REF
 from storage.errors import UserError
-from storage.lineage import descendants
+from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
 from storage.tables import read_rows
@@ -38,15 +38,16 @@ from tasks.forgetting.rewriting import (
     trim_selection,
 )
 from tasks.forgetting.targets import EXTRACTS_FILE, SEGMENT_STAGES
+from tasks.ingest.segments import present_segments
 
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
 QUOTING_WORDS = 5  # a prompt this long that stands in a document is taken to be from it
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
 KEPT = (
-    *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam"),
+    *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam", "gates"),
     *("complete", "generate", "prompts", "questions", "texts"),
 )
-TRIMMED = "curate"
+TRIMMED = ("curate", "ablate")
 
 
 @dataclass
@@ -80,17 +81,24 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     segments = [found for found in _manifests(store, SEGMENT_STAGES) if _held(store, found, forgotten)]
     evalsets = [found for found in _manifests(store, ("evalset",)) if _evalset_holds(store, found, forgotten)]
     held = {manifest.ref for manifest in evalsets}
-    sources = [manifest.ref for manifest in (*segments, *evalsets)]
+    replaced = [found.ref for segment in segments for depth, found in ancestors(store, segment.ref) if depth]
+    sources = [*(manifest.ref for manifest in (*segments, *evalsets)), *replaced]  # what they were joined from, too
     made = descendants(store, sources, beyond=(*KEPT, "evalset"))
     made = [manifest for manifest in made if manifest.stage != "evalset" or manifest.ref in held]
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
     prompts, trainings = _quoting(store, texts, forgotten)
     spoken = descendants(store, [manifest.ref for manifest in prompts])
-    going = [*segments, *evalsets, *(found for found in made if found.stage not in (*KEPT, TRIMMED)), *prompts, *spoken]
+    going = [
+        *segments,
+        *evalsets,
+        *(found for found in made if found.stage not in (*KEPT, *TRIMMED)),
+        *prompts,
+        *spoken,
+    ]
     return Sweep(
-        segments=[manifest for manifest in segments if manifest.stage == "extract"],
+        segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
         evalsets=evalsets,
-        selections=[manifest for manifest in made if manifest.stage == TRIMMED],
+        selections=[manifest for manifest in made if manifest.stage in TRIMMED],
         trainings=trainings,
         removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
     )

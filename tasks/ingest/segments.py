@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from storage.digest import plain, sha256_json
 from storage.home import Home
-from storage.manifest import ArtifactRef
+from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EXTRACTS, PAGES
 from storage.store import Store
 from storage.tables import TableWriter, read_columns, read_rows, union_digest, write_table
@@ -131,7 +131,9 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
     """
     wanted = plain(options)
     found = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
-    segments = [item for item in found if item.version == extract.version and item.settings["options"] == wanted]
+    segments = present_segments(
+        item for item in found if item.version == extract.version and item.settings["options"] == wanted
+    )
     chosen: dict[tuple[str, str], tuple[Content, int]] = {}
     rivals: dict[tuple[str, str], list[tuple[Content, int]]] = {}  # of contents that were extracted more than once
     for number, manifest in enumerate(segments):
@@ -154,6 +156,13 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
         last = max(attempt.attempt for attempt, _ in attempts)
         index[identity] = Located(content, segments[number].ref, codes, tuple(sorted(tried)), last)
     return index
+
+
+def present_segments(segments: Iterable[Manifest]) -> list[Manifest]:
+    """Segments without those that another one among them replaces (see `tasks.compaction`)."""
+    listed = list(segments)
+    replaced = {ref.key for item in listed for ref in item.input_refs()}
+    return [item for item in listed if item.key not in replaced]
 
 
 def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:

@@ -176,7 +176,7 @@ def _encode_segment(
             lost_bytes += int(placed.lost.sum())
             done += len(rows)
             progress(done, file.metadata.num_rows)
-    _write_placements(out / TOKENS_FILE, pa.concat_tables(placements))
+    write_placements(out / TOKENS_FILE, pa.concat_tables(placements))
     np.save(out / SHARD_COUNTS_FILE, shard.counts, allow_pickle=False)
     choice = choice or Choice(engines.reference, "there is no text")
     return {
@@ -189,7 +189,7 @@ def _encode_segment(
     }
 
 
-def _write_placements(path: Path, table: pa.Table) -> None:
+def write_placements(path: Path, table: pa.Table) -> None:
     """Write where documents lie so that it is soon read: all of it is, for a whole corpus, when one comes or goes.
 
     No name and no digest comes twice, so dictionaries would save nothing; large row groups are read sooner.

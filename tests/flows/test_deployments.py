@@ -10,11 +10,20 @@ import pytest
 import yaml
 
 from flows.context import flow_settings
+from flows.team.services import GPU_POOL, POOL
 from tasks.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "flows" / "prefect.yaml"
-EXPECTED = {"ingest/watch", "retrain/weekly", "train/gpu", "evaluate/champion", "generate/batch"}
+EXPECTED = {
+    "ingest/watch",
+    "retrain/weekly",
+    "retrain/on-new-documents",
+    "train/gpu",
+    "evaluate/champion",
+    "generate/batch",
+    "cleanup/nightly",
+}
 
 
 def deployments() -> list[dict[str, Any]]:
@@ -56,6 +65,22 @@ def test_every_parameter_of_the_flow_is_a_described_scalar(deployment: dict[str,
     for name, schema in flow_of(deployment).parameters.properties.items():
         assert schema["type"] in ("string", "integer", "number", "boolean"), name
         assert schema["description"], name
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
+def test_every_trigger_is_one_that_prefect_reads(deployment: dict[str, Any]) -> None:
+    from prefect.events import DeploymentEventTrigger
+
+    for trigger in deployment.get("triggers", []):
+        assert set(trigger) <= set(DeploymentEventTrigger.model_fields)
+        DeploymentEventTrigger.model_validate({"name": deployment["name"], **trigger})
+        assert set(trigger["parameters"]) <= set(flow_of(deployment).parameters.properties)
+
+
+def test_trainings_for_the_gpu_have_a_pool_of_their_own() -> None:
+    pools = {deployment["name"]: deployment["work_pool"]["name"] for deployment in deployments()}
+    assert pools.pop("gpu") == GPU_POOL
+    assert set(pools.values()) == {POOL}
 
 
 def test_no_schedule_starts_by_itself() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.report import RunResult, run_report
 from storage.home import Home
+from tasks.gates.verdicts import Verdict
 from tasks.session import StageReport
 
 
@@ -15,3 +16,10 @@ def test_a_report_under_the_name_of_a_corpus_that_was_never_ingested_tells_of_th
     report = run_report(home, "never-run", result)
     assert report.startswith("# Corpus `never-run`\n\n## Stages\n\n| stage |")
     assert "| generate | 1 | 0 | 2.0 | 3 |" in report
+
+
+def test_a_report_says_what_the_gates_said(tmp_path: Path) -> None:
+    verdict = Verdict("worst_slice", "failed", 0.1, 0.05, "source a|b is 10.0% worse")
+    model = {"name": "sheepfold", "version": "2", "alias": "challenger", "reason": "no", "gates": [verdict.document()]}
+    report = run_report(Home.from_environment(tmp_path), "fold", RunResult(stages=[], model=model))
+    assert "| worst slice | failed | source a\\|b is 10.0% worse |" in report

@@ -42,3 +42,27 @@ def test_gc_and_status_say_how_much_there_is_of_each_stage(home: Path) -> None:
     assert said.exit_code == 0, said.stderr
     assert "0 artefact(s) and 0 unfinished work(s), 0.0 MiB, can be removed" in said.stdout
     assert answer(home, "status", "--sizes")["sizes"]["extract"]["artefacts"] == 1
+
+
+def test_compact_says_what_it_would_join(home: Path) -> None:
+    said = invoke(home, "compact", "--dry-run")
+    assert said.exit_code == 0, said.stderr
+    assert said.stdout == "0 segment(s) would be joined into 0\n"
+    assert answer(home, "compact")["joined"] == {}
+
+
+def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
+    done = invoke(home, "ablate", "--without", "pdf")
+    assert done.exit_code == 1
+    assert "'pdf' is no kind of document" in done.stderr
+
+
+def test_verify_sets_aside_what_is_damaged_and_is_content_with_the_rest(home: Path) -> None:
+    assert "nothing is damaged" in invoke(home, "verify", "--repair").stdout
+    (path,) = (home / "store" / "extract").glob("*/extracts.parquet")
+    path.write_bytes(b"not what was written")
+    assert invoke(home, "verify").exit_code == 1
+    said = invoke(home, "verify", "--repair")
+    assert said.exit_code == 0, said.stderr
+    assert f"done extract/{path.parent.name}: set aside" in said.stdout
+    assert not path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,13 @@ import torch
 from network_variants import VARIANTS
 
 from model import Completion, GenerationConfig, Transformer, generate, prompt_problem, stream
-from model.generating.decoder import gathered_by_kernel, gathered_by_products
+from model.cache import KVCache
+from model.generating.blocks import BlockCache, BlockStep
+from model.generating.decoder import Decoder, KernelStep, Reach
 from model.generating.engine import Engine
+from model.generating.graphs import GraphedStep
 from model.generating.rows import Row
+from model.generating.stops import StopStrings
 
 PROMPTS = [[(7 * place + start) % 31 for place in range(1 + (5 * start) % 13)] for start in range(13)]
 LIMITS = [1 + (3 * number) % 11 for number in range(13)]
@@ -84,6 +89,15 @@ def test_deterministic_rows_are_equal_to_the_bit_in_any_batch_and_order(
         assert run(range(12, -1, -1), batch_size) == alone[::-1]
 
 
+def test_deterministic_rows_do_not_see_how_long_their_neighbours_are(build_model: Callable[..., Transformer]) -> None:
+    model = build_model(d_model=32, vocab_size=1031, max_seq_len=300, pos="rope", act="swiglu", norm="rmsnorm")
+    prompts = [[(7 * place + start) % 31 for place in range(length)] for start, length in enumerate((2, 60, 130, 200))]
+    config = dataclasses.replace(SAMPLED, deterministic=True, max_new_tokens=70)
+    alone = [generate(model, [prompt], config, keys=[key])[0] for key, prompt in enumerate(prompts)]
+    together = generate(model, prompts, config)
+    assert [(one.ids, one.logprobs) for one in together] == [(one.ids, one.logprobs) for one in alone]
+
+
 @pytest.mark.parametrize("overflow", ["roll", "stop"])
 @pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_ends_that_are_noticed_a_step_late_change_nothing(
@@ -101,15 +115,25 @@ def test_ends_that_are_noticed_a_step_late_change_nothing(
     assert made == [(one.ids, one.finish_reason, one.stopped_by) for one in expected]
 
 
-@pytest.mark.parametrize("n_heads", [2, 6])
-@pytest.mark.parametrize("masked", [True, False])
-def test_both_ways_to_attend_agree(n_heads: int, masked: bool) -> None:
+@pytest.mark.parametrize("settings", [{}, {"n_head": 4, "n_kv_head": 2}, {"head_dim": 5}, {"window": 40}], ids=str)
+@pytest.mark.parametrize("positions", [[0, 3, 2], [63, 64, 0], [130, 5, 150]], ids=str)
+def test_both_ways_to_attend_agree(
+    build_model: Callable[..., Transformer], settings: dict[str, Any], positions: list[int]
+) -> None:
+    config = build_model(max_seq_len=160, **settings).config
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn(3, n_heads, 8, generator=generator)
-    keys, values = torch.randn(2, 3, 2, 9, 8, generator=generator)[..., :7, :].unbind(0)
-    mask = torch.zeros(3, 7).masked_fill(torch.arange(7) > torch.tensor([[2], [6], [4]]), -torch.inf)
-    ways = [way(q, keys, values, mask if masked else None) for way in (gathered_by_products, gathered_by_kernel)]
-    torch.testing.assert_close(*ways)
+    read = KVCache(config, 3, 151)
+    read.keys, read.values = torch.randn(2, *read.keys.shape, generator=generator).unbind(0)
+    blocks, places = BlockCache(config, 5, 160), torch.tensor(positions)
+    blocks.replace([1, 2, 3], read)
+    q, k, v = (
+        torch.randn(3, n, config.head_dim, generator=generator)
+        for n in (config.n_head, config.n_kv_head, config.n_kv_head)
+    )
+    by_kernel = KernelStep(read, places, [Reach(0, 2, 151), Reach(2, 3, positions[2] + 1, True)], 0, config.window)
+    by_blocks = BlockStep(blocks, places, 1)
+    for layer in range(config.n_layer):
+        torch.testing.assert_close(by_blocks.attend(layer, q, k, v), by_kernel.attend(layer, q, k, v))
 
 
 def test_each_prompt_may_have_its_own_limit(build_model: Callable[..., Transformer]) -> None:
@@ -216,6 +240,34 @@ def test_stop_strings_are_not_looked_for_before_the_least_number_of_tokens(
     found = generate(model, [[1, 2]], config, decode=text_of)[0]
     later = [n for n in range(3, 25) if early in text_of([], free.ids[n - 1 : n])]
     assert len(found.ids) == (later[0] if later else 24)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [([0, 0, 0], "aa"), ([0, 1, 0, 1, 0], "aba"), ([0, 0, 1], None), ([0, 1, 0, 2], None)],
+    ids=str,
+)
+def test_a_stop_string_may_begin_within_an_earlier_one(ids: list[int], expected: str | None) -> None:
+    assert StopStrings(["aa", "aba"], text_of).found([3], ids) == expected
+
+
+def test_a_step_that_cannot_be_captured_is_computed_and_told(
+    build_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no memory for graphs\nsecond line")
+
+    monkeypatch.setattr(GraphedStep, "_captured", fails)
+    model = build_model().eval()
+    decoder, ids = Decoder(model, 2), torch.tensor([3, 4])
+    with torch.inference_mode():
+        step, arguments = GraphedStep(decoder, KVCache(model.config, 2)), (ids, ids * 0, [Reach(0, 2, 1)])
+        with pytest.warns(UserWarning, match="without one, which is slower: no memory for graphs$"):
+            found = step(*arguments)
+        assert torch.equal(found, decoder.step(KVCache(model.config, 2), *arguments))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(*arguments)
 
 
 def test_stop_strings_need_a_decoder(build_model: Callable[..., Transformer]) -> None:

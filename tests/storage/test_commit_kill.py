@@ -24,6 +24,7 @@ import commit_child
 import pytest
 
 from storage.locks import owner_lock
+from storage.store import LocalStore
 
 CALLS = """
 write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsync fdatasync flock chmod fchmod
@@ -48,10 +49,6 @@ def _strace(log: Path, arguments: list[str], command: list[str]) -> int:
     return process.returncode
 
 
-def _child(action: str, root: Path, text: str) -> list[str]:
-    return [sys.executable, "-I", "-B", commit_child.__file__, action, str(root), text]
-
-
 def _calls(log: Path) -> list[str]:
     return re.findall(r"^\d+ +(\w+)\(", log.read_text(errors="replace"), flags=re.MULTILINE)
 
@@ -67,17 +64,14 @@ def quiet_start(strace: None, tmp_path_factory: pytest.TempPathFactory) -> None:
 def _prepared(folder: Path, action: str) -> Path:
     """A fresh store in which the action has something to replace, except for a first commit."""
     root = folder / "store"
-    if action == "refresh":
-        commit_child.commit(root, OLD)
-    elif action == "ref":
-        commit_child.ref(root, OLD)
+    commit_child.prepare(root, action, OLD)
     return root
 
 
 def _kill_points(folder: Path, action: str) -> list[Point]:
     folder.mkdir(parents=True)
     root = _prepared(folder, action)
-    assert _strace(folder / "log", [], _child(action, root, NEW)) == 0
+    assert _strace(folder / "log", [], commit_child.command(action, root, NEW)) == 0
     seen: collections.Counter[str] = collections.Counter()
     points = []
     for call in _calls(folder / "log"):
@@ -106,7 +100,7 @@ def _for_each(tmp_path: Path, action: str, fault: str, check: Callable[[Path, Po
         folder.mkdir()
         root = _prepared(folder, action)
         arguments = ["-e", f"inject={call}:{fault}:when={number}"]
-        code = _strace(folder / "log", arguments, _child(action, root, NEW))
+        code = _strace(folder / "log", arguments, commit_child.command(action, root, NEW))
         with _noted(f"{action}: {fault} at {call} number {number}, call {index + 1} of {len(points)}"):
             check(root, points[index], code)
         shutil.rmtree(folder)
@@ -203,8 +197,51 @@ def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_n
         assert commit_child.ref_text(root) == NEW
 
     points = _for_each(tmp_path, "ref", "signal=SIGKILL", check)
-    assert _renames(points) == 1 and _fsyncs(points) == 2, points
+    assert _renames(points) == 1 and _fsyncs(points) == 4, points  # the folders' names, the file, its name
     assert states == {OLD, NEW}
+
+
+def test_a_tombstone_whose_writing_is_killed_at_any_call_is_there_or_not_and_no_other_is_lost(tmp_path: Path) -> None:
+    states = set()
+
+    def check(root: Path, point: Point, code: int) -> None:
+        assert code == -signal.SIGKILL
+        states.add(frozenset(commit_child.forgotten(root)))
+        commit_child.tombstone(root, NEW)
+        assert commit_child.forgotten(root) == {OLD, NEW}
+
+    _for_each(tmp_path, "tombstone", "signal=SIGKILL", check)
+    assert states == {frozenset({OLD}), frozenset({OLD, NEW})}
+
+
+def test_clearing_up_killed_at_any_call_leaves_whole_artefacts_with_their_inputs_and_is_finished_by_the_next(
+    tmp_path: Path,
+) -> None:
+    states = set()
+
+    def check(root: Path, point: Point, code: int) -> None:
+        assert code == -signal.SIGKILL
+        states.add(frozenset(commit_child.whole(root)))
+        commit_child.sweep(root, NEW)
+        store = LocalStore(root)
+        assert store.keys(commit_child.STAGE) == store.keys(commit_child.MADE) == store.owners() == []
+
+    _for_each(tmp_path, "sweep", "signal=SIGKILL", check)
+    assert states == {
+        frozenset(),
+        frozenset({commit_child.STAGE}),
+        frozenset({commit_child.STAGE, commit_child.MADE}),
+    }
+
+
+def test_a_removal_killed_at_any_call_keeps_the_artefact_or_its_record(tmp_path: Path) -> None:
+    def check(root: Path, point: Point, code: int) -> None:
+        assert code == -signal.SIGKILL
+        assert commit_child.MADE in commit_child.whole(root)
+        commit_child.remove(root, NEW)
+        assert commit_child.whole(root) == {commit_child.MADE}
+
+    _for_each(tmp_path, "remove", "signal=SIGKILL", check)
 
 
 @pytest.mark.parametrize("action", sorted(commit_child.ACTIONS))
@@ -214,8 +251,7 @@ def test_a_call_that_fails_surfaces_as_an_os_error_and_a_second_attempt_in_the_s
     def check(root: Path, point: Point, code: int) -> None:
         allowed = {commit_child.FAULT, 0} if point[0] in FORGIVEN else {commit_child.FAULT}
         assert code in allowed
-        text = commit_child.ref_text(root) if action == "ref" else commit_child.artifact_text(root)
-        assert text == NEW
+        assert commit_child.is_done(root, action, NEW)
 
     _for_each(tmp_path, action, "error=EIO", check)
 
@@ -229,7 +265,7 @@ def test_a_refresh_whose_last_rename_fails_keeps_the_old_artefact(tmp_path: Path
 
 _REFRESH_ONCE = """
 import sys, pathlib
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(pathlib.Path(sys.argv[1]).parents[1])]
 import commit_child
 try:
     commit_child.refresh(pathlib.Path(sys.argv[2]), sys.argv[3])

@@ -189,8 +189,8 @@ def test_a_named_lock_keeps_others_out_while_it_is_held(store: LocalStore) -> No
 
 
 def test_an_address_that_is_no_folder_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="SHEEPFOLD_STORE is 's3://bucket/store'"):
-        open_store("s3://bucket/store")
+    with pytest.raises(ValueError, match="SHEEPFOLD_STORE is 'gs://bucket/store'"):
+        open_store("gs://bucket/store")
 
 
 def test_a_stage_that_writes_a_manifest_of_its_own_does_not_spoil_the_artefact(store: LocalStore, put: Put) -> None:

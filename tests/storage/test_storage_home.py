@@ -104,3 +104,38 @@ def test_a_home_that_may_not_be_written_is_refused_in_a_sentence(
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # nothing is read-only for root
     with pytest.raises(UserError, match=f"the home {tmp_path} cannot be written"):
         Home.from_environment(tmp_path).create()
+
+
+PLANTED = "hunter2-Xyzzy"
+
+
+@pytest.mark.parametrize(
+    ("variable", "address"),
+    [
+        ("MLFLOW_TRACKING_URI", f"http://shepherd:{PLANTED}@mlflow.example:5000"),
+        ("MLFLOW_TRACKING_URI", f"https://{PLANTED}@mlflow.example"),
+        ("SHEEPFOLD_STORE", f"s3://key:{PLANTED}@bucket/store"),
+        ("SHEEPFOLD_STORE", f"s3://bucket/store?secret_key={PLANTED}"),
+    ],
+)
+def test_an_address_with_a_password_is_refused_without_showing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, address: str
+) -> None:
+    monkeypatch.setenv(variable, address)
+    with pytest.raises(UserError, match=f"{variable} .* holds a password") as caught:
+        Home.from_environment(tmp_path)
+    assert PLANTED not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", [PLANTED, f"{PLANTED}@{PLANTED}", ""])
+def test_the_password_of_a_database_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql://shepherd:{password}@localhost:5432/mlflow")
+    home = Home.from_environment(tmp_path)
+    assert home.shown_tracking_uri == "postgresql://shepherd:***@localhost:5432/mlflow"
+
+
+def test_an_address_without_a_password_is_shown_as_it_is(tmp_path: Path) -> None:
+    home = Home(tmp_path, str(tmp_path), "http://127.0.0.1:5000/a:b@c")
+    assert home.shown_tracking_uri == home.tracking_uri

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage.tracking import KEY_TAG, Point, PointBuffer
+from storage.tracking import KEY_TAG, Point, PointBuffer, pages_under
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
@@ -28,6 +28,18 @@ def key() -> str:
 @pytest.fixture
 def run_id(tracking: Tracking, key: str) -> str:
     return tracking.ensure_run(key, "train-test", {"model.n_layer": 2}, {"prefect.flow_run_id": "f"})
+
+
+@pytest.mark.parametrize(
+    ("address", "pages"),
+    [
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000/#"),
+        ("https://mlflow.example/base/", "https://mlflow.example/base/#"),
+        ("sqlite:////home/mlflow.db", None),
+    ],
+)
+def test_only_a_server_shows_pages(address: str, pages: str | None) -> None:
+    assert pages_under(address) == pages
 
 
 def curve(tracking: Tracking, run_id: str) -> list[Point]:

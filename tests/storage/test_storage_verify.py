@@ -47,6 +47,7 @@ def test_a_sound_store_has_no_problems_and_everything_in_it_was_checked(
         "file digests": 2,
         "table schemas": 1,
         "inputs present": 3,
+        "names": 0,
     }
 
 

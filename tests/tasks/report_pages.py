@@ -11,6 +11,7 @@ from typing import NamedTuple
 import corpus_report_samples
 import dataset_report_samples
 import evaluation_report_samples
+import gates_samples
 from corpus_report_samples import CORPUS
 from PIL import Image
 
@@ -23,6 +24,8 @@ from tasks.evaluation_report.page import SECTIONS as EVALUATION_SECTIONS
 from tasks.evaluation_report.page import evaluation_page
 from tasks.evaluation_report.pair_page import SECTIONS as PAIR_SECTIONS
 from tasks.evaluation_report.pair_page import pair_page
+from tasks.gates.page import SECTIONS as GATE_SECTIONS
+from tasks.gates.page import gates_page
 
 
 class Report(NamedTuple):
@@ -60,5 +63,6 @@ REPORTS = {
     "corpus": Report(CORPUS_SECTIONS, corpus),
     "dataset": Report(DATASET_SECTIONS, dataset),
     "evaluation": Report(EVALUATION_SECTIONS, lambda _: evaluation_page(evaluation_report_samples.rich(), CORPUS)),
+    "gates": Report(GATE_SECTIONS, lambda _: gates_page(gates_samples.rich(), CORPUS)),
     "comparison": Report(PAIR_SECTIONS, lambda _: pair_page(evaluation_report_samples.pair(), CORPUS)),
 }

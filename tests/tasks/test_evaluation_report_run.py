@@ -39,8 +39,8 @@ def worse(home: Home, tiny: Ran, tiny_source: Path) -> Ran:
     made = run_whole(home, tiny_source, tiny_settings(*WORSE))
     with direct_session(home) as session:
         for ran in (tiny, made):
-            assert ran.checkpoint is not None and ran.metrics is not None
-            promote_model(session, ran.checkpoint, artifact(ran.prepared.evalset), ran.metrics)
+            assert ran.checkpoint is not None
+            promote_model(session, ran.checkpoint, artifact(ran.evaluation))
     return made
 
 

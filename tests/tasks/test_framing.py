@@ -204,10 +204,9 @@ def test_a_look_into_the_network_begins_as_documents_did(bundle: Bundle) -> None
 
 def test_a_served_model_begins_as_its_documents_did(bare: Ran, bundle: Bundle, tmp_path: Path) -> None:
     assert bare.checkpoint is not None
-    assert bare.metrics is not None
     home = bare.session.home
     with direct_session(home) as session:
-        promote_model(session, bare.checkpoint, artifact(bare.prepared.evalset), bare.metrics)
+        promote_model(session, bare.checkpoint, artifact(bare.evaluation))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [sys.executable, "-I", "-c", SERVED, home.tracking_uri],

@@ -12,7 +12,7 @@ from tiny_run import Ran, copy_of_store, direct_session
 from flows.actions import UnknownModel, checkpoint_of, promote_model, resolve_version
 from storage.home import Home
 from storage.registry import Registry
-from tasks.session import Session, artifact
+from tasks.session import Session
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,9 @@ def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home whose only version, 1, is champion."""
     target = copy_of_store(tiny, tmp_path_factory.mktemp("names") / "home")
     assert tiny.checkpoint is not None
-    assert tiny.metrics is not None
+    assert tiny.evaluation is not None
     with direct_session(target) as session:
-        promote_model(session, tiny.checkpoint, artifact(tiny.prepared.evalset), tiny.metrics)
+        promote_model(session, tiny.checkpoint, tiny.evaluation)
     return target
 
 

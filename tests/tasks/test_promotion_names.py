@@ -10,35 +10,46 @@ import pytest
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from flows.actions import promote_model
+from storage.manifest import ArtifactRef
+from storage.registered import noted_names, noted_versions
 from storage.registry import MODEL_NAME, Registry
 from storage.tables import read_columns
-from tasks.promotion import DECIDES, Promotion, Rival, decide, prepare_bundle, requirements
+from tasks.gates.verdicts import Outcome, Verdict
+from tasks.model_card import model_card
+from tasks.pages.markdown import plain
+from tasks.promotion import Promotion, Rival, decide
+from tasks.registration import DECIDES, prepare_bundle, requirements
 from tasks.session import Session, artifact
 
 
-def figures(bits: float) -> dict[str, float]:
-    return {DECIDES: bits}
+def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdict]:
+    return [Verdict("bits_per_byte", bits, 0.0, 0.0, "bits"), Verdict("worst_slice", other, 0.0, 0.0, "a slice")]
+
+
+RIVAL = Rival("1", ArtifactRef("evaluate", "k", "d"))
 
 
 @pytest.mark.parametrize(
-    ("own", "champion", "same", "wins", "reason"),
+    ("judged", "rival", "same", "withdrawn", "wins", "reason"),
     [
-        (2.0, None, False, True, "there was no champion (2.0000 bits per byte)"),
-        (2.0, 2.5, False, True, "2.0000 bits per byte are fewer than the champion's 2.5000"),
-        (2.5, 2.0, False, False, "2.5000 bits per byte are not fewer than the champion's 2.0000"),
-        (2.0, 2.0, False, False, "2.0000 bits per byte are not fewer than the champion's 2.0000"),
-        (2.0, 2.0, True, True, "it is the champion already (2.0000 bits per byte)"),
-        (float("nan"), 2.0, False, False, "nan bits per byte are not fewer than the champion's 2.0000"),
+        (verdicts("skipped", "skipped"), None, False, "", True, "there was no champion (2.0000 bits per byte)"),
+        (verdicts("skipped", "failed"), None, False, "", False, "a slice"),
+        (verdicts(), RIVAL, False, "", True, "bits"),
+        (verdicts("failed"), RIVAL, False, "", False, "bits"),
+        (verdicts("failed", "failed"), RIVAL, False, "", False, "bits; a slice"),
+        (verdicts("failed"), RIVAL, True, "", True, "it is the champion already (2.0000 bits per byte)"),
+        (verdicts(), RIVAL, False, "it swears", False, "it was taken back: it swears"),
     ],
-    ids=["no-champion", "better", "worse", "equal", "the-champion", "not-a-number"],
+    ids=["no-champion", "no-champion-bad-corpus", "better", "worse", "worse-twice", "the-champion", "taken-back"],
 )
-def test_fewer_bits_per_byte_decide(own: float, champion: float | None, same: bool, wins: bool, reason: str) -> None:
-    rival = None if champion is None else Rival("1", figures(champion))
-    assert decide(figures(own), rival, same) == (wins, reason)
+def test_gates_decide(
+    judged: list[Verdict], rival: Rival | None, same: bool, withdrawn: str, wins: bool, reason: str
+) -> None:
+    assert decide(judged, 2.0, rival, same, withdrawn) == (wins, reason)
 
 
 def test_a_champion_without_comparable_figures_gives_way() -> None:
-    wins, reason = decide(figures(2.0), Rival("1", None), same_model=False)
+    wins, reason = decide(verdicts("skipped"), 2.0, Rival("1", None), same_model=False)
     assert wins
     assert reason == (
         "the champion was trained on documents of this evaluation set, so the two cannot be compared "
@@ -54,6 +65,9 @@ class Names:
     versions: int
     aliases: dict[str, str]
     tags: dict[str, str]
+    card: str
+    book: dict[str, dict[str, str]]
+    booked_names: dict[str, str]
 
 
 @dataclass
@@ -75,7 +89,10 @@ def read_names(session: Session, done: Promotion) -> Names:
     model = registry.client.get_registered_model(MODEL_NAME)
     version = registry.by_number(done.version.version)
     assert version is not None
-    return Names(done, len(found), {name: str(number) for name, number in model.aliases.items()}, version.tags)
+    aliases = {name: str(number) for name, number in model.aliases.items()}
+    book = {item.version: dict(item.tags) for item in noted_versions(session.store)}
+    card = registry.description(version.version)
+    return Names(done, len(found), aliases, version.tags, card, book, noted_names(session.store))
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +102,8 @@ def history(tiny: Ran, tiny_source: Path, tmp_path_factory: pytest.TempPathFacto
     def step(*assignments: str) -> Names:
         ran = run_whole(home, tiny_source, tiny_settings(*assignments))
         assert ran.checkpoint is not None
-        assert ran.metrics is not None
         with direct_session(home) as session:
-            done, _ = promote_model(session, ran.checkpoint, artifact(ran.prepared.evalset), ran.metrics)
+            done, _ = promote_model(session, ran.checkpoint, artifact(ran.evaluation))
             return read_names(session, done)
 
     worse, better = ("train.max_steps=2",), ("train.max_steps=80", "train.lr=0.01")
@@ -115,6 +131,8 @@ def test_a_better_model_is_champion_and_the_old_one_previous(history: History) -
 def test_promoting_again_changes_nothing(history: History, name: str) -> None:
     once, again = getattr(history, name), getattr(history, f"{name}_again")
     assert (again.versions, again.aliases, again.tags) == (once.versions, once.aliases, once.tags)
+    assert (again.card, again.book) == (once.card, once.book)
+    assert again.done.verdicts == once.done.verdicts
     assert not again.done.moved
     assert again.done.alias == once.done.alias
 
@@ -133,6 +151,47 @@ def test_a_version_says_what_it_was_made_from_and_how_good_it_is(history: Histor
     assert tags["sheepfold.evalset"] == artifact(tiny.prepared.evalset).digest
     assert float(tags["sheepfold.bits_per_byte"]) == pytest.approx(tiny.metrics[DECIDES], abs=1e-6)
     assert "there was no champion" in tags["sheepfold.verdict"]
+
+
+def test_verdicts_and_their_numbers_stand_in_tags_and_card(history: History) -> None:
+    worse, better = history.worse, history.better
+    assert worse.tags["sheepfold.gates"] == "failed: bits_per_byte"
+    assert better.tags["sheepfold.gates"] == "passed"
+    for names in (worse, better):
+        bits = next(item for item in names.done.verdicts if item.gate == "bits_per_byte")
+        assert names.tags["sheepfold.gate.bits_per_byte"] == f"{bits.verdict}: {bits.number:.6g} (limit 0)"
+        assert plain(bits.sentence, 400) in names.card
+        assert names.tags["sheepfold.verdict"] == bits.sentence
+    assert history.tiny.tags["sheepfold.gate.bits_per_byte"] == "skipped"
+
+
+def test_a_version_is_found_by_what_it_was_made_from(history: History, tiny: Ran) -> None:
+    tags = history.tiny.tags
+    assert tags["sheepfold.dataset"] == artifact(tiny.prepared.dataset).digest
+    assert tags["sheepfold.tokenizer"] == artifact(tiny.prepared.tokenizer).digest
+    assert tags["sheepfold.base"] == "none"
+    assert int(tags["sheepfold.parameters"]) > 1_000
+
+
+def test_the_card_says_what_it_is_how_good_judged_how_made_from_what_and_what_it_cannot(history: History) -> None:
+    heads = [line for line in history.better.card.splitlines() if line.startswith("#")]
+    assert heads[0] == "## Language model of 1 layers, width 32, context 32"
+    assert heads[1:] == ["### How good it is", "### Gates", "### Data", "### Limits", "### Use", "### Lineage"]
+    assert "parameters" in history.better.card
+    assert history.better.done.version.checkpoint.key in history.better.card
+
+
+def test_the_card_leads_to_the_pages_of_what_trained_it(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None and tiny.evaluation is not None
+    links = {"the flow run in Prefect": "http://127.0.0.1:4200/runs/flow-run/1"}
+    card = model_card(tiny.session.store, tiny.checkpoint, tiny.evaluation, verdicts(), links)
+    assert "[the flow run in Prefect](http://127.0.0.1:4200/runs/flow-run/1)" in card
+
+
+def test_the_store_keeps_a_book_of_versions_and_names(history: History) -> None:
+    assert history.tiny_later.booked_names == history.tiny_later.aliases
+    assert list(history.tiny_later.book) == ["1", "2", "3"]
+    assert history.tiny_later.book["1"] == history.tiny_later.tags
 
 
 def test_a_bundle_holds_the_weights_and_the_code_and_nothing_of_the_store(tiny: Ran, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,15 @@ from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_setting
 
 from flows import actions
 from flows.actions import promote_model
+from flows.pipeline import evaluate_model
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import CHALLENGER, CHAMPION, Registry
+from storage.registered import noted_names
+from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry
+from storage.store import open_store
+from storage.tracking import Tracking
+from tasks.gates.settings import GateSettings
+from tasks.gates.stage import gates
 from tasks.promotion import ChampionChanged, Promotion, promote
 from tasks.session import Session, artifact
 
@@ -27,8 +34,7 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
 
 def promote_ran(session: Session, ran: Ran) -> Promotion:
     assert ran.checkpoint is not None
-    assert ran.metrics is not None
-    return promote_model(session, ran.checkpoint, artifact(ran.prepared.evalset), ran.metrics)[0]
+    return promote_model(session, ran.checkpoint, artifact(ran.evaluation))[0]
 
 
 def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_gives_way(
@@ -50,10 +56,10 @@ def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_gives_way(
 def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_source: Path, home: Home) -> None:
     other = run_whole(home, tiny_source, tiny_settings("curate.salt=other", *WORSE))
     assert tiny.checkpoint is not None
-    assert tiny.metrics is not None
     with direct_session(home) as session:
+        evaluation, _ = evaluate_model(session, tiny.checkpoint, other.prepared.evalset)
         with pytest.raises(UserError, match=r"was trained on documents of the evaluation set .* train on the present"):
-            promote_model(session, tiny.checkpoint, artifact(other.prepared.evalset), tiny.metrics)
+            promote_model(session, tiny.checkpoint, artifact(evaluation))
         assert Registry(session.resources.tracking).by_alias(CHAMPION) is None
 
 
@@ -62,14 +68,14 @@ def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
 ) -> None:
     worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
     assert worse.checkpoint is not None
-    assert worse.metrics is not None
+    assert worse.evaluation is not None
     with direct_session(home) as session:
         promote_ran(session, tiny)
         registry = Registry(session.resources.tracking)
+        inputs = {"checkpoint": worse.checkpoint, "evaluation": worse.evaluation}
+        judged = artifact(session.run(gates, GateSettings(), **inputs))
         with pytest.raises(ChampionChanged, match="version 1 is champion, but none was measured"):
-            promote(
-                session.store, registry, "", worse.checkpoint, artifact(worse.prepared.evalset), worse.metrics, None
-            )
+            promote(session.store, registry, "", worse.checkpoint, worse.evaluation, judged, None)
         assert registry.by_digest(worse.checkpoint.digest) is None
 
 
@@ -93,3 +99,22 @@ def test_a_champion_of_another_process_is_measured_before_names_move(
     assert champion is not None
     assert tiny.checkpoint is not None
     assert champion.checkpoint.digest == tiny.checkpoint.digest
+
+
+def test_of_two_promotions_at_once_the_better_model_is_champion(tiny: Ran, tiny_source: Path, home: Home) -> None:
+    worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
+
+    def promote_alone(ran: Ran) -> Promotion:
+        with direct_session(home) as session:
+            return promote_ran(session, ran)
+
+    Registry(Tracking(home)).by_digest("")  # the database and the model are there; which version is first is open
+    with ThreadPoolExecutor(2) as threads:
+        done = list(threads.map(promote_alone, (worse, tiny)))
+    assert {item.version.version for item in done} == {"1", "2"}
+    assert done[1].alias == CHAMPION
+    names = Registry(Tracking(home)).names()
+    assert names[CHAMPION] == done[1].version.version
+    other = PREVIOUS if done[0].alias == CHAMPION else CHALLENGER
+    assert names == {CHAMPION: done[1].version.version, other: done[0].version.version}
+    assert noted_names(open_store(home.store)) == names

@@ -84,9 +84,8 @@ def served_home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with the tiny model as champion."""
     home = copy_of_store(tiny, tmp_path_factory.mktemp("serving") / "home")
     assert tiny.checkpoint is not None
-    assert tiny.metrics is not None
     with direct_session(home) as session:
-        promote_model(session, tiny.checkpoint, artifact(tiny.prepared.evalset), tiny.metrics)
+        promote_model(session, tiny.checkpoint, artifact(tiny.evaluation))
     return home
 
 

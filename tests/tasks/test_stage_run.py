@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -268,6 +269,9 @@ def test_the_work_of_a_killed_process_is_taken_over_by_the_one_that_waits(
         (NotADirectoryError(), False),
         (IsADirectoryError(), False),
         (FileExistsError(), False),
+        (OSError(errno.ENOSPC, "no space left"), False),
+        (OSError(errno.EROFS, "read-only"), False),
+        (OSError(errno.EIO, "input/output error"), True),
         (ValueError("a setting"), False),
         (RuntimeError(), False),
         (KeyError("x"), False),

@@ -1,0 +1,96 @@
+"""Commands for a team on one box: servers, workers and deployments up, and down again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli_common import AsJson, HomeFolder, plain_errors, print_json, say
+
+
+def up(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="What the deployments read (default: ./documents).", show_default=False),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on (default: this machine only).")] = "",
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server (default 4200).", min=0, max=65535)] = 0,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server (default 5000).", min=0, max=65535)] = 0,
+    postgres: Annotated[
+        str | None, typer.Option(help="postgresql:// address for both servers; '' goes back to SQLite.")
+    ] = None,
+    auth: Annotated[bool | None, typer.Option("--auth/--no-auth", help="Ask for names and passwords.")] = None,
+    prompts: Annotated[str, typer.Option(help="File that generate/batch continues (default: ./prompts.txt).")] = "",
+    schedules: Annotated[bool, typer.Option("--schedules", help="Switch the deployments' schedules on.")] = False,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start what is missing of Prefect's server, MLflow's, the workers and the deployments.
+
+    What is not given is as it was the last time.
+    """
+    with plain_errors():
+        from dataclasses import replace
+
+        from flows.embedded import ends_in_order
+        from flows.team.box import bring_up, switch_schedules_on
+        from flows.team.settings import TeamFolder
+        from flows.team.status import team_status
+        from storage.home import Home
+
+        place = Home.from_environment(home or None)
+        kept = TeamFolder(place).settings()
+        given: dict[str, Any] = {
+            "host": host or None,
+            "prefect_port": prefect_port or None,
+            "mlflow_port": mlflow_port or None,
+            "postgres": postgres,
+            "auth": auth,
+            "source": _sources(sources) if sources else kept.source or _usual_source(),
+            "prompts": _absolute(prompts) if prompts else kept.prompts or _absolute("prompts.txt"),
+        }
+        settings = replace(kept, **{name: value for name, value in given.items() if value is not None})
+        with ends_in_order():
+            done = bring_up(place, settings, say)
+            if schedules:
+                switch_schedules_on(place, settings)
+        if as_json:
+            print_json({"started": done.started, "made": done.made, **team_status(place)})
+            return
+        print(f"Prefect  {settings.prefect_url}\nMLflow   {settings.mlflow_url}")
+        print(f"logs     {TeamFolder(place).logs}")
+        print(f"to reach them from a shell: . {TeamFolder(place).environment}")
+        if settings.auth:
+            print("that file also holds the names and passwords")
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _sources(sources: list[str]) -> str:
+    """Sources as a flow takes them: absolute, one per line."""
+    from tasks.ingest.sources.resolve import resolve_sources
+
+    return "\n".join(map(str, resolve_sources(sources)))
+
+
+def _usual_source() -> str:
+    """The folder that documents are dropped into where none was named."""
+    Path("documents").mkdir(exist_ok=True)
+    return _sources(["documents"])
+
+
+def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """End what `up` started: workers first, whose runs are queued again, then the servers."""
+    with plain_errors():
+        from flows.team.box import bring_down
+        from storage.home import Home
+
+        ended = bring_down(Home.from_environment(home or None), say)
+        if as_json:
+            print_json({"ended": ended})
+        else:
+            print(f"ended {', '.join(ended)}" if ended else "nothing was running")

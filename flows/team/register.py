@@ -1,0 +1,128 @@
+"""Tell Prefect about pools, deployments and automations; done again, it changes nothing.
+
+    python -m flows.team.register FILE      the file of deployments, as `sheepfold up` writes it; addresses as variables
+
+A process of its own, because Prefect reads its addresses when it is imported. What is there with the same version is
+left alone; a schedule that a person switched on stays on when its deployment is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.team.automations import automations
+from flows.team.deployments import full_name
+from flows.team.services import GPU_POOL, POOL
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.events.schemas.automations import AutomationCore
+
+
+async def register(deployments: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Make what is missing or of another version.
+
+    Returns:
+        What was made, by kind.
+    """
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
+        return {
+            "pools": [name for name in (POOL, GPU_POOL) if await _make_pool(client, name)],
+            "deployments": [item["name"] for item in deployments if await _deploy(client, item)],
+            "automations": [item.name for item in automations() if await _make_automation(client, item)],
+        }
+
+
+async def _make_pool(client: PrefectClient, name: str) -> bool:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    try:
+        await client.read_work_pool(name)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        await client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+        return True
+    return False
+
+
+async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+    from prefect.deployments.runner import RunnerDeployment
+    from prefect.exceptions import ObjectNotFound
+
+    active: dict[str | None, bool] = {}
+    try:
+        known = await client.read_deployment_by_name(full_name(item))
+        if known.version == item["version"]:
+            return False
+        active = {schedule.slug: schedule.active for schedule in known.schedules}
+    except ObjectNotFound:
+        pass
+    schedules = [
+        DeploymentScheduleCreate(
+            schedule=CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]),
+            slug=schedule["slug"],
+            active=active.get(schedule["slug"], schedule["active"]),
+        )
+        for schedule in item.get("schedules", [])
+    ]
+    made = RunnerDeployment.from_entrypoint(
+        item["entrypoint"],
+        name=item["name"],
+        description=item["description"],
+        tags=item["tags"],
+        version=item["version"],
+        parameters=item["parameters"],
+        schedules=schedules,
+        triggers=[_trigger(item["name"], trigger) for trigger in item.get("triggers", [])],
+        work_pool_name=item["work_pool"]["name"],
+        work_queue_name=item["work_pool"].get("work_queue_name"),
+        job_variables=item["work_pool"]["job_variables"],
+    )
+    await made.aapply()
+    return True
+
+
+def _trigger(deployment: str, fields: dict[str, Any]) -> Any:
+    from prefect.events import DeploymentTriggerTypes
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(DeploymentTriggerTypes).validate_python({"name": f"sheepfold: {deployment}", **fields})
+
+
+async def _make_automation(client: PrefectClient, wanted: AutomationCore) -> bool:
+    """Make it, or make it as it is now meant; one that a person switched off stays off."""
+    found = await client.read_automations_by_name(wanted.name)
+    if not found:
+        await client.create_automation(wanted)
+        return True
+    same = {"trigger", "actions", "description"}
+    if all(_plain(getattr(found[0], name)) == _plain(getattr(wanted, name)) for name in same):
+        return False
+    await client.update_automation(found[0].id, wanted.model_copy(update={"enabled": found[0].enabled}))
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """As it would be sent, without what the server adds; sets have no order."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items() if name != "id"}
+    if isinstance(value, list):
+        return sorted((_plain(item) for item in value), key=str)
+    return _plain(value.model_dump(mode="json")) if hasattr(value, "model_dump") else value
+
+
+if __name__ == "__main__":
+    import yaml
+
+    wanted = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))["deployments"]
+    print(json.dumps(asyncio.run(register(wanted))))

@@ -1,0 +1,183 @@
+"""What a team's servers were asked to be, kept in the home, and the secrets that go with it.
+
+What is not given is as it was when the servers were last brought up, so that `sheepfold up` alone, called again by a
+person or a timer, starts what is missing. Whatever may hold a password is written for its owner's eyes alone and
+reaches a process by its environment, never by its command line, which everyone on the machine can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import write_file
+from storage.errors import UserError
+from storage.home import TEAM_TRACKING, Home
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")
+ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class TeamSettings:
+    """Where the servers listen, where they keep what they know, and what the deployments read.
+
+    Attributes:
+        host: address that both servers bind to.
+        postgres: `postgresql://` address of a database for both servers; empty for SQLite in the home.
+        auth: whether both ask for a name and a password.
+        source: folders or files that the deployments read, absolute, one per line.
+        prompts: file that `generate/batch` continues, absolute.
+    """
+
+    host: str = "127.0.0.1"
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+    postgres: str = ""
+    auth: bool = False
+    source: str = ""
+    prompts: str = ""
+
+    def check(self) -> None:
+        """Refuse what could not work or would open the box to everyone.
+
+        Raises:
+            UserError: if so.
+        """
+        if self.prefect_port == self.mlflow_port:
+            raise UserError(f"both servers cannot listen on port {self.prefect_port}: give --mlflow-port another one")
+        if self.host not in LOOPBACK and not self.auth:
+            raise UserError(
+                f"on {self.host} everyone who reaches this machine could start runs and read models: give --auth too"
+            )
+        if self.postgres and not self.postgres.startswith(("postgresql://", "postgres://")):
+            scheme = self.postgres.partition("://")[0] if "://" in self.postgres else "no scheme"
+            raise UserError(f"--postgres has {scheme}; it takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+
+    @property
+    def reached_at(self) -> str:
+        """The host as a client on this machine writes it."""
+        host = "127.0.0.1" if self.host in EVERYWHERE else self.host
+        return f"[{host}]" if ":" in host else host
+
+    @property
+    def prefect_url(self) -> str:
+        """Address of Prefect's pages."""
+        return f"http://{self.reached_at}:{self.prefect_port}"
+
+    @property
+    def prefect_api(self) -> str:
+        """Address of Prefect's API."""
+        return f"{self.prefect_url}/api"
+
+    @property
+    def mlflow_url(self) -> str:
+        """Address of MLflow's pages and API."""
+        return f"http://{self.reached_at}:{self.mlflow_port}"
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What the servers ask for, and what MLflow signs its sessions with.
+
+    Attributes:
+        prefect: `name:password` of Prefect's API.
+    """
+
+    prefect: str
+    mlflow_user: str
+    mlflow_password: str
+    mlflow_key: str
+
+
+class TeamFolder:
+    """Files of a team's servers in a home."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.path = home.path / "team"
+        self.logs = self.path / "logs"
+        self.state = self.path / "state.json"
+        self.lock = self.path / ".lock"
+        self.deployments = self.path / "prefect.yaml"
+        self.environment = self.path / "environment"
+        self.mlflow_users = self.path / "mlflow-users.db"
+        self.mlflow_auth = self.path / "mlflow-auth.ini"
+        self._settings = self.path / "settings.json"
+        self._secrets = self.path / "secrets.json"
+
+    def create(self) -> TeamFolder:
+        """Make the folder; harmless when it exists."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def settings(self) -> TeamSettings:
+        """What was last asked for."""
+        known = {field.name for field in fields(TeamSettings)}
+        return TeamSettings(**{name: value for name, value in _read(self._settings).items() if name in known})
+
+    def keep_settings(self, settings: TeamSettings) -> None:
+        """Remember what was asked for; an address of PostgreSQL holds a password."""
+        write_private(self._settings, json.dumps(asdict(settings), indent=1))
+
+    def secrets(self) -> Secrets:
+        """Names and passwords: those of the environment, else those made up at first use."""
+        kept = _read(self._secrets)
+        if not kept:
+            kept = {name: secrets.token_urlsafe(18) for name in ("prefect", "mlflow", "key")}
+            write_private(self._secrets, json.dumps(kept, indent=1))
+        environment = os.environ.get
+        return Secrets(
+            prefect=environment("PREFECT_SERVER_API_AUTH_STRING") or f"{ADMIN}:{kept['prefect']}",
+            mlflow_user=environment("MLFLOW_AUTH_ADMIN_USERNAME") or ADMIN,
+            mlflow_password=environment("MLFLOW_AUTH_ADMIN_PASSWORD") or kept["mlflow"],
+            mlflow_key=environment("MLFLOW_FLASK_SERVER_SECRET_KEY") or kept["key"],
+        )
+
+    def client_variables(self, settings: TeamSettings) -> dict[str, str]:
+        """What a process needs to reach the servers."""
+        found = {
+            "SHEEPFOLD_HOME": str(self.home.path),
+            "PREFECT_API_URL": settings.prefect_api,
+            "MLFLOW_TRACKING_URI": settings.mlflow_url,
+        }
+        if settings.auth:
+            known = self.secrets()
+            found["PREFECT_API_AUTH_STRING"] = known.prefect
+            found["MLFLOW_TRACKING_USERNAME"] = known.mlflow_user
+            found["MLFLOW_TRACKING_PASSWORD"] = known.mlflow_password
+        return found
+
+    def write_addresses(self, settings: TeamSettings) -> None:
+        """Let others find the servers: a file for the shell, and where the registry is if not in the home."""
+        tracking = self.home.path / TEAM_TRACKING
+        if settings.postgres:
+            tracking.write_text(settings.mlflow_url, encoding="utf-8")
+        else:
+            tracking.unlink(missing_ok=True)
+        variables = self.client_variables(settings)
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
+        write_private(self.environment, "".join(lines))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file whole that only its owner may read."""
+    write_file(path, text.encode(), mode=0o600)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}): remove it and give the options of `sheepfold up` again"
+        ) from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,30 @@
+"""Judging as a stage: the verdicts of the gates on a model beside a champion, kept with what they were judged by."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from storage.digest import sha256_json
+from storage.manifest import ArtifactRef
+from tasks.gates.definitions import judge
+from tasks.gates.facts import collect_facts
+from tasks.gates.settings import GateSettings
+from tasks.gates.verdicts import failed, write_verdicts
+from tasks.stage import Work, stage
+
+
+@stage("gates", version=1)
+def gates(
+    work: Work,
+    settings: GateSettings,
+    *,
+    checkpoint: ArtifactRef,
+    evaluation: ArtifactRef,
+    champion: ArtifactRef | None = None,
+    leaks: ArtifactRef | None = None,
+) -> str:
+    """Judge a model by its evaluation, and by the champion's where there is one to compare with."""
+    verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks), settings)
+    work.counts["rows"] = write_verdicts(work.out, verdicts)
+    work.counts["failed"] = len(failed(verdicts))
+    return sha256_json([asdict(item) for item in verdicts])

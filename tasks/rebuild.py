@@ -1,0 +1,121 @@
+"""MLflow's database made again from the store: runs with their curves, versions with their numbers, cards and names.
+
+Runs come from the manifests of trainings and the curves beside them, figures from the evaluations, and what only a
+registry knows (numbers, tags, names) from the store's book of versions (`storage.registered`). MLflow gives runs new
+ids; all else is as it was. It may be killed at any moment and called again, and where nothing is missing it writes
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from storage.errors import UserError
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, Manifest
+from storage.registered import Registered, noted_names, noted_versions
+from storage.registry import ModelVersion, Registry
+from storage.store import Store
+from storage.tracking import Tracking
+from tasks.evaluation.compare import champion_figures
+from tasks.evaluation.tables import read_metrics
+from tasks.registration import LOCK, register
+from tasks.training import TrainStageSettings, sync_run, train
+
+
+@dataclass
+class Rebuilt:
+    """What MLflow holds again.
+
+    Attributes:
+        runs: trainings that have a run.
+        versions: numbers of the registered versions.
+        names: version by alias.
+        lost: versions whose checkpoint the store does not hold any more.
+    """
+
+    runs: int = 0
+    versions: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+
+
+def rebuild(store: Store, tracking: Tracking) -> Rebuilt:
+    """Make MLflow hold what the store knows.
+
+    Raises:
+        UserError: if a version in the registry is another one than the store's book says.
+    """
+    with store.lock(LOCK):
+        return _rebuild(store, tracking)
+
+
+def _rebuild(store: Store, tracking: Tracking) -> Rebuilt:
+    done = Rebuilt()
+    noted = noted_versions(store)
+    tags = {item.checkpoint.key: dict(item.run_tags) for item in noted}
+    for manifest in store.manifests(train.name):
+        _run(store, tracking, manifest, tags.get(manifest.key, {}))
+        done.runs += 1
+    registry = Registry(tracking)
+    for item in noted:
+        if store.find(item.checkpoint.stage, item.checkpoint.key) is None:
+            done.lost.append(item.version)
+            continue
+        _version(store, registry, item)
+        done.versions.append(item.version)
+    for alias, version in noted_names(store).items():
+        if version in done.versions:
+            registry.move_alias(alias, version)
+            done.names[alias] = version
+    return done
+
+
+def is_lost(store: Store, registry: Registry) -> bool:
+    """Whether the store knows versions, and the registry none."""
+    return bool(noted_names(store)) and not registry.versions()
+
+
+def _run(store: Store, tracking: Tracking, manifest: Manifest, tags: dict[str, str]) -> None:
+    """The run of a training."""
+    folder = store.folder(manifest.ref)
+    run_id = sync_run(tracking, manifest.key, TrainStageSettings(**manifest.settings), tags, folder)
+    (cut,) = manifest.input_refs("dataset")
+    tracking.log_datasets(run_id, "dataset", cut.digest, _location(store, cut), "training")
+
+
+def _version(store: Store, registry: Registry, item: Registered) -> None:
+    """A registered version with its tags and figures."""
+    run_id = registry.tracking.find_run(item.checkpoint.key) or ""
+    found = registry.by_digest(item.checkpoint.digest)
+    if found is None or int(found.version) < int(item.version):
+        found = register(store, registry, run_id, item.checkpoint, item.description, item.tags, item.version)
+    if found.version != item.version:
+        raise UserError(
+            f"the store's book has this model as version {item.version}, but the registry has it as version "
+            f"{found.version}: two registries were written from one store; remove the newer one and run again"
+        )
+    registry.tag(found.version, {name: text for name, text in item.tags.items() if found.tags.get(name) != text})
+    if item.evaluation is not None and store.find(item.evaluation.stage, item.evaluation.key) is not None:
+        _figures(store, registry.tracking, run_id, found, item, item.evaluation)
+
+
+def _figures(
+    store: Store, tracking: Tracking, run_id: str, version: ModelVersion, item: Registered, evaluation: ArtifactRef
+) -> None:
+    """The figures of a version, and the champion's beside which it was judged, at the run and at the model."""
+    metrics = read_metrics(store, evaluation)
+    rivals = manifest_of(store, item.gates) if item.gates is not None else None
+    if rivals is not None and "champion" in rivals.inputs:
+        (rival,) = rivals.input_refs("champion")
+        if store.find(rival.stage, rival.key) is not None:
+            metrics |= champion_figures(read_metrics(store, rival))
+    (evalset,) = manifest_of(store, evaluation).input_refs("evalset")
+    step = manifest_of(store, item.checkpoint).counts["rows"]
+    location = _location(store, evalset)
+    tracking.log_figures(run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)
+
+
+def _location(store: Store, ref: ArtifactRef) -> str:
+    """Where an artefact lies; where it lay is not known of one that is gone."""
+    return str(store.folder(ref)) if store.find(ref.stage, ref.key) is not None else f"{ref.stage}/{ref.key}"

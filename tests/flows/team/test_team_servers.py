@@ -1,0 +1,240 @@
+"""A team's box as a team uses it: real servers, a folder that documents are dropped into, workers that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from postgres_server import PASSWORD, QUOTED, postgres_server
+from runs import MARK, environment, kill_all
+from test_team_box import free_port
+
+from flows.team.api import NoAnswer, ask
+from flows.team.processes import family
+from flows.team.services import GPU_POOL, POOL
+from flows.team.settings import TeamFolder
+from storage.home import Home
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+DEPLOYMENTS = {
+    "ingest/watch",
+    "retrain/weekly",
+    "retrain/on-new-documents",
+    "train/gpu",
+    "evaluate/champion",
+    "generate/batch",
+    "cleanup/nightly",
+}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box under test."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    @property
+    def home(self) -> Home:
+        return Home.from_environment(self.folder / "home")
+
+    def run(self, *arguments: str) -> Any:
+        """A `sheepfold` command; what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments, "--json"],
+            env=self.variables,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout)
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """Prefect's API."""
+        folder = TeamFolder(self.home)
+        settings = folder.settings()
+        user = folder.secrets().prefect if settings.auth else ""
+        return ask(f"{settings.prefect_api}/{path}", body, user=user, seconds=60)
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """Start a run of a deployment; its id."""
+        flow, name = deployment.split("/")
+        found = self.ask(f"deployments/name/{flow}/{name}")
+        made = self.ask(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+        return str(made["id"])
+
+    def wait(self, run: str, *states: str) -> dict[str, Any]:
+        """The run, once it is in one of the states."""
+        while True:
+            found: dict[str, Any] = self.ask(f"flow_runs/{run}")
+            if found["state_name"] in states:
+                return found
+            assert found["state_name"] not in ("Failed", "Cancelled"), found["state"]["message"]
+            time.sleep(0.5)
+
+    def kill(self, service: str) -> None:
+        """As if the power of a machine with only this service failed."""
+        for member in family(str(self.home.path))[service]:
+            member.send_signal(signal.SIGKILL)
+
+
+def new_box(folder: Path) -> Iterator[Box]:
+    variables = environment(folder / "home")
+    box = Box(folder, variables)
+    try:
+        yield box
+    finally:
+        subprocess.run([sys.executable, "-m", "flows.cli", "down"], env=variables, cwd=folder, check=False)
+        kill_all(variables[MARK])
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Iterator[Box]:
+    """A box on SQLite that is up."""
+    for made in new_box(tmp_path_factory.mktemp("box")):
+        shutil.copytree(sample_folder / "text", made.folder / "documents")
+        made.run("up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
+        yield made
+
+
+def test_up_brings_up_everything_and_again_nothing(box: Box) -> None:
+    found = box.run("status")
+    assert all(service["alive"] and service["healthy"] for service in found["services"].values())
+    assert {item["name"] for item in found["deployments"]} == DEPLOYMENTS
+    pools = {item["name"]: item["pool"] for item in found["deployments"]}
+    assert pools.pop("train/gpu") == GPU_POOL
+    assert set(pools.values()) == {POOL}
+    again = box.run("up")
+    assert (again["started"], again["made"]) == ([], {})
+    assert again["services"] == found["services"]
+
+
+def test_making_the_deployments_again_changes_nothing(box: Box) -> None:
+    variables = {**os.environ, **TeamFolder(box.home).client_variables(TeamFolder(box.home).settings())}
+    command = [sys.executable, "-m", "flows.team.register", str(TeamFolder(box.home).deployments)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == {"pools": [], "deployments": [], "automations": []}
+
+
+def test_documents_that_come_are_told_once_and_start_a_training(box: Box, sample_folder: Path) -> None:
+    first = box.wait(box.start("ingest/watch"), "Completed")
+    assert first["parameters"]["announce_share"] > 0
+    run = told_run(box, 1)
+    box.ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLED", "name": "Cancelled"}, "force": True})
+    box.wait(box.start("ingest/watch"), "Completed")  # nothing new: nothing is told
+    shutil.copytree(sample_folder / "text", box.folder / "documents" / "more")
+    box.wait(box.start("ingest/watch"), "Completed")  # copies of what is there: nothing new either
+    assert len(told(box)) == 1
+
+
+def told(box: Box) -> list[dict[str, Any]]:
+    """Runs that arrivals started."""
+    deployment = box.ask("deployments/name/retrain/on-new-documents")
+    query = {"deployments": {"id": {"any_": [deployment["id"]]}}}
+    found: list[dict[str, Any]] = box.ask("flow_runs/filter", query)
+    return found
+
+
+def told_run(box: Box, count: int) -> dict[str, Any]:
+    while len(found := told(box)) < count:
+        time.sleep(0.5)
+    assert found[0]["parameters"]["corpus"] == "default"
+    assert found[0]["parameters"]["source"] == str(box.folder / "documents")
+    return found[0]
+
+
+def test_a_run_whose_worker_vanished_is_queued_again_and_ends(box: Box) -> None:
+    run = box.start("train/gpu", preset="tiny", max_steps=1_000_000)
+    box.wait(run, "Running")
+    wait_for_heartbeat(box, run)
+    box.kill("gpu-worker")
+    assert box.run("status")["services"]["gpu-worker"]["alive"] is False
+    assert box.run("up")["started"] == ["gpu-worker"]
+    box.wait(run, "AwaitingRetry", "Pending", "Submitting")
+    found = box.wait(run, "Running")
+    assert found["run_count"] == 2
+
+
+def wait_for_heartbeat(box: Box, run: str) -> None:
+    wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
+    while not box.ask("events/filter", {"filter": wanted})["events"]:
+        time.sleep(0.5)
+
+
+def test_a_killed_server_is_started_again_and_knows_what_it_knew(box: Box) -> None:
+    before = {item["name"] for item in box.run("status")["deployments"]}
+    box.kill("prefect")
+    box.kill("mlflow")
+    assert box.run("up")["started"] == ["prefect", "mlflow"]
+    assert {item["name"] for item in box.run("status")["deployments"]} == before
+
+
+def test_down_ends_all_of_it(box: Box) -> None:
+    assert set(box.run("down")["ended"]) == {"prefect", "mlflow", "worker", "gpu-worker"}
+    assert family(str(box.home.path)) == {}
+    found = box.run("status")
+    assert not any(service["alive"] for service in found["services"].values())
+    assert found["champion"] is None
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Iterator[Box]:
+    """A box on PostgreSQL that asks for names and passwords, with one model."""
+    pytest.importorskip("psycopg2", reason="MLflow reaches PostgreSQL through psycopg2")
+    pytest.importorskip("flask_wtf", reason="MLflow's names and passwords need Flask-WTF")
+    with postgres_server(free_port()) as address:
+        for made in new_box(tmp_path_factory.mktemp("guarded")):
+            shutil.copytree(sample_folder / "text", made.folder / "documents")
+            ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
+            made.run("up", "--postgres", address, "--auth", *ports)
+            made.wait(made.start("retrain/weekly", preset="tiny", max_steps=5), "Completed")
+            yield made
+
+
+def test_both_servers_keep_all_they_know_in_postgres(guarded: Box) -> None:
+    assert not (guarded.home.path / "mlflow.db").exists()
+    assert not (guarded.home.prefect / "prefect.db").exists()
+    found = guarded.run("status")
+    assert found["database"].startswith("postgresql://shepherd:***@")
+    assert found["champion"]["version"] == "1"
+
+
+def test_without_a_password_neither_server_answers(guarded: Box) -> None:
+    settings = TeamFolder(guarded.home).settings()
+    for address in (f"{settings.prefect_api}/flows/filter", f"{settings.mlflow_url}/api/2.0/mlflow/experiments/search"):
+        with pytest.raises(NoAnswer, match="401"):
+            ask(address, {"max_results": 1})
+
+
+def test_no_password_is_in_a_log_a_state_or_a_command_line(guarded: Box) -> None:
+    folder = TeamFolder(guarded.home)
+    known = folder.secrets()
+    secret = [text.encode() for text in (known.prefect, known.mlflow_password, known.mlflow_key, PASSWORD, QUOTED)]
+    open_files = [path for path in guarded.home.path.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    assert [path for path in open_files if any(text in path.read_bytes() for text in secret)] == []
+    lines = [
+        " ".join(member.cmdline()).encode() for found in family(str(guarded.home.path)).values() for member in found
+    ]
+    assert len(lines) >= 4
+    assert not any(text in line for text in secret for line in lines)
+    for run in guarded.ask("flow_runs/filter", {}):
+        assert not any(text in json.dumps(run).encode() for text in secret)
+    for deployment in guarded.ask("deployments/filter", {}):
+        assert not any(text in json.dumps(deployment).encode() for text in secret)
+
+
+def test_up_again_needs_no_password_typed(guarded: Box) -> None:
+    guarded.kill("worker")
+    assert guarded.run("up")["started"] == ["worker"]

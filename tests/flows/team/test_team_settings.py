@@ -1,0 +1,132 @@
+"""What a team's servers are asked to be: what is refused, what is kept, and who may read it."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.team.postgres import MLFLOW_SCHEMA, mlflow_address, prefect_address, prepare, shown
+from flows.team.services import services
+from flows.team.settings import TeamFolder, TeamSettings
+from storage.errors import UserError
+from storage.home import Home
+
+ADDRESS = "postgresql://shepherd:p%40ss@db:5432/flock"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeamFolder:
+    for name in ("PREFECT_SERVER_API_AUTH_STRING", "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    return TeamFolder(Home.from_environment(tmp_path / "home").create()).create()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (TeamSettings(prefect_port=5000), "both servers cannot listen on port 5000"),
+        (TeamSettings(host="0.0.0.0"), "give --auth too"),
+        (TeamSettings(postgres="mysql://x"), "--postgres has mysql; it takes postgresql://"),
+    ],
+)
+def test_what_cannot_be_or_opens_the_box_to_everyone_is_refused(settings: TeamSettings, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        settings.check()
+
+
+def test_a_box_that_asks_for_passwords_may_listen_everywhere_and_is_reached_on_loopback() -> None:
+    settings = TeamSettings(host="0.0.0.0", auth=True)
+    settings.check()
+    assert settings.prefect_api == "http://127.0.0.1:4200/api"
+
+
+def test_settings_are_kept_for_the_next_time(folder: TeamFolder) -> None:
+    assert folder.settings() == TeamSettings()
+    settings = TeamSettings(prefect_port=4444, postgres=ADDRESS, source="/docs\n/more")
+    folder.keep_settings(settings)
+    assert folder.settings() == settings
+
+
+def test_what_may_hold_a_password_is_for_its_owner_alone(folder: TeamFolder) -> None:
+    settings = TeamSettings(auth=True, postgres=ADDRESS)
+    folder.keep_settings(settings)
+    folder.write_addresses(settings)
+    known = folder.secrets()
+    holding = [
+        path
+        for path in folder.path.rglob("*")
+        if path.is_file() and any(secret in path.read_text() for secret in (known.mlflow_password, "p%40ss"))
+    ]
+    assert {path.name for path in holding} == {"settings.json", "environment", "secrets.json"}
+    assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
+
+
+def test_secrets_are_made_once_and_the_environments_come_first(
+    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = folder.secrets()
+    assert folder.secrets() == first
+    assert len(first.mlflow_password) >= 24 and first.prefect.startswith("admin:")
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
+    assert folder.secrets() == replace(first, prefect="me:mine")
+
+
+def test_no_password_stands_in_a_command_line(folder: TeamFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.team.services.importlib.util.find_spec", lambda name: object())
+    known = folder.secrets()
+    for service in services(folder, TeamSettings(auth=True, postgres=ADDRESS)):
+        line = " ".join(service.command)
+        assert not any(secret in line for secret in (known.prefect, known.mlflow_password, "p%40ss"))
+
+
+def test_the_servers_do_not_read_what_the_persons_shell_talks_to(
+    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_PROFILE"):
+        monkeypatch.setenv(name, "http://elsewhere")
+    for service in services(folder, TeamSettings()):
+        assert "http://elsewhere" not in service.environment().values()
+
+
+def test_a_shell_reads_the_file_of_addresses(folder: TeamFolder) -> None:
+    folder.write_addresses(TeamSettings(auth=True))
+    script = f". {folder.environment}; echo $PREFECT_API_URL $MLFLOW_TRACKING_URI; echo $PREFECT_API_AUTH_STRING"
+    lines = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines == ["http://127.0.0.1:4200/api http://127.0.0.1:5000", folder.secrets().prefect]
+
+
+def test_the_registry_of_a_home_on_postgres_is_the_teams_server(folder: TeamFolder) -> None:
+    folder.write_addresses(TeamSettings(postgres=ADDRESS))
+    assert Home.from_environment(folder.home.path).tracking_uri == "http://127.0.0.1:5000"
+    folder.write_addresses(TeamSettings())
+    assert Home.from_environment(folder.home.path).tracking_uri.startswith("sqlite:")
+
+
+def test_each_server_has_its_driver_and_its_schema() -> None:
+    assert prefect_address(ADDRESS) == "postgresql+asyncpg://shepherd:p%40ss@db:5432/flock"
+    assert mlflow_address(ADDRESS) == (
+        f"postgresql+psycopg2://shepherd:p%40ss@db:5432/flock?options=-csearch_path%3D{MLFLOW_SCHEMA}"
+    )
+
+
+def test_an_address_is_shown_without_its_password() -> None:
+    assert shown(ADDRESS) == "postgresql://shepherd:***@db:5432/flock"
+    assert shown("postgresql://db/flock") == "postgresql://db/flock"
+
+
+def test_a_database_that_does_not_answer_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.team.postgres.importlib.util.find_spec", lambda name: object())
+    with pytest.raises(
+        UserError, match=r"PostgreSQL at postgresql://shepherd:\*\*\*@127.0.0.1:1/flock cannot be used"
+    ) as told:
+        prepare("postgresql://shepherd:secret@127.0.0.1:1/flock")
+    assert "secret" not in str(told.value)
+
+
+def test_a_damaged_file_is_named(folder: TeamFolder) -> None:
+    (folder.path / "settings.json").write_text("{")
+    with pytest.raises(UserError, match=r"settings\.json is damaged .* give the options of `sheepfold up` again"):
+        folder.settings()

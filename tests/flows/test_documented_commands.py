@@ -1,0 +1,44 @@
+"""What README.md and docs/ tell people to type: each command is there, with the options and settings it is given."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+
+from flows.cli import app
+from tasks.settings import load_settings
+from tests.documented import Shown, arguments_of, shown
+
+GROUP: Any = typer.main.get_command(app)
+COMMANDS = [
+    pytest.param(block, arguments, id=f"{block.page}-{block.line}-{' '.join(arguments)[:40]}")
+    for block in shown()
+    for line in block.lines
+    for arguments in arguments_of("sheepfold", line)
+]
+
+
+def parsed(arguments: list[str]) -> Any:
+    """The context of a command as it is typed; nothing is run."""
+    with GROUP.make_context("sheepfold", list(arguments)) as context:
+        name, command, rest = GROUP.resolve_command(context, arguments)
+        return command.make_context(name, rest, parent=context)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) > 30
+
+
+@pytest.mark.parametrize(("block", "arguments"), COMMANDS)
+def test_a_shown_command_is_taken_as_it_stands(block: Shown, arguments: list[str]) -> None:
+    assert parsed(arguments).command is not None
+
+
+@pytest.mark.parametrize(("block", "arguments"), COMMANDS)
+def test_a_shown_setting_is_one_that_there_is(block: Shown, arguments: list[str]) -> None:
+    given = [value for option, value in pairwise(arguments) if option == "--set"]
+    assert load_settings(None, given) is not None

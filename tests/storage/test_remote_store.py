@@ -1,0 +1,338 @@
+"""The store on S3: two machines on one bucket, faults of the server, damage, and what is said of each."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import boto3
+import pytest
+from s3 import BUCKET, PASS, Answer, Proxy, lead_to
+
+from storage.bucket import Bucket, BucketError, Unreachable
+from storage.digest import sha256_json
+from storage.errors import UserError
+from storage.garbage import find_garbage, remove_garbage
+from storage.manifest import ArtifactRef, Manifest, describe_inputs
+from storage.remote import RemoteStore
+from storage.store import StoreError, open_store
+from storage.verify import check_store
+
+FILES = {"one.bin": b"one" * 1000, "folder/two.bin": b"", "three ä.txt": b"three"}
+
+
+@pytest.fixture
+def here(s3_address: str, tmp_path: Path) -> RemoteStore:
+    """The store as this machine sees it; it believes no listing."""
+    return opened(s3_address, tmp_path / "here")
+
+
+@pytest.fixture
+def there(s3_address: str, tmp_path: Path) -> RemoteStore:
+    """The same as another machine sees it."""
+    return opened(s3_address, tmp_path / "there")
+
+
+@pytest.fixture(autouse=True)
+def no_listing_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.remote.LISTING_SECONDS", -1000.0)
+    monkeypatch.setattr("storage.remote.LISTING_TIMES", 0.0)
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    proxy = Proxy(s3_endpoint)
+    lead_to(monkeypatch, proxy.endpoint)
+    yield proxy
+    proxy.close()
+
+
+def opened(address: str, cache: Path) -> RemoteStore:
+    store = open_store(address, cache)
+    assert isinstance(store, RemoteStore)
+    return store
+
+
+def put(
+    store: RemoteStore, stage: str, name: str, files: dict[str, bytes] | None = None, *inputs: ArtifactRef
+) -> ArtifactRef:
+    """Make an artefact, anew if it is there."""
+    key = sha256_json([stage, name])
+    with store.workspace(stage, key) as work:
+        store.note_inputs(work, inputs)
+        for path, data in (FILES if files is None else files).items():
+            (work.out / path).parent.mkdir(exist_ok=True)
+            (work.out / path).write_bytes(data)
+        described = describe_inputs({str(number): ref for number, ref in enumerate(inputs)})
+        return store.commit(work, Manifest(stage, 1, key, sha256_json(name), described, {}, [])).ref
+
+
+def objects(address: str) -> dict[str, int]:
+    """Name and size of all objects of a store."""
+    return {info.name: info.size for info in Bucket(address).objects("")}
+
+
+def contents(store: RemoteStore, ref: ArtifactRef) -> dict[str, bytes]:
+    """The files of an artefact in the cache."""
+    folder = store.folder(ref)
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("manifest.json", ".etag"))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_what_one_machine_makes_another_finds_and_reads(here: RemoteStore, there: RemoteStore) -> None:
+    ref = put(here, "pages", "a")
+    found = there.find(ref.stage, ref.key)
+    assert found is not None and found == here.find(ref.stage, ref.key) and found.ref == ref
+    assert there.stages() == ["pages"] and there.keys("pages") == [ref.key]
+    assert [manifest.ref for manifest in there.manifests("pages")] == [ref]
+    assert contents(there, ref) == FILES
+    assert there.use(ref)
+
+
+def test_only_the_files_that_are_asked_for_are_fetched_and_each_once(
+    here: RemoteStore, s3_address: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    ref = put(here, "pages", "a")
+    there, read = opened(s3_address, tmp_path / "there"), []
+    proxy.decide = lambda method, path: read.append(path) or PASS  # type: ignore[func-returns-value]
+    folder = there.folder(ref, "one.bin")
+    assert (folder / "one.bin").read_bytes() == FILES["one.bin"] and not (folder / "three ä.txt").exists()
+    assert contents(there, ref) == FILES
+    there.folder(ref)
+    assert sum(path.partition("?")[0].endswith("/one.bin") for path in read) == 2  # its size, and its bytes
+
+
+def test_an_artefact_counts_as_absent_until_its_manifest_is_there_and_when_a_file_is_gone_or_cut(
+    here: RemoteStore, there: RemoteStore, s3_address: str
+) -> None:
+    ref = put(here, "pages", "a")
+    bucket = Bucket(s3_address)
+    (name,) = (name for name in objects(s3_address) if name.endswith("one.bin"))
+    bucket.write(name, b"one")
+    assert there.find(ref.stage, ref.key) is None and here.find(ref.stage, ref.key) is None
+    put(here, "pages", "a")
+    assert contents(there, ref) == FILES
+    bucket.delete([f"pages/{ref.key}/manifest.json"])
+    assert there.find(ref.stage, ref.key) is None
+    with pytest.raises(StoreError, match="is not in the store s3://"):
+        there.folder(ref)
+
+
+def test_a_file_that_is_not_what_the_manifest_lists_is_never_put_into_the_cache(
+    here: RemoteStore, there: RemoteStore, s3_address: str
+) -> None:
+    ref = put(here, "pages", "a")
+    (name,) = (name for name in objects(s3_address) if name.endswith("one.bin"))
+    Bucket(s3_address).write(name, b"eno" * 1000)
+    with pytest.raises(StoreError, match="is not what its manifest lists: --refresh pages"):
+        there.folder(ref)
+    assert not list(there.root.rglob("*one.bin*"))
+    put(here, "pages", "a")
+    assert contents(there, ref) == FILES
+
+
+def test_an_artefact_made_anew_replaces_the_cached_one_and_leaves_nothing_behind(
+    here: RemoteStore, there: RemoteStore, s3_address: str
+) -> None:
+    ref = put(here, "pages", "a")
+    assert contents(there, ref) == FILES
+    new = {"one.bin": b"eno" * 1000, "three ä.txt": b"three"}
+    put(here, "pages", "a", new)
+    assert contents(there, ref) == new
+    assert sum(name.startswith("pages/") for name in objects(s3_address)) == 3
+
+
+def test_what_one_machine_removes_leaves_the_cache_of_another(here: RemoteStore, there: RemoteStore) -> None:
+    ref = put(here, "pages", "a", {"secret.txt": b"to be forgotten"})
+    other = put(here, "pages", "b")
+    assert contents(there, ref) and contents(there, other)
+    note = there.root / ref.stage / ref.key / ".etag"
+    os.utime(note, (0, 0))  # it was fetched a while ago
+    here.remove(ref.stage, ref.key, keep_record=True)
+    assert not there.use(ref) and there.find(ref.stage, ref.key) is None
+    assert not list(there.root.rglob("secret.txt")) and contents(there, other)
+    record = there.record(ref.stage, ref.key)
+    assert record is not None and record.ref == ref and there.records() == [(ref.stage, ref.key)]
+    there.remove_record(ref.stage, ref.key)
+    assert here.records() == []
+
+
+def test_one_machine_waits_for_another_that_makes_the_same(here: RemoteStore, there: RemoteStore) -> None:
+    order, waits = [], []
+
+    def second() -> None:
+        with there.workspace("pages", "k", waits.append):
+            order.append("second")
+
+    with here.workspace("pages", "k"):
+        assert there.owners() == here.owners() and len(here.owners()) == 1
+        with pytest.raises(StoreError, match="pages/k cannot be removed now: waiting for process"):
+            there.remove("pages", "k")
+        thread = Thread(target=second)
+        thread.start()
+        while not waits:
+            thread.join(0.01)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"] and here.owners() == []
+
+
+def test_a_machine_that_gives_no_sign_of_life_loses_what_it_works_on_and_cannot_commit(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.leases.Lease.keep", lambda lease: None)
+    slow, quick = (RemoteStore(Bucket(s3_address), tmp_path / name, 1.0) for name in ("slow", "quick"))
+    with pytest.raises(BucketError, match="without a sign of life"), slow.workspace("pages", "k") as work:
+        made = Manifest("pages", 1, "k", "d", {}, {}, [])
+        with quick.workspace("pages", "k") as other:
+            quick.commit(other, replace(made, digest="e"))
+        slow.commit(work, made)
+    found = quick.find("pages", "k")
+    assert found is not None and found.digest == "e"
+
+
+def test_a_copy_of_a_cache_does_not_take_the_leases_of_the_first(here: RemoteStore, s3_address: str) -> None:
+    with here.lock("corpus/a"):
+        copy = Path(shutil.copytree(here.root, here.root.with_name("copy")))
+        waits: list[str] = []
+
+        def refuse(told: str) -> None:
+            waits.append(told)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), RemoteStore(Bucket(s3_address), copy)._hold("corpus/a", refuse):
+            pass
+        assert len(waits) == 1
+
+
+def test_names_move_for_all_and_records_of_unfinished_work_are_seen_by_all(
+    here: RemoteStore, there: RemoteStore
+) -> None:
+    here.write_ref("corpus/a.v1", {"a": 1})
+    there.write_ref("corpus/b", {"b": 2})
+    assert here.refs("corpus/") == there.refs("") == ["corpus/a.v1", "corpus/b"]
+    assert there.read_ref("corpus/a.v1") == {"a": 1}
+    there.remove_ref("corpus/a.v1")
+    there.remove_ref("corpus/a.v1")
+    assert here.read_ref("corpus/a.v1") is None
+    ref = put(here, "pages", "a")
+    with pytest.raises(RuntimeError), here.workspace("train", "k") as work:
+        here.note_inputs(work, [ref])
+        (owned,) = there.unfinished(owned=True)
+        assert owned.inputs == {(ref.stage, ref.key)} and there.unfinished() == []
+        raise RuntimeError
+    (left,) = there.unfinished()
+    assert (left.stage, left.key, left.inputs) == ("train", "k", frozenset({(ref.stage, ref.key)}))
+    there.remove_work("train", "k")
+    assert there.unfinished() == []
+
+
+def test_what_nothing_needs_is_cleared_from_the_bucket_and_what_is_needed_stays(
+    here: RemoteStore, there: RemoteStore, s3_address: str
+) -> None:
+    kept = put(here, "pages", "a")
+    named = put(here, "texts", "a", None, kept)
+    put(here, "texts", "b", None, put(here, "pages", "b"))
+    here.write_ref("corpus/a", {"texts": [vars(named)]})
+    garbage = find_garbage(there, (), grace=0)
+    assert len(garbage.artefacts) == 2
+    assert remove_garbage(there, garbage, grace=0) == []
+    assert here.keys("pages") == [kept.key] and here.keys("texts") == [named.key]
+    assert not any(check.problems for check in check_store(here))
+    assert len(objects(s3_address)) == 2 * (len(FILES) + 1) + 1
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_server_that_fails_now_and_then_is_asked_again(
+    status: int, s3_address: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    asked: dict[tuple[str, str], int] = {}
+
+    def every_first(method: str, path: str) -> Answer:
+        asked[method, path] = asked.get((method, path), 0) + 1
+        return status if asked[method, path] == 1 else PASS
+
+    proxy.decide = every_first
+    ref = put(opened(s3_address, tmp_path / "here"), "pages", "a", {"one.bin": b"one"})
+    assert contents(opened(s3_address, tmp_path / "there"), ref) == {"one.bin": b"one"}
+
+
+@pytest.mark.parametrize("answer", [500, 503])
+def test_a_server_that_keeps_failing_is_told_in_words_and_nothing_that_was_made_is_lost(
+    answer: int, s3_address: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    here = opened(s3_address, tmp_path / "here")
+    proxy.decide = lambda method, path: answer if path.endswith("manifest.json") and method == "PUT" else PASS
+    with pytest.raises(Unreachable, match=rf"s3://.*did not answer as it should, in several attempts.*{answer}"):
+        put(here, "pages", "a")
+    proxy.decide = lambda method, path: PASS
+    key = sha256_json(["pages", "a"])
+    assert here.find("pages", key) is None
+    with here.workspace("pages", key):
+        found = here.find("pages", key)
+    assert found is not None and contents(opened(s3_address, tmp_path / "there"), found.ref) == FILES
+
+
+def test_a_write_whose_answer_is_lost_counts_as_done(s3_address: str, proxy: Proxy) -> None:
+    bucket = Bucket(s3_address)
+
+    def lose_the_answer(method: str, path: str) -> Answer:
+        proxy.decide = lambda method, path: PASS
+        bucket.write("lock", b"mine")  # what the server did before it went silent
+        return 500
+
+    proxy.decide = lose_the_answer
+    assert bucket.create("lock", b"mine") is not None
+    assert bucket.create("lock", b"another's") is None
+
+
+def test_a_server_that_takes_no_notice_of_conditions_is_refused(
+    here: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bucket, "create", Bucket.write)
+    with pytest.raises(BucketError, match="without regard to If-None-Match"), here.workspace("pages", "k"):
+        pass
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///prefix", "gs://bucket/x"])
+def test_an_address_that_cannot_be_served_is_refused_by_name(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=address):
+        open_store(address, tmp_path)
+
+
+def test_a_bucket_that_is_not_there_and_keys_that_are_not_set_are_told(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BucketError, match="there is no bucket 'nowhere'"):
+        opened("s3://nowhere/store", tmp_path).find("pages", "k")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(BucketError, match=r"no keys for s3://.*AWS_ACCESS_KEY_ID"):
+        opened(s3_address, tmp_path).find("pages", "k")
+
+
+def test_no_error_tells_anything_of_the_keys(s3_address: str, proxy: Proxy, tmp_path: Path) -> None:
+    store = opened(s3_address, tmp_path)
+    for answer in (403, 500):
+        proxy.decide = lambda method, path, answer=answer: answer  # type: ignore[misc]
+        with pytest.raises(BucketError) as caught:
+            store.find("pages", "k")
+        assert "sheepfold-test" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_a_store_goes_to_other_processes_by_its_address(here: RemoteStore) -> None:
+    ref = put(here, "pages", "a")
+    assert contents(pickle.loads(pickle.dumps(here)), ref) == FILES  # noqa: S301  # what we dumped ourselves
+
+
+def test_nothing_of_the_bucket_but_the_store_is_touched(here: RemoteStore, s3_address: str) -> None:
+    client = boto3.session.Session().client("s3")
+    client.put_object(Bucket=BUCKET, Key=f"{s3_address.rpartition('/')[2]}-beside/pages/k/manifest.json", Body=b"{}")
+    assert here.stages() == []
+    put(here, "pages", "a")
+    assert here.stages() == ["pages"]

@@ -1,0 +1,200 @@
+"""Repair sets aside what is damaged, and nothing else; what a run cannot make again it leaves, and says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.locks import owner_lock
+from storage.manifest import ArtifactRef
+from storage.repair import Repair, repair
+from storage.store import LocalStore
+from storage.tombstones import TOMBSTONES_REF
+from storage.verify import check_store
+
+Put = Callable[..., ArtifactRef]
+
+
+@pytest.fixture
+def refs(put: Put) -> dict[str, ArtifactRef]:
+    """A dataset, a checkpoint made from it, and its evaluation."""
+    dataset = put("dataset", "d", files={"sequences.bin": bytes(100)})
+    train = put("train", "t", files={"weights.safetensors": bytes(1000)}, inputs={"dataset": dataset})
+    evaluate = put("evaluate", "e", files={"figures.json": b"{}"}, inputs={"checkpoint": train})
+    return {"dataset": dataset, "train": train, "evaluate": evaluate}
+
+
+def repaired(store: LocalStore) -> list[Repair]:
+    return repair(store, check_store(store))
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file that readers of a store find."""
+    found = (path for path in sorted(root.rglob("*")) if path.is_file())
+    names = {path.relative_to(root).as_posix(): path for path in found}
+    hidden = (".damaged/", ".removed/", ".locks/")
+    return {name: path.read_bytes() for name, path in names.items() if not name.startswith(hidden)}
+
+
+def problems(store: LocalStore) -> list[str]:
+    return [problem for check in check_store(store) for problem in check.problems]
+
+
+def test_a_sound_store_is_left_as_it_is(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+    store.write_ref("corpus/default", {"train": []})
+    before = contents(store.root)
+    assert repaired(store) == []
+    assert contents(store.root) == before
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "damage", "words"),
+    [
+        ("train", "weights.safetensors", flip, "weights.safetensors is not what its manifest lists"),
+        ("train", "weights.safetensors", lambda path: path.write_bytes(b"cut"), "it lacks files, or has them cut"),
+        ("dataset", "sequences.bin", Path.unlink, "it lacks files"),
+        ("evaluate", "manifest.json", lambda path: path.write_text("{"), "its manifest.json cannot be read"),
+    ],
+    ids=["checkpoint changed", "checkpoint cut", "data file gone", "manifest torn"],
+)
+def test_what_is_damaged_lies_aside_with_a_note_and_the_rest_is_untouched(
+    store: LocalStore,
+    refs: dict[str, ArtifactRef],
+    stage: str,
+    name: str,
+    damage: Callable[[Path], object],
+    words: str,
+) -> None:
+    thing = f"{stage}/{refs[stage].key}"
+    damage(store.root / thing / name)
+    sound = {path: data for path, data in contents(store.root).items() if not path.startswith(thing)}
+    (done,) = repaired(store)
+    assert (done.thing, done.done) == (thing, True)
+    assert words in done.what
+    assert contents(store.root) == sound
+    note = json.loads((store.root / ".damaged" / f"{thing}.note.json").read_text())
+    assert note["thing"] == thing
+    assert words in note["wrong"]
+    assert (store.root / ".damaged" / thing).is_dir()
+    assert problems(store) == []  # lineage leads back through the manifest that was kept
+
+
+def test_a_damaged_artefact_can_be_made_again_and_damaged_again(store: LocalStore, put: Put) -> None:
+    for _ in range(2):
+        ref = put("train", "t", files={"weights.safetensors": bytes(1000)})
+        flip(store.folder(ref) / "weights.safetensors")
+        assert [done.done for done in repaired(store)] == [True]
+    aside = store.root / ".damaged" / "train"
+    assert sorted(path.name for path in aside.iterdir() if path.is_dir()) == [ref.key, f"{ref.key}-2"]
+    assert put("train", "t", files={"weights.safetensors": bytes(1000)}) == ref
+    assert problems(store) == []
+
+
+def test_what_somebody_works_on_is_left(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+    key = refs["train"].key
+    flip(store.root / "train" / key / "weights.safetensors")
+    with owner_lock(store.root / ".locks" / f"train-{key}.lock"):
+        (done,) = repaired(store)
+    assert not done.done
+    assert (store.root / "train" / key / "manifest.json").is_file()
+
+
+def spoil(store: LocalStore, name: str) -> None:
+    (store.root / ".refs" / f"{name}.json").write_text('{"torn')
+
+
+def test_a_damaged_name_of_a_corpus_is_set_aside(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+    store.write_ref("corpus/default", {"train": []})
+    spoil(store, "corpus/default")
+    (done,) = repaired(store)
+    assert done.done
+    assert store.read_ref("corpus/default") is None
+    assert (store.root / ".damaged" / ".refs" / "corpus" / "default.json").read_text() == '{"torn'
+    assert problems(store) == []
+
+
+@pytest.mark.parametrize("stage", ["tokenizer", "evalset"])
+def test_the_pinned_tokeniser_and_evaluation_set_are_pinned_again_where_the_corpus_knows_them(
+    store: LocalStore, stage: str
+) -> None:
+    pinned = {"stage": stage, "key": "k", "digest": "d"}
+    store.write_ref(f"{stage}/default", pinned)
+    store.write_ref("corpus/default", {stage: [pinned]})
+    spoil(store, f"{stage}/default")
+    (done,) = repaired(store)
+    assert done.done
+    assert store.read_ref(f"{stage}/default") == pinned
+
+
+def test_the_tombstones_are_never_taken_away(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+    store.write_ref(TOMBSTONES_REF, {"documents": {}, "pending": None})
+    spoil(store, TOMBSTONES_REF)
+    (done,) = repaired(store)
+    assert not done.done
+    assert "forgotten documents would come back" in done.what
+    assert TOMBSTONES_REF in store.refs("")
+
+
+def test_a_kill_at_any_write_of_a_repair_is_made_good_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import storage.repair as module
+
+    class Killed(BaseException):
+        pass
+
+    def spoilt(root: Path) -> LocalStore:
+        from storage.manifest import Manifest
+
+        store = LocalStore(root)
+        for key in ("a", "b"):
+            with store.workspace("train", key) as workspace:
+                (workspace.out / "weights.safetensors").write_bytes(bytes(100))
+                store.commit(workspace, Manifest("train", 1, key, key, {}, {}, []))
+        flip(root / "train" / "a" / "weights.safetensors")
+        store.write_ref("corpus/default", {})
+        spoil(store, "corpus/default")
+        return store
+
+    calls = ("write_file", "fsync_path")
+    real = {name: getattr(module, name) for name in calls}
+    number = 0
+    while True:
+        store = spoilt(tmp_path / str(number))
+        left = number
+
+        def counted(name: str) -> Callable[..., object]:
+            def call(*arguments: object) -> object:
+                nonlocal left
+                if not left:
+                    raise Killed
+                left -= 1
+                return real[name](*arguments)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in calls:
+                patch.setattr(module, name, counted(name))
+            try:
+                repaired(store)
+            except Killed:
+                killed = True
+            else:
+                killed = False
+        assert all(done.done for done in repaired(store)), f"killed at call {number}"
+        assert problems(store) == [], f"killed at call {number}"
+        assert [path.name for path in (store.root / "train").iterdir()] == ["b"]
+        if not killed:
+            break
+        number += 1
+    assert number >= 6

@@ -1,0 +1,33 @@
+"""Verdicts made by hand, with hostile words in every place."""
+
+from __future__ import annotations
+
+import math
+
+from evaluation_report_samples import CHECKPOINT, HOSTILE, pair
+
+from storage.registered import Registered
+from tasks.gates.definitions import GATES
+from tasks.gates.page import GateFigures
+from tasks.gates.verdicts import Verdict
+
+
+def rich() -> GateFigures:
+    """A version that two gates hold back, beside a champion, after others."""
+    verdicts = [Verdict(gate.name, "passed", 0.25, 0.5, f"{gate.title} {HOSTILE}") for gate in GATES]
+    verdicts[4] = Verdict("bits_per_byte", "failed", math.inf, 0.0, "2.1 bits per byte are not fewer than 2.0")
+    verdicts[5] = Verdict("worst_slice", "failed", 0.1, 0.05, f"source {HOSTILE} is 10.0% worse")
+    verdicts[6] = Verdict("size_mb", "skipped", 12.5, None, "the weights take 12.5 MB; no limit is set")
+    tags = {"sheepfold.bits_per_byte": "2.100000", "sheepfold.gates": "failed: worst_slice"}
+    versions = [
+        Registered("1", CHECKPOINT, tags={**tags, "sheepfold.withdrawn": f"it swears {HOSTILE}"}),
+        Registered("2", CHECKPOINT, tags={"sheepfold.gates": "passed"}),
+        Registered("3", CHECKPOINT, tags={**tags, "sheepfold.verdict": f"source {HOSTILE} is worse"}),
+    ]
+    return GateFigures("3", verdicts, pair().comparison, versions, {"champion": "2", "challenger": "3"})
+
+
+def bare() -> GateFigures:
+    """The first version, with no champion to compare with and no name."""
+    verdicts = [Verdict(gate.name, "skipped", None, None, "nothing is known") for gate in GATES]
+    return GateFigures("1", verdicts, None, [Registered("1", CHECKPOINT)], {})

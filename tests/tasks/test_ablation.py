@@ -1,0 +1,139 @@
+"""A model without one of its sources: what is left out, what is computed for it, and that it stays out of the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_run import Ran, TinyResources, copy_of_store
+
+from flows.ablation import Ablation, ablate_source
+from flows.direct import verify_home
+from storage.catalog import Catalog, read_state
+from storage.errors import UserError
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.store import Store, open_store
+from storage.tables import read_rows
+from tasks.ablation import documents_of
+from tasks.session import Session
+from tasks.tokens.index import SEQUENCES_FILE
+
+WITHOUT = "text-0[0-4].txt"
+
+
+@pytest.fixture(scope="module")
+def catalog(tiny: Ran) -> Catalog:
+    return Catalog(tiny.session.store, "default")
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "n_documents"),
+    [
+        ("text-0[0-4].txt", "in text-0[0-4].txt", 5),
+        ("text-03.txt", "in text-03.txt", 1),
+        ("{folder}", "in {folder}", 12),
+        ("{folder}/text-1*", "in {folder}/text-1*", 2),
+        ("text", "of kind text", 12),
+        ("n_bytes > 0 and kind = 'text'", "where n_bytes > 0 and kind = 'text'", 12),
+    ],
+    ids=["pattern", "path", "folder", "absolute pattern", "kind", "condition"],
+)
+def test_a_source_may_be_said_in_several_ways(
+    catalog: Catalog, tiny_source: Path, source: str, words: str, n_documents: int
+) -> None:
+    found = documents_of(catalog, source.format(folder=tiny_source))
+    assert found.words == words.format(folder=tiny_source)
+    known = {row["doc_id"] for row in catalog.query("select doc_id from files where status = 'ok'")}
+    assert len(found.doc_ids) == n_documents
+    assert found.doc_ids <= known
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("nowhere/", "is no kind of document .there are: text., no path of the corpus"),
+        ("kind = 'pdf'", "no document of the corpus is where kind = 'pdf'"),
+        (" ", "--without names nothing"),
+    ],
+)
+def test_a_source_that_is_not_there_is_refused_with_what_is(catalog: Catalog, source: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        documents_of(catalog, source)
+
+
+@pytest.fixture(scope="module")
+def home(tiny: Ran, empty_tracking: Path, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home with the tiny run and an MLflow database."""
+    found = copy_of_store(tiny, tmp_path_factory.mktemp("ablation") / "home")
+    (found.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def ablated(home: Home) -> Ablation:
+    with TinyResources(home, workers=1) as resources:
+        return ablate_source(Session(home, resources), WITHOUT, "default")
+
+
+def trained_documents(store: Store, training: ArtifactRef) -> set[str]:
+    """The documents in a training's dataset."""
+    manifest = store.find(training.stage, training.key)
+    assert manifest is not None
+    (dataset,) = manifest.input_refs("dataset")
+    rows = read_rows(store.folder(dataset) / SEQUENCES_FILE, ["doc_id", "split"])
+    return {row["doc_id"] for row in rows if row["split"] == "train"}
+
+
+def test_it_trains_on_the_rest_alone_and_both_are_measured_on_the_same_documents(
+    tiny: Ran, home: Home, ablated: Ablation, catalog: Catalog
+) -> None:
+    store = open_store(home.store)
+    figures = ablated.compared.figures
+    assert figures.b.checkpoint == tiny.checkpoint
+    left_out = documents_of(catalog, WITHOUT).doc_ids
+    before, now = (trained_documents(store, side.checkpoint) for side in (figures.b, figures.a))
+    assert now == before - left_out
+    assert (ablated.documents, ablated.trained_on) == (len(before & left_out), len(now))
+    assert now
+    assert now < before
+    sets = [store.find(*name).inputs["evalset"] for name in _names(figures.a.evaluation, figures.b.evaluation)]
+    assert sets[0] == sets[1]
+    assert figures.comparison.difference.low <= figures.comparison.difference.value
+    assert ablated.compared.page.read_text(encoding="utf-8").count(WITHOUT)
+
+
+def _names(*refs: ArtifactRef) -> list[tuple[str, str]]:
+    return [(ref.stage, ref.key) for ref in refs]
+
+
+def test_nothing_is_extracted_cleaned_or_encoded_for_it(ablated: Ablation) -> None:
+    computed = {item.stage for item in ablated.stages if item.computed}
+    assert {"ablate", "dataset", "train", "evaluate"} <= computed
+    assert computed <= {"ablate", "dataset", "train", "evaluate", "ngram", "prompts", "complete", "generate"}
+
+
+def test_the_same_again_computes_nothing(home: Home, ablated: Ablation) -> None:
+    with TinyResources(home, workers=1) as resources:
+        again = ablate_source(Session(home, resources), WITHOUT, "default")
+    assert [item.stage for item in again.stages if item.computed] == []
+    assert again.compared.figures.a.checkpoint == ablated.compared.figures.a.checkpoint
+
+
+def test_it_is_no_version_and_not_the_training_that_promotion_takes(tiny: Ran, home: Home, ablated: Ablation) -> None:
+    from storage.registry import Registry
+    from storage.tracking import Tracking
+
+    assert Registry(Tracking(home)).versions() == []
+    store = open_store(home.store)
+    assert read_state(store, "default")["train"] == [tiny.checkpoint]
+    assert verify_home(str(home.path), "default")["ok"]
+
+
+def test_what_was_not_trained_on_and_what_is_all_there_is_are_refused(home: Home, ablated: Ablation) -> None:
+    with TinyResources(home, workers=1) as resources:
+        session = Session(home, resources)
+        with pytest.raises(UserError, match="nothing is left to train on"):
+            ablate_source(session, "text", "default")
+        with pytest.raises(UserError, match="was trained on"):
+            ablate_source(session, "split = 'validation'", "default")

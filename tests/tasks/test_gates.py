@@ -1,0 +1,209 @@
+"""The gates: what each measures of real tables, where it holds a model back, and how it says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation_report_samples import HOSTILE, sums
+from ingest_run import prose, write
+from tiny_run import Ran, direct_session, home_at, run_prepare
+
+from tasks.evaluation.bootstrap import Difference
+from tasks.evaluation.compare import Comparison, SlicePair
+from tasks.gates.definitions import GATES, judge
+from tasks.gates.facts import CorpusFacts, Facts, collect_facts, corpus_facts
+from tasks.gates.settings import GateSettings
+from tasks.gates.verdicts import Verdict, failed, read_verdicts, write_verdicts
+from tasks.session import artifact
+from tasks.settings import SettingsError, load_settings
+
+CLEAN = CorpusFacts(files=100, rejected=10, documents=90, repeated=9, ocr_pages=12, ocr_confidence=0.8)
+FASTER = GateSettings(min_tokens_per_second=1_000, max_size_mb=10)
+
+
+def compared(own: float, other: float, low: float, high: float, *slices: SlicePair, documents: int = 30) -> Comparison:
+    """Two models on the same documents."""
+    metrics: dict[str, tuple[float | None, float | None]] = {"val/bits_per_byte": (own, other)}
+    return Comparison(metrics, Difference(own - other, low, high, documents), list(slices), [])
+
+
+def worse_slice(own: float, other: float, low: float, documents: int = 9) -> SlicePair:
+    found = Difference(own - other, low, own - other + 1, documents)
+    return SlicePair("kind", HOSTILE, sums(own, documents=documents), sums(other, documents=documents), found)
+
+
+def facts(comparison: Comparison | None = None, **changes: Any) -> Facts:
+    return replace(Facts(CLEAN, 0, 2.0, comparison, 8_000_000, 5_000.0), **changes)
+
+
+def verdict(gate: str, found: Facts, settings: GateSettings | None = None) -> Verdict:
+    (one,) = [item for item in judge(found, settings or GateSettings()) if item.gate == gate]
+    return one
+
+
+BETTER = compared(1.9, 2.0, -0.2, -0.05)
+
+
+def test_a_clean_and_better_model_passes_every_gate() -> None:
+    assert [item.verdict for item in judge(facts(BETTER), FASTER)] == [
+        *("passed", "passed", "passed", "passed", "passed"),
+        "skipped",  # no slice is large enough
+        *("passed", "passed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gate", "found", "number"),
+    [
+        ("rejected_share", facts(BETTER, corpus=replace(CLEAN, rejected=51)), 0.51),
+        ("duplicate_share", facts(BETTER, corpus=replace(CLEAN, repeated=90)), 1.0),
+        ("ocr_confidence", facts(BETTER, corpus=replace(CLEAN, ocr_confidence=0.49)), 0.49),
+        ("ocr_confidence", facts(BETTER, corpus=replace(CLEAN, ocr_confidence=math.nan)), math.nan),
+        ("leaked_documents", facts(BETTER, leaks=1), 1),
+        ("bits_per_byte", facts(compared(2.1, 2.0, -0.1, 0.3)), 0.1),
+        ("bits_per_byte", facts(compared(2.0, 2.0, 0.0, 0.0)), 0.0),
+        ("bits_per_byte", facts(compared(math.nan, 2.0, math.nan, math.nan)), math.nan),
+        ("worst_slice", facts(compared(1.9, 2.0, -0.2, -0.1, worse_slice(2.2, 2.0, 0.1))), 0.1),
+        ("size_mb", facts(BETTER, size=10_100_000), 10.1),
+        ("tokens_per_second", facts(BETTER, tokens_per_second=999.0), 999.0),
+    ],
+)
+def test_each_gate_holds_back_what_is_beyond_its_limit_and_no_other_does(
+    gate: str, found: Facts, number: float
+) -> None:
+    (held,) = failed(judge(found, FASTER))
+    assert held.gate == gate
+    assert held.number == pytest.approx(number, nan_ok=True)
+    assert held.sentence
+
+
+@pytest.mark.parametrize(
+    ("gate", "found"),
+    [
+        ("rejected_share", facts(corpus=replace(CLEAN, rejected=50))),
+        ("duplicate_share", facts(corpus=replace(CLEAN, repeated=81))),
+        ("ocr_confidence", facts(corpus=replace(CLEAN, ocr_confidence=0.5))),
+        ("worst_slice", facts(compared(1.9, 2.0, -0.2, -0.1, worse_slice(2.09, 2.0, 0.05)))),
+        ("size_mb", facts(size=10_000_000)),
+        ("tokens_per_second", facts(tokens_per_second=1_000.0)),
+    ],
+)
+def test_up_to_its_limit_a_gate_lets_through(gate: str, found: Facts) -> None:
+    assert verdict(gate, found, FASTER).verdict == "passed"
+
+
+@pytest.mark.parametrize(
+    ("low", "own", "high", "rule", "passes"),
+    [
+        (-0.2, 1.9, -0.05, "better", True),
+        (-0.2, 1.9, -0.05, "clearly_better", True),
+        (-0.2, 1.9, 0.05, "better", True),
+        (-0.2, 1.9, 0.05, "clearly_better", False),
+        (-0.05, 2.1, 0.2, "better", False),
+        (-0.05, 2.1, 0.2, "not_worse", True),
+        (0.05, 2.1, 0.2, "not_worse", False),
+        (0.05, 2.1, 0.2, "clearly_better", False),
+        (0.0, 2.0, 0.0, "not_worse", False),
+    ],
+)
+def test_the_rule_says_how_much_better_a_model_has_to_be(
+    low: float, own: float, high: float, rule: str, passes: bool
+) -> None:
+    found = verdict("bits_per_byte", facts(compared(own, 2.0, low, high)), GateSettings(rule=rule))
+    assert found.verdict == ("passed" if passes else "failed")
+
+
+@pytest.mark.parametrize(
+    ("own", "rule", "passes"),
+    [
+        (1.9, "better", True),
+        (2.1, "better", False),
+        (1.9, "clearly_better", False),
+        (1.9, "not_worse", True),
+        (2.1, "not_worse", False),
+    ],
+)
+def test_on_one_document_no_difference_is_clear(own: float, rule: str, passes: bool) -> None:
+    found = facts(compared(own, 2.0, -math.inf, math.inf, documents=1))
+    given = verdict("bits_per_byte", found, GateSettings(rule=rule))
+    assert given.verdict == ("passed" if passes else "failed")
+    assert "on 1 document, which says nothing of others" in given.sentence
+    json.dumps(given.document(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "item", [worse_slice(2.5, 2.0, -0.1), worse_slice(2.5, 2.0, 0.1, documents=7)], ids=["not-clear", "too-small"]
+)
+def test_a_slice_that_says_little_holds_nobody_back(item: SlicePair) -> None:
+    found = verdict("worst_slice", facts(compared(1.9, 2.0, -0.2, -0.1, item)))
+    assert found.verdict != "failed"
+
+
+def test_what_cannot_be_measured_or_has_no_limit_is_skipped() -> None:
+    corpus = CorpusFacts(files=0, rejected=0, documents=0, repeated=0)
+    found = judge(Facts(corpus, None, 2.0, None, 8_000_000, None), GateSettings())
+    assert {item.verdict for item in found} == {"skipped"}
+    assert {item.gate for item in found if item.number is not None} == {"size_mb"}
+
+
+def test_a_sentence_says_the_numbers() -> None:
+    assert verdict("bits_per_byte", facts(BETTER)).sentence == (
+        "1.9000 bits per byte are fewer than the champion's 2.0000 (95 % interval of the difference -0.2000 to "
+        "-0.0500 on 30 documents)"
+    )
+    assert (
+        verdict("rejected_share", facts()).sentence == "10 of 100 files were refused or failed (10.0%, at most 50.0%)"
+    )
+
+
+def test_verdicts_come_back_from_their_table(tmp_path: Path) -> None:
+    made = judge(facts(compared(1.9, 2.0, -math.inf, math.inf, documents=1)), GateSettings(rule="clearly_better"))
+    assert write_verdicts(tmp_path, made) == len(GATES)
+    assert read_verdicts(tmp_path) == made
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("gates.rule=best", "gates.rule is 'best', expected better, clearly_better or not_worse"),
+        ("gates.max_rejected_share=1.5", "expected a share from 0 to 1"),
+        ("gates.max_slice_loss=-1", "expected 0 or more"),
+        ("gates.slice_documents=1", "one document says nothing of others"),
+    ],
+)
+def test_an_impossible_limit_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings(None, [setting])
+
+
+def test_the_facts_of_a_corpus_are_those_of_its_files(tmp_path: Path) -> None:
+    texts = {f"{number:02}.txt": prose(number) for number in range(8)}
+    source = write(tmp_path / "in", {**texts, "copy.txt": prose(0), "again.txt": prose(3) + "\nand one more line"})
+    (source / "broken.pdf").write_bytes(b"%PDF-1.7\nnothing")
+    (source / "passed-over.bin").write_bytes(bytes(range(256)) * 8)
+    ran = run_prepare(home_at(tmp_path / "home"), source)
+    store = ran.session.store
+    curated = store.find(artifact(ran.ingested.curated).stage, artifact(ran.ingested.curated).key)
+    assert curated is not None
+    found = corpus_facts(store, curated)
+    assert (found.documents, found.repeated) == (10, 2)
+    assert found.rejected == found.files - 10 >= 1
+    assert found.ocr_confidence is None
+
+
+def test_the_facts_of_a_model_are_those_of_its_artefacts(tiny: Ran) -> None:
+    assert tiny.checkpoint is not None and tiny.evaluation is not None and tiny.metrics is not None
+    with direct_session(tiny.session.home) as session:
+        alone = collect_facts(session.store, tiny.checkpoint, tiny.evaluation)
+        beside = collect_facts(session.store, tiny.checkpoint, tiny.evaluation, champion=tiny.evaluation)
+    assert alone.comparison is None
+    assert beside.comparison is not None and beside.comparison.difference.value == 0
+    assert alone.bits_per_byte == tiny.metrics["val/bits_per_byte"]
+    assert alone.leaks == 0, "the evaluation set was frozen from the very selection that was trained on"
+    assert alone.size == (tiny.folder(tiny.checkpoint) / "model.safetensors").stat().st_size
+    assert alone.corpus.documents == 12

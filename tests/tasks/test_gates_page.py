@@ -1,0 +1,52 @@
+"""The page of the gates, of made up and of real verdicts: whole, with their numbers, and words that stay words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from evaluation_report_samples import HOSTILE
+from gates_samples import bare, rich
+from html_tags import Tags, assert_alone
+from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
+
+from flows.actions import promote_model
+from flows.gates_page import write_gates_page
+from tasks.gates.definitions import GATES
+from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary
+from tasks.session import artifact
+
+
+@pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
+def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: GateFigures) -> None:
+    assert_alone(gates_page(figures, "fold"), SECTIONS)
+    assert len(gates_summary(figures).splitlines()) <= 60
+
+
+def test_words_of_documents_are_only_words() -> None:
+    page, summary = gates_page(rich(), "<b>fold"), gates_summary(rich())
+    assert "<img" not in page and "<b>fold" not in page
+    assert "\\<img" in summary
+    for text in (page, summary):
+        assert not set(text) & {"\u202e", "\x00"}
+    assert HOSTILE.split("\n")[0] in " ".join(Tags(page).words)
+
+
+def test_the_page_of_a_real_promotion_says_why_and_is_drawn_once(tiny: Ran, tiny_source: Path, tmp_path: Path) -> None:
+    home = copy_of_store(tiny, tmp_path / "home")
+    worse = run_whole(home, tiny_source, tiny_settings("train.max_steps=2"))
+    with direct_session(home) as session:
+        for ran in (tiny, worse):
+            assert ran.checkpoint is not None
+            done, _ = promote_model(session, ran.checkpoint, artifact(ran.evaluation))
+        page, summary = write_gates_page(session, "default", done)
+        drawn = page.stat().st_mtime_ns
+        assert write_gates_page(session, "default", done) == (page, summary)
+        assert page.stat().st_mtime_ns == drawn
+    words = " ".join(Tags(page.read_text(encoding="utf-8")).words)
+    assert page == home.reports_of("default") / "gates.html"
+    assert f"Version 2 is challenger: {done.reason}." in words
+    for gate, item in zip(GATES, done.verdicts, strict=True):
+        assert TITLES[gate.name] in words
+        assert item.sentence in words
+    assert "kind text" in words, "the slices stand beside the champion's"

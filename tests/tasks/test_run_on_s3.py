@@ -1,0 +1,83 @@
+"""Everything from files to completions with a store and MLflow's artefacts on S3, then again from an empty home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from s3 import BUCKET, lead_to
+from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
+
+from storage.bucket import Bucket
+from storage.catalog import Catalog
+from storage.store import open_store
+from storage.tracking import Tracking
+from storage.verify import check_store
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A run, and the same from an empty home."""
+
+    first: Ran
+    second: Ran
+    address: str
+
+
+@pytest.fixture(scope="module")
+def runs(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder, address = tmp_path_factory.mktemp("runs"), f"s3://{BUCKET}/runs"
+    source = write_texts(folder / "source")
+    with pytest.MonkeyPatch.context() as patch:
+        lead_to(patch, s3_endpoint)
+        homes = [replace(home_at(folder / name), store=address) for name in ("first", "second")]
+        homes[0] = replace(homes[0], artifacts=f"s3://{BUCKET}/artifacts")
+        first, second = (run_whole(home, source, tiny_settings()) for home in homes)
+    return Runs(first, second, address)
+
+
+@pytest.fixture(autouse=True)
+def server(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead_to(monkeypatch, s3_endpoint)
+
+
+def test_a_second_machine_with_an_empty_home_finds_everything(runs: Runs) -> None:
+    assert runs.first.computed() and runs.second.computed() == {}
+    assert runs.second.checkpoint == runs.first.checkpoint and runs.second.completions == runs.first.completions
+    assert runs.second.metrics == runs.first.metrics
+
+
+def test_its_cache_holds_what_it_read_and_no_more(runs: Runs) -> None:
+    cache = runs.second.session.home.cache
+    assert list(cache.rglob("extracts.parquet")) and not list(cache.rglob("model.safetensors"))
+    assert not (runs.second.session.home.path / "store").exists()
+
+
+def test_tables_are_queried_through_the_cache(runs: Runs, tmp_path: Path) -> None:
+    for cache in (runs.second.session.home.cache, tmp_path):
+        catalog = Catalog(open_store(runs.address, cache), "default")
+        assert catalog.query("select count(*) as n from files where status = 'ok'") == [{"n": 12}]
+        (row,) = catalog.query("select sum(len(ids)) as n, count(*) as documents from tokens")
+        assert row["n"] > row["documents"] > 0
+
+
+def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Path) -> None:
+    store = open_store(runs.address, tmp_path)
+    checks = check_store(store)
+    assert all(check.checked for check in checks) and not any(check.problems for check in checks)
+    assert store.unfinished() == store.unfinished(owned=True) == [] and store.owners() == []
+    names = [info.name for info in Bucket(runs.address).list("")]
+    assert not [name for name in names if name.startswith((".locks/", ".work/"))]
+
+
+def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> None:
+    tracking = Tracking(runs.first.session.home)
+    assert runs.first.checkpoint is not None
+    run_id = tracking.find_run(runs.first.checkpoint.key)
+    assert run_id is not None
+    (tmp_path / "report.md").write_text("a report")
+    tracking.log_file(run_id, tmp_path / "report.md")
+    assert tracking.has_file(run_id, "report.md")
+    (name,) = (info.name for info in Bucket(f"s3://{BUCKET}/artifacts").list("") if info.name.endswith("report.md"))
+    assert run_id in name
