@@ -331,20 +331,29 @@ def train(
 def evaluate(
     model: Model = "champion",
     tasks: Annotated[str, typer.Option(help="JSON Lines file of questions to put to it instead.")] = "",
+    on: Annotated[str, typer.Option(help="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
+    column: Annotated[str, typer.Option(help="Field of JSONL or Parquet that holds the text.")] = "",
+    stride: Annotated[int, typer.Option(help="Tokens from one window to the next; 0: no overlap.", min=0)] = 0,
     drift: Annotated[bool, typer.Option("--drift", help="Also on documents that came after it was trained.")] = False,
     corpus: Corpus = "default",
     refresh: Refresh = None,
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model on the corpus's frozen evaluation set, beside its baselines."""
+    """Measure a model on the corpus's frozen evaluation set or other texts, beside its baselines."""
     with plain_errors():
         if tasks:
+            if on or column or stride:
+                from storage.errors import UserError
+
+                raise UserError("--tasks puts questions, not documents: leave out --on, --column and --stride")
             asked = {"questions": checked_questions(tasks), "model": model, "refresh": ",".join(refresh or [])}
             show_exam(_flow("exam", home, **asked), as_json)
             return
-        again = ",".join(refresh or [])
-        _show(_flow("evaluate", home, model=model, corpus=corpus, drift=drift, refresh=again), as_json)
+        from tasks.evaluation.inputs import SPLITS
+
+        how = {"on": on if on in SPLITS else _absolute(on), "column": column, "stride": stride, "drift": drift}
+        _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or []), **how), as_json)
 
 
 @app.command()

@@ -86,13 +86,14 @@ def pair_table(figures: PairFigures) -> str:
     """The comparison in Markdown: verdict, figures, slices, documents, completions."""
     from tasks.evaluation_report.charts import interval_words
     from tasks.evaluation_report.pair_page import FIRST
-    from tasks.evaluation_report.words import verdict
+    from tasks.evaluation_report.texts import in_a_line
+    from tasks.evaluation_report.words import figure_name, verdict
     from tasks.pages.markdown import table
 
     found, names = figures.comparison, [_cell(name) for name in figures.names]
     lines = [verdict(found.difference, *names), *(f"note: {_cell(note, TEXT)}" for note in figures.notes)]
     metrics = {name: found.metrics.get(f"val/{name}", (None, None)) for name in FIRST}
-    rows = [[name.replace("_", " "), *map(_figure, values)] for name, values in metrics.items()]
+    rows = [[figure_name(name), *map(_figure, values)] for name, values in metrics.items()]
     lines += ["", *table(["", *names], rows)]
     slices = [
         [
@@ -119,7 +120,7 @@ def pair_table(figures: PairFigures) -> str:
     lines += ["", *table(["changed most", "bits", *names, "begins"], documents)]
     for pair in figures.completions[:COMPLETIONS]:
         lines += ["", f"> {_cell(pair[0].prompt, TEXT)}"]
-        lines += [f"- {name}: {_cell(item.text, TEXT)}" for name, item in zip(names, pair, strict=True)]
+        lines += [f"- {name}: {_cell(in_a_line(item, TEXT), TEXT)}" for name, item in zip(names, pair, strict=True)]
     return "\n".join(lines)
 
 

@@ -49,7 +49,9 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def why(
-    thing: Annotated[str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID).")] = "",
+    thing: Annotated[
+        str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID[#SAMPLE]).")
+    ] = "",
     text: Annotated[str, typer.Option(help="A text instead: what of it stands in the corpus's training text.")] = "",
     min_words: Annotated[int, typer.Option(help="Shortest span of a text that is shown, in words.")] = 8,
     corpus: Corpus = "default",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flows import pipeline
 from flows.actions import checkpoint_of
 from flows.page_files import replace
+from storage.digest import sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.generation.prompts import read_prompts, sample_prompts
@@ -21,7 +22,7 @@ from tasks.settings import Settings
 if TYPE_CHECKING:
     from tasks.evaluation_report.pairs import PairFigures, Side
 
-_KEY = 8  # letters of either evaluation's key in the name of a page
+_KEY = 8  # letters of each key in the name of a page
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,20 @@ def compare_checkpoints(
         made = pipeline.generate_text(session, settings, checkpoint, asked)
         sides.append(Side(name, checkpoint, artifact(evaluation), artifact(made)))
     figures = collect_pair(session.store, sides[0], sides[1], evalset, _doubts(session, sides, evalset))
-    page = session.home.reports_of(corpus) / f"comparison-{'-'.join(side.evaluation.key[:_KEY] for side in sides)}.html"
+    page = session.home.reports_of(corpus) / f"{_page_name(sides, evalset)}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     replace(page, pair_page(figures, corpus))
     return Compared(figures, page)
+
+
+def _page_name(sides: list[Side], evalset: ArtifactRef) -> str:
+    """A name for the page: the models, the documents, and how they were measured and asked.
+
+    So the same pair on other documents, with another stride or with other prompts has a page of its own.
+    """
+    how = [ref.key for side in sides for ref in (side.evaluation, side.completions) if ref is not None]
+    keys = [*(side.checkpoint.key for side in sides), evalset.key, sha256_json(how)]
+    return "-".join(["comparison", *(key[:_KEY] for key in keys)])
 
 
 def _doubts(session: Session, sides: list[Side], evalset: ArtifactRef) -> list[str]:

@@ -210,15 +210,15 @@ def finish(
     if session.produced.get(train.name):
         page, summary = write_training_page(session, corpus, result.metrics)
         leave("training", f"How the model of {corpus} was trained", summary, page)
-    if measured is not None:
-        page, summary = write_evaluation_page(session, corpus, measured)
-        leave("evaluation", f"How good {measured.model} is", summary, page)
     if promoted is not None:
         page, summary = write_gates_page(session, corpus, promoted)
         leave("gates", f"Whether version {promoted.version.version} may be champion", summary, page)
     if session.produced.get(generate.name):
         page, summary = write_generation_page(session, corpus)
         leave("generation", f"What the model of {corpus} wrote", summary, page)
+    if measured is not None:
+        page, summary = write_evaluation_page(session, corpus, measured)
+        leave("evaluation", f"How good {measured.model} is", summary, page)
     table = [
         {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
         for item in result.stages

@@ -80,7 +80,7 @@ class Generated:
         path: the table.
         page: the report on a file of prompts; empty for a single one.
         tokens: that were made now.
-        seconds: that making them took; 0 if all were found in the store.
+        seconds: that making them took, without loading the model; 0 if all were found in the store.
     """
 
     rows: list[dict[str, Any]]
@@ -124,7 +124,12 @@ def generate_direct(
     report = session.reports[complete.name]
     rows = read_rows(Path(path))
     tokens = sum(row["n_tokens"] for row in rows) if report.computed and not report.reused else 0
-    return Generated(rows, path, str(page), tokens, report.seconds if tokens else 0.0)
+    return Generated(rows, path, str(page), tokens, _elapsed(resources.generated_between) if tokens else 0.0)
+
+
+def _elapsed(between: Sequence[Sequence[float]]) -> float:
+    """From the first begin to the last end; what ran side by side counts once."""
+    return max(end for _, end in between) - min(begin for begin, _ in between)
 
 
 def status_of(home: str) -> dict[str, Any]:
@@ -207,8 +212,8 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
     if found is None:
         raise StoreError(
             f"nothing goes by {thing!r}: it is no model (alias, version, models:/ address, run id), no artefact "
-            "(STAGE/KEY, or eight digits of the key), no completion (KEY/ID, or its ID), and no document of corpus "
-            f"{corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and the champion, "
+            "(STAGE/KEY, or eight digits of the key), no completion (KEY/ID[#SAMPLE], or its ID), and no document of "
+            f"corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and the champion, "
             '`sheepfold sql "select path, doc_id from files"` the documents'
         )
     return {"thing": thing, **found}
@@ -262,13 +267,24 @@ def _by_key(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
     return _lineage(store, found[0].ref) | _led_to(place, store, found[0].ref) if found else None
 
 
-def _completions(store: Store, name: str) -> list[tuple[Manifest, dict[str, Any]]]:
-    """The completions of this id with their generations, the newest first."""
+def _completions(store: Store, name: str, key: str = "") -> list[tuple[Manifest, dict[str, Any]]]:
+    """The completions of this name with their generations, the newest first.
+
+    Args:
+        name: an id, or an id and the number of a further sample: `7#2` is the third continuation of the prompt `7`.
+        key: of the generation, or the beginning of it.
+    """
     found = []
     for manifest in sorted(store.manifests("generate"), key=lambda made: (made.created, made.key), reverse=True):
-        rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, ["id", "prompt", "text", "model"])
-        found += [(manifest, row) for row in rows if row["id"] == name]
+        if manifest.key.startswith(key):
+            rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, ["id", "sample", "prompt", "text", "model"])
+            found += [(manifest, row) for row in rows if _name(row) == name]
     return found
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """What a completion is called within its generation."""
+    return f"{row['id']}#{row['sample']}" if row["sample"] else str(row["id"])
 
 
 def _by_address(store: Store, thing: str) -> dict[str, Any] | None:
@@ -276,7 +292,7 @@ def _by_address(store: Store, thing: str) -> dict[str, Any] | None:
     key, _, name = thing.removeprefix("generate/").partition("/")
     if not key or not name:
         return None
-    found = [(manifest, row) for manifest, row in _completions(store, name) if manifest.key.startswith(key)]
+    found = _completions(store, name, key)
     if len(found) > 1:
         listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
         raise UserError(f"{thing!r} is the beginning of {len(found)} completions: give more of one of {listed}")
@@ -295,7 +311,7 @@ def _newest_completion(store: Store, name: str) -> dict[str, Any] | None:
 
 
 def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[str, Any]:
-    return {"completion": row, "address": f"{manifest.key}/{row['id']}", **_lineage(store, manifest.ref)}
+    return {"completion": row, "address": f"{manifest.key}/{_name(row)}", **_lineage(store, manifest.ref)}
 
 
 def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
-"""The evaluate flow: a registered model is measured on the corpus's frozen evaluation set."""
+"""The evaluate flow: a model is measured on the corpus's frozen evaluation set, or on any other texts."""
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from prefect import flow
@@ -11,8 +13,11 @@ from flows.actions import checkpoint_of, completions_path, log_evaluation, resul
 from flows.context import Corpus, HomeFolder, Model, Refresh, described, finish, flow_session, task_runner
 from flows.drift import measure_drift
 from flows.measuring import measure_beside
+from storage.errors import UserError
+from tasks.evaluation.inputs import SPLITS
+from tasks.promotion import trained_on
 from tasks.session import artifact
-from tasks.settings import Settings
+from tasks.settings import EvaluationSettings, Settings
 
 WithDrift = Annotated[bool, Field(description="Measure it on documents that came after it was trained as well.")]
 
@@ -23,23 +28,37 @@ def evaluate(
     model: Model = "champion",
     corpus: Corpus = "default",
     drift: WithDrift = False,
+    on: Annotated[str, Field(description="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
+    column: Annotated[str, Field(description="Field of JSONL or Parquet that holds the text.")] = "",
+    stride: Annotated[int, Field(description="Tokens from one window to the next; 0: no overlap.", ge=0)] = 0,
     refresh: Refresh = "",
     home: HomeFolder = "",
 ) -> dict[str, object]:
     """Measure a model beside its baselines, and look at what it writes; on fresh documents, too, if asked for."""
+    settings = EvaluationSettings(stride=stride)
+    usual = not (on or stride)  # other figures stand beside the usual ones, never in their place
+    if drift and not usual:
+        raise UserError("drift is measured against the usual evaluation: leave out `on` and `stride`, or `drift`")
     with flow_session(home, corpus, refresh) as session:
-        evalset = pipeline.frozen_evalset(session, corpus)
         checkpoint = checkpoint_of(session, model)
-        found, metrics = pipeline.evaluate_model(session, checkpoint, evalset)
+        evalset = pipeline.evaluation_texts(session, corpus, on, column)
+        found, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)
         evaluation = artifact(found)
-        pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
+        if usual:
+            pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         made = artifact(pipeline.sample(session, Settings(), checkpoint, evalset))
-        measured, beside = measure_beside(session, model, checkpoint, evalset, evaluation, made)
+        measured, beside = measure_beside(session, model, checkpoint, evalset, evaluation, made, settings)
+        if not usual:
+            read = trained_on(session.store, checkpoint, evalset)
+            measured = replace(measured, texts=_called(on, stride), read=read)
+        if measured.read:
+            session.note(f"{model} was trained on some of these documents, so its figures flatter it")
         drifted = measure_drift(session, corpus, checkpoint, evaluation) if drift else None
         version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:
-            session.act("track", partial(log_evaluation, session, run_id, version, evalset, metrics))
+            logged = metrics if usual else _apart(metrics, evalset.stage, stride)
+            session.act("track", partial(log_evaluation, session, run_id, version, evalset, logged))
             if drifted is not None:
                 figures = drifted[0].figures()
                 session.act("track", partial(log_evaluation, session, run_id, version, drifted[1], figures))
@@ -50,6 +69,18 @@ def evaluate(
             completions=completions_path(session.store, made),
         )
         return finish(session, corpus, result, measured)
+
+
+def _called(on: str, stride: int) -> str:
+    """What the documents are called, and how they were read."""
+    name = f"the {on} split" if on in SPLITS else Path(on).name if on else "the evaluation set"
+    return f"{name}, read in strides of {stride}" if stride else name
+
+
+def _apart(metrics: dict[str, float], stage: str, stride: int) -> dict[str, float]:
+    """Figures under other names than the usual ones, at which a training's curve ends."""
+    place = f"{stage}/stride-{stride}" if stride else stage
+    return {f"{place}/{name.partition('/')[2]}": value for name, value in metrics.items()}
 
 
 if __name__ == "__main__":

@@ -12,15 +12,20 @@ if TYPE_CHECKING:
     from tasks.evaluation_report.collect import Measured
     from tasks.session import Session
 
+BESIDE = {"corpus.html", "dataset.html", "training.html", "generation.html"}
+_KEY = 8  # letters of an evaluation's key in the name of a page
+
 
 def write_evaluation_page(session: Session, corpus: str, measured: Measured) -> tuple[Path, str]:
     """The page of a model's evaluation in the reports of the home; drawn anew only after a change.
+
+    One on other documents than the frozen ones, or that read them otherwise, has a page of its own.
 
     Returns:
         The page, and a summary in Markdown.
     """
     reports = session.home.reports_of(corpus)
-    beside = sorted({path.name for path in reports.glob("*.html")} & {"corpus.html", "dataset.html", "training.html"})
+    beside = sorted({path.name for path in reports.glob("*.html")} & BESIDE)
 
     def draw() -> tuple[str, str]:
         from tasks.evaluation_report.collect import collect_evaluation  # with it comes what draws
@@ -30,4 +35,5 @@ def write_evaluation_page(session: Session, corpus: str, measured: Measured) -> 
         figures = collect_evaluation(session.store, measured, beside)
         return evaluation_page(figures, corpus), evaluation_summary(figures)
 
-    return draw_once(reports, "evaluation", [asdict(measured), beside], draw)
+    name = f"evaluation-{measured.evaluation.key[:_KEY]}" if measured.texts else "evaluation"
+    return draw_once(reports, name, [asdict(measured), beside], draw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -61,15 +62,13 @@ def metrics_table(metrics: dict[str, float]) -> str:
     lines = ["| | loss | perplexity | bits per byte |", "|---|---|---|---|"]
     if "val/champion_bits_per_byte" in metrics:
         rows.insert(1, ("other champion", metrics["val/champion_loss"], metrics["val/champion_bits_per_byte"]))
-    perplexity = f"{metrics['val/perplexity']:.2f}"
-    for name, loss, bits in rows:
-        lines.append(f"| {name} | {loss:.4f} | {perplexity if name == 'this model' else ''} | {bits:.4f} |")
+    lines += [f"| {name} | {loss:.4f} | {math.exp(loss):.2f} | {bits:.4f} |" for name, loss, bits in rows]
     lines.append(f"| zstd -19 | | | {metrics['val/zstd19_bits_per_byte']:.4f} |")
     share = 100 * metrics["val/below_unigram"]
     lines.append("")
     lines.append(
-        f"{share:.1f} % fewer bits per byte than the unigram baseline, on {metrics['val/documents']:.0f} held-out "
-        f"documents ({metrics['val/bytes']:,.0f} bytes)."
+        f"{share:.1f} % fewer bits per byte than the unigram baseline, on {metrics['val/documents']:.0f} documents "
+        f"({metrics['val/bytes']:,.0f} bytes)."
     )
     return "\n".join(lines)
 
@@ -145,6 +144,7 @@ def sample_table(completions: str) -> str:
 
     lines = ["| prompt | continuation |", "|---|---|"]
     for row in read_rows(Path(completions))[:4]:
-        prompt, text = (" ".join(row[name].split()).replace("|", "\\|") for name in ("prompt", "text"))
+        written = row["text"] if row["error"] is None else f"(not continued: {row['error']})"
+        prompt, text = (" ".join(words.split()).replace("|", "\\|") for words in (row["prompt"], written))
         lines.append(f"| {prompt} | {text[:200]} |")
     return "\n".join(lines)

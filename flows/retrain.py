@@ -73,7 +73,7 @@ def retrain(
         evaluation = artifact(measured)
         done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evaluation, settings))
         made = artifact(pipeline.sample(session, settings, checkpoint, evalset))
-        model = f"version {done.version.version}, {done.alias}"
+        model = f"version {done.version.version} ({done.alias})"
         shown, beside = measure_beside(session, model, checkpoint, evalset, evaluation, made, settings.evaluate)
         pipeline.remember_ingested(session, ingested)
         pipeline.remember_prepared(session, prepared)

@@ -81,6 +81,7 @@ class Resources:
         self.shards_at_once = 1  # of a generation; several have a process of one thread each
         self.batch_size = 0  # continuations that grow at once; 0 picks by the device
         self.on_text: Callable[[str], None] | None = None  # told a single completion as it grows
+        self.generated_between: list[Sequence[float]] = []  # when each shard of a generation began and ended
         self.computing = threading.Lock()  # held by what takes all cores of this process
         self.texts: list[Text] = []  # the texts that a model is measured on
         self.questions: list[Question] = []  # the questions that an exam puts to a model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 from storage.lineage import ancestors
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from storage.tables import read_rows
+from storage.tables import read_rows, stream_rows
 from tasks.blame import first_paths
 from tasks.evaluation import compare_evaluations, read_documents, read_evaluation
 from tasks.evaluation.compare import all_nats
@@ -26,6 +28,7 @@ from tasks.tracing.sources import datasets_of
 
 MOST_DOCUMENTS = 8  # of the best, and of the worst
 MOST_COMPLETIONS = 8
+PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is continued
 FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
 
 
@@ -38,6 +41,8 @@ class Measured:
         rival: what another champion is called, and its evaluation on the same documents.
         completions: an artefact of the stage `generate`.
         echoes, contamination: artefacts of these stages, where training text was looked at.
+        texts: what the documents are called; empty for the frozen evaluation set.
+        read: whether the model was trained on some of them.
     """
 
     model: str
@@ -48,6 +53,8 @@ class Measured:
     completions: ArtifactRef | None = None
     echoes: ArtifactRef | None = None
     contamination: ArtifactRef | None = None
+    texts: str = ""
+    read: bool = False
 
 
 def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] = ()) -> EvaluationFigures:
@@ -76,6 +83,8 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         completions=_completions(store, measured),
         echoes=read_echo_metrics(store.folder(measured.echoes)) if measured.echoes else {},
         pages=sorted(pages),
+        texts=measured.texts,
+        read=measured.read,
     )
 
 
@@ -146,10 +155,9 @@ def _rival(store: Store, measured: Measured) -> Rival | None:
 def _completions(store: Store, measured: Measured) -> list[Completion]:
     if measured.completions is None:
         return []
-    columns = ["id", "sample", "prompt", "text", "finish_reason"]
-    rows = read_rows(store.folder(measured.completions) / COMPLETIONS_FILE, columns)[:MOST_COMPLETIONS]
+    rows = first_completions(store, measured.completions)
     if measured.echoes is None:
-        return [Completion(row["prompt"], row["text"], row["finish_reason"]) for row in rows]
+        return [completion_of(row) for row in rows]
     spans = read_rows(store.folder(measured.echoes) / SPANS_FILE)
     paths = _training_paths(store, measured.checkpoint, {span["doc_id"] for span in spans})
     found = []
@@ -163,8 +171,21 @@ def _completions(store: Store, measured: Measured) -> list[Completion]:
             Mark(start, length, words, sources)
             for (words, start, length), sources in sorted(places.items(), key=lambda item: (-item[0][0], item[0][1]))
         ]
-        found.append(Completion(row["prompt"], row["text"], row["finish_reason"], marks))
+        found.append(completion_of(row, marks))
     return found
+
+
+def first_completions(store: Store, made: ArtifactRef) -> list[dict[str, Any]]:
+    """Rows of the completions that a page shows."""
+    columns = ["id", "sample", "prompt", "text", "finish_reason", "error"]
+    return list(islice(stream_rows(store.folder(made) / COMPLETIONS_FILE, columns), MOST_COMPLETIONS))
+
+
+def completion_of(row: Mapping[str, Any], marks: Sequence[Mark] | None = None) -> Completion:
+    """A completion as a page shows it, from a row of `first_completions`."""
+    prompt = row["prompt"]
+    shown = prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:]
+    return Completion(shown, row["text"], row["finish_reason"], marks, row["error"] or "")
 
 
 def _training_paths(store: Store, checkpoint: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:

@@ -51,6 +51,7 @@ class Completion:
     """What a model wrote.
 
     Attributes:
+        error: why it could not continue the prompt; empty if it did.
         marks: spans that stand in training text, the longest first; None where nobody looked.
     """
 
@@ -58,6 +59,7 @@ class Completion:
     text: str
     finish_reason: str = ""
     marks: Sequence[Mark] | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class EvaluationFigures:
         completions: a few.
         echoes: figures of the stage `echoes`; empty where nobody looked.
         pages: files of other reports that lie beside this one.
+        texts: what the documents are called; empty for the frozen evaluation set.
+        read: whether the model was trained on some of them.
     """
 
     model: str
@@ -103,6 +107,8 @@ class EvaluationFigures:
     completions: Sequence[Completion] = ()
     echoes: Mapping[str, float] = field(default_factory=dict)
     pages: Sequence[str] = ()
+    texts: str = ""
+    read: bool = False
 
     @property
     def metrics(self) -> Mapping[str, float]:

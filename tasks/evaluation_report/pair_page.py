@@ -12,7 +12,7 @@ from tasks.evaluation_report.charts import interval, interval_words
 from tasks.evaluation_report.pairs import PairFigures
 from tasks.evaluation_report.sections import TALL_FROM, TITLES
 from tasks.evaluation_report.texts import BEGINNING, PATH, beginning, written
-from tasks.evaluation_report.words import verdict
+from tasks.evaluation_report.words import figure_name, verdict
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
@@ -86,7 +86,7 @@ def _figures(
     rows: list[list[Cell | str | float]] = []
     for name in names:
         a, b = known[name]
-        rows.append([name.removeprefix("val/").replace("_", " "), _value(name, a), _value(name, b), _change(a, b)])
+        rows.append([figure_name(name), _value(name, a), _value(name, b), _change(a, b)])
     return rows
 
 

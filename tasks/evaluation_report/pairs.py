@@ -9,14 +9,10 @@ from typing import Any
 
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from storage.tables import read_rows
 from tasks.evaluation import Comparison, compare_evaluations
 from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation_report.collect import beginnings, paths_of
+from tasks.evaluation_report.collect import beginnings, completion_of, first_completions, paths_of
 from tasks.evaluation_report.figures import Completion
-from tasks.generation.stage import COMPLETIONS_FILE
-
-MOST_COMPLETIONS = 8
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,7 @@ def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Se
 def _written(store: Store, side: Side) -> list[Completion]:
     if side.completions is None:
         return []
-    rows = read_rows(store.folder(side.completions) / COMPLETIONS_FILE, ["prompt", "text", "finish_reason"])
-    return [Completion(row["prompt"], row["text"], row["finish_reason"]) for row in rows[:MOST_COMPLETIONS]]
+    return [completion_of(row) for row in first_completions(store, side.completions)]
 
 
 def pair_document(figures: PairFigures) -> dict[str, Any]:
@@ -115,7 +110,10 @@ def pair_document(figures: PairFigures) -> dict[str, Any]:
             }
             for item in found.documents
         ],
-        "completions": [{"prompt": a.prompt, "a": a.text, "b": b.text} for a, b in figures.completions],
+        "completions": [
+            {"prompt": a.prompt, "a": a.text, "b": b.text, "a_error": a.error or None, "b_error": b.error or None}
+            for a, b in figures.completions
+        ],
         "notes": list(figures.notes),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasks.evaluation.sums import baselines_of
 from tasks.evaluation_report.figures import EvaluationFigures
-from tasks.evaluation_report.texts import beginning
+from tasks.evaluation_report.texts import in_a_line
 from tasks.evaluation_report.words import ZSTD, facts, lead, worries
 from tasks.pages.markdown import plain, table
 
@@ -31,7 +31,7 @@ def evaluation_summary(figures: EvaluationFigures) -> str:
     if figures.completions:
         lines += ["", "What it writes:", ""]
         shown = figures.completions[:_COMPLETIONS]
-        lines += [f"- {plain(item.prompt)} **→** {plain(beginning(item.text, _TEXT), _TEXT)}" for item in shown]
+        lines += [f"- {plain(item.prompt)} **→** {plain(in_a_line(item, _TEXT), _TEXT)}" for item in shown]
     listed = worries(figures)[:_NOTES]
     if listed:
         lines += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.remedy}'.strip())}" for item in listed)]

@@ -21,6 +21,7 @@ CSS = """
 .written .asked { color: var(--quiet); }
 .written mark { background: var(--feed); color: inherit; box-shadow: inset 0 -2px var(--feed-rule);
   border-radius: 3px; padding: 1px 0; }
+.told.fault { color: var(--contrary); }
 .told { color: var(--quiet); font-size: .86rem; margin: 4px 0 0; overflow-wrap: anywhere; max-width: none; }
 td.begins { white-space: normal; text-align: left; min-width: 18em; max-width: 34em; overflow-wrap: anywhere;
   unicode-bidi: isolate; }
@@ -49,9 +50,18 @@ def written(completion: Completion) -> str:
     """A prompt and what a model wrote after it, with the spans that stand in training text marked."""
     asked = element("span", escape(_lines(completion.prompt)), class_="asked")
     body = element("p", asked + _marked(completion.text, completion.marks or ()), class_="written")
+    if completion.error:
+        return body + element("p", escape(legible(f"Not continued: {completion.error}.")), class_="told fault")
     if completion.marks is None:
         return body
     return body + element("p", escape(told(completion)), class_="told")
+
+
+def in_a_line(completion: Completion, length: int) -> str:
+    """What a model wrote, or why it did not, on one line."""
+    return (
+        cut(f"(not continued: {completion.error})", length) if completion.error else beginning(completion.text, length)
+    )
 
 
 def told(completion: Completion) -> str:

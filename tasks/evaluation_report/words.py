@@ -14,6 +14,7 @@ from tasks.pages.worries import Worry, ordered
 FEW_DOCUMENTS = 20
 MISCALIBRATED = 0.1
 ECHOING = 0.25  # share of completions that reproduce training text
+_NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
 ZSTD = "val/zstd19_bits_per_byte"
 
 
@@ -21,8 +22,8 @@ def lead(figures: EvaluationFigures) -> str:
     """What came out, in two or three sentences."""
     found = figures.metrics
     words = (
-        f"{figures.model} takes {figures.bits_per_byte:.4f} bits for a byte of "
-        f"{counted(int(found['val/documents']), 'document')} that it never read ({size_of(found['val/bytes'])})"
+        f"{_begun(figures.model)} takes {figures.bits_per_byte:.4f} bits for a byte of "
+        f"{counted(int(found['val/documents']), 'document')}{_which(figures)} ({size_of(found['val/bytes'])})"
     )
     named = baselines_of(found)
     if named:
@@ -35,8 +36,26 @@ def lead(figures: EvaluationFigures) -> str:
     return words
 
 
+def figure_name(metric: str) -> str:
+    """What a figure is called where people read it."""
+    name = metric.removeprefix("val/")
+    return _NAMES.get(name, name.replace("_", " "))
+
+
+def _begun(name: str) -> str:
+    """A name at the beginning of a sentence."""
+    return name[:1].upper() + name[1:]
+
+
+def _which(figures: EvaluationFigures) -> str:
+    """Which documents a model was measured on."""
+    named = f" of {figures.texts}" if figures.texts else ""
+    return f"{named}, of which it has read some," if figures.read else named or " that it never read"
+
+
 def verdict(difference: Difference, one: str, other: str) -> str:
     """Whether one model is better than another, in a sentence."""
+    one = _begun(one)
     size = f"{abs(difference.value):.4f} bits per byte"
     if not math.isfinite(difference.high - difference.low):
         return f"{one} and {other} were measured on one document, which says nothing of others."
@@ -57,8 +76,8 @@ def facts(figures: EvaluationFigures) -> dict[str, str]:
         "Perplexity": f"{found['val/perplexity']:.2f}",
         "Loss": f"{found['val/loss']:.4f} nats",
         "Bits per character": f"{found['val/bits_per_character']:.4f}",
-        "Top-1": f"{found['val/top1']:.1%}",
-        "Top-5": f"{found['val/top5']:.1%}",
+        "Top-1": f"{100 * found['val/top1']:.1f} %",
+        "Top-5": f"{100 * found['val/top5']:.1f} %",
         "Calibration error": f"{found['val/ece']:.4f}",
         "Documents": f"{found['val/documents']:,.0f}",
     }
@@ -84,11 +103,15 @@ def _of_baselines(figures: EvaluationFigures) -> Iterator[Worry]:
         yield _note("zstd -19 packs the same text into fewer bits", remedy, "baselines")
     rival = figures.rival
     if rival is not None and rival.difference.is_clear and rival.difference.value > 0:
-        yield _check(f"{rival.name} is clearly better", "Compare the two: sheepfold compare.", "baselines")
+        remedy = "See where: sheepfold compare champion challenger, or any two by name."
+        yield _check(f"{_begun(rival.name)} is clearly better", remedy, "baselines")
 
 
 def _of_documents(figures: EvaluationFigures) -> Iterator[Worry]:
     found = figures.metrics
+    if figures.read:
+        words = "It was trained on some of these documents"
+        yield _check(words, "Figures on them measure memory: measure it on others.", "documents")
     if found["val/documents"] < FEW_DOCUMENTS:
         words = f"It was measured on {counted(int(found['val/documents']), 'document')}"
         yield _note(words, "Of so few documents, others like them may give other figures.", "documents")

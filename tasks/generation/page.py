@@ -39,6 +39,7 @@ _BINS = 24
 _FIELDS = 400  # characters of the other columns
 _BEST = 5
 _NAME, _ERROR = 60, 400
+_KEY, _COMMAND = 12, 160
 CSS = """
 .completion { border-top: 1px solid var(--rule); padding: 14px 0; }
 .completion:first-of-type { border-top: 0; padding-top: 0; }
@@ -113,6 +114,10 @@ def _completions(figures: GenerationFigures) -> str:
     n = sum(figures.reasons.values())
     if n > len(figures.shown):
         body += element("p", f"The first {len(figures.shown)} of {n:,}; the others are in the table.", class_="why")
+    if figures.key:
+        words = f"sheepfold why {figures.key[:_KEY]}/{legible(figures.shown[0].name)}"
+        told = "Where one comes from, and what it repeats of the training text:"
+        body += element("p", f"{told} {element('code', escape(cut(words, _COMMAND)))}", class_="why")
     return section("completions", "Completions", why, body)
 
 

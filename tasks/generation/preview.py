@@ -55,6 +55,11 @@ class Shown:
     n_tokens: int
     fields: str | None
 
+    @property
+    def name(self) -> str:
+        """What it is called within its generation."""
+        return f"{self.id}#{self.sample}" if self.sample else self.id
+
 
 @dataclass
 class GenerationFigures:
@@ -68,6 +73,7 @@ class GenerationFigures:
         errors: ids and sentences of the first prompts that could not be continued.
         settings: how tokens were drawn.
         model: digest of its checkpoint.
+        key: of the artefact.
     """
 
     prompts: int = 0
@@ -79,6 +85,7 @@ class GenerationFigures:
     shown: list[Shown] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     model: str = ""
+    key: str = ""
 
     @property
     def tokens(self) -> int:
@@ -97,7 +104,7 @@ class GenerationFigures:
 def collect_generation(store: Store, made: ArtifactRef) -> GenerationFigures:
     """The figures of an artefact of the stage `generate`."""
     path = store.folder(made) / COMPLETIONS_FILE
-    figures, seen = GenerationFigures(), set()
+    figures, seen = GenerationFigures(key=made.key), set()
     for columns in stream_columns(path, ["id", "finish_reason", "n_tokens", "logprobs", "error"]):
         seen.update(columns["id"])
         for place, error in enumerate(columns["error"]):

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from tasks.generation.template import Template
 
 PROMPT_COLUMNS = ("prompt", "text")
 ID_COLUMN = "id"
+MOST_SAMPLED = 400  # characters of a document's first words: there are words without an end
 
 _Records = Iterator[tuple[str, dict[str, Any]]]  # the place of each, for people, and its columns
 
@@ -110,12 +112,18 @@ def encodable(place: str, text: str) -> str:
 
 
 def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
-    """First words of a few evaluation documents, to look at what a model has learned."""
+    """First words of a few evaluation documents as they stand there, to look at what a model has learned."""
     read = read_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
     rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
     long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
     chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:count]
-    return [Prompt(row["doc_id"][:12], " ".join(row["text"].split()[:words])) for row in chosen]
+    return [Prompt(row["doc_id"][:12], _beginning(row["text"], words)) for row in chosen]
+
+
+def _beginning(text: str, words: int) -> str:
+    """The first words of a text with the white space between them: lines and indents are what models learned, too."""
+    found = re.match(rf"\s*(?:\S+\s+){{0,{words - 1}}}\S+", text)
+    return found[0].lstrip()[:MOST_SAMPLED] if found else ""
 
 
 def _records(path: Path) -> _Records:

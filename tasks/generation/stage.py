@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -108,6 +109,7 @@ def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
     else:
         with resources.computing:  # Prefect starts several shards at once, and each would take all cores
             found = complete_shard(progress, on_text=resources.on_text, **shard)
+    resources.generated_between.append(found["between"])
     work.counts.update(found["counts"])
     return str(found["digest"])
 
@@ -144,7 +146,8 @@ def complete_shard(
         on_text: told a single completion piece by piece as it grows.
 
     Returns:
-        `counts` and the logical `digest` of the table.
+        `counts` and the logical `digest` of the table; and `between` which two points of the system's monotonic clock
+        tokens were made: neither loading the model nor writing the table is in it.
 
     Raises:
         UserError: if the settings do not go with the model.
@@ -156,11 +159,13 @@ def complete_shard(
     except ValueError as error:  # a bundle is served without our errors, so it raises none of them
         raise UserError(f"generate: {error}") from error
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
+    begun = time.monotonic()
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
         found = [_streamed(bundle, good[0], settings, on_text)]
     else:
         texts, keys = [row["prompt"] for row in good], [noise_key(row["id"]) for row in good]
         found = bundle.complete(texts, keys=keys, batch_size=batch_size, on_step=progress, **settings)
+    between = [begun, time.monotonic()]
     same = {"model": digest, "settings": json.dumps(settings, sort_keys=True), "seed": settings["seed"]}
     rows = [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
     write_table(Path(out), COMPLETIONS, rows)
@@ -170,7 +175,7 @@ def complete_shard(
         "tokens": sum(row["n_tokens"] for row in rows),
         "units": len(asked),
     }
-    return {"counts": counts, "digest": _Digest().over(rows)}
+    return {"counts": counts, "digest": _Digest().over(rows), "between": between}
 
 
 @dataclass(frozen=True)

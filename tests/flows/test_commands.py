@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 from runs import Command, answer, environment, invoke
 
+from storage.home import Home
+from storage.registry import Registry
 from storage.store import LocalStore
+from storage.tracking import Tracking
 
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
 
@@ -158,6 +161,41 @@ def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path,
     assert found["metrics"]["exam/exact_match/accuracy"] == 0
     assert Path(found["answers"]).is_file()
     assert "guessing" in invoke(home, "evaluate", "--tasks", str(file)).stdout
+    registry = Registry(Tracking(Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")))
+    champion = registry.by_alias("champion")
+    assert champion is not None
+    points = registry.client.get_logged_model(champion.model_id).metrics or []
+    assert ("exam/multiple_choice/chance", 0.5, "questions") in {
+        (one.key, one.value, one.dataset_name) for one in points
+    }
+
+
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
+def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
+    first: dict[str, Any], home: Path, tmp_path: Path
+) -> None:
+    reports = home / "reports" / "default"
+    frozen, view = (reports / "evaluation.html").read_text(), sql(home, "select * from metrics order by all")
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"{number}.txt").write_text(f"Letter {number} is about the shepherd and the fold.\n" * 9)
+    before = set(reports.iterdir())
+    found = answer(home, "evaluate", "--on", str(folder), "--stride", "32")
+    assert found["metrics"]["val/documents"] == 2
+    assert found["notes"] == []
+    (page,) = {path for path in set(reports.iterdir()) - before if path.suffix == ".html"}
+    assert "2 documents of letters, read in strides of 32 (" in page.read_text()
+    assert (reports / "evaluation.html").read_text() == frozen
+    assert sql(home, "select * from metrics order by all") == view
+
+
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
+def test_a_model_that_is_measured_on_what_it_read_is_told_of_it(first: dict[str, Any], home: Path) -> None:
+    found = answer(home, "evaluate", "--on", "train")
+    assert "champion was trained on some of these documents, so its figures flatter it" in found["notes"]
 
 
 def test_verify_finds_a_whole_store(first: dict[str, Any], home: Path) -> None:
@@ -223,6 +261,7 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
         (["sql", "selec 1"], "syntax error"),
         (["why", "nothing-of-that-name"], "nothing goes by"),
         (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
+        (["evaluate", "--tasks", "q.jsonl", "--on", "train"], "--tasks puts questions, not documents"),
         (["generate"], "give either a PROMPT or --prompts FILE"),
         (["ingest", ".", "--corpus", "team/x"], "'team/x' is no name for a corpus"),
         (["plan", ".", "--corpus", ".."], "'..' is no name for a corpus"),

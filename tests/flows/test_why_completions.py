@@ -21,13 +21,13 @@ from storage.tracking import Tracking
 OLD, NEW, LAST = "b" * 64, "a" * 63 + "c", "a" * 64  # by name the newest comes first
 
 
-def add_completions(store: LocalStore, key: str, created: str, *ids: str) -> None:
+def add_completions(store: LocalStore, key: str, created: str, *ids: str, samples: int = 1) -> None:
     rows = [
         {
             "id": name,
-            "sample": 0,
+            "sample": sample,
             "prompt": f"prompt of {created}",
-            "text": "text",
+            "text": f"text {sample}",
             "finish_reason": "length",
             "n_tokens": 1,
             "logprobs": [0.0],
@@ -41,6 +41,7 @@ def add_completions(store: LocalStore, key: str, created: str, *ids: str) -> Non
             "error": None,
         }
         for name in ids
+        for sample in range(samples)
     ]
     with store.workspace("generate", key) as work:
         write_table(work.out / "completions.parquet", COMPLETIONS, rows)
@@ -81,6 +82,17 @@ def test_a_completion_is_named_by_its_generation_and_its_id(home: Home, thing: s
 def test_an_address_that_two_generations_share_is_refused_with_both(home: Home) -> None:
     with pytest.raises(UserError, match=f"'aaaa/0' .*{NEW}/0.*{LAST}/0|'aaaa/0' .*{LAST}/0.*{NEW}/0"):
         explain(str(home.path), "aaaa/0", "default")
+
+
+def test_further_samples_of_a_prompt_are_named_by_their_number(home: Home) -> None:
+    key = "c" * 64
+    add_completions(LocalStore(Path(home.store)), key, "2026-01-04", "s", samples=3)
+    for name, text in (("s", "text 0"), ("s#1", "text 1"), ("s#2", "text 2")):
+        for thing in (f"cccc/{name}", name):
+            found = explain(str(home.path), thing, "default")
+            assert (found["completion"]["text"], found["address"]) == (text, f"{key}/{name}")
+    with pytest.raises(StoreError, match="nothing goes by 'cccc/s#3'"):
+        explain(str(home.path), "cccc/s#3", "default")
 
 
 def test_an_address_of_no_completion_is_nothing(home: Home) -> None:

@@ -94,7 +94,11 @@ def rich() -> EvaluationFigures:
         worst=documents[2:],
         rival=rival,
         exposures=exposures,
-        completions=[Completion(f"Once {HOSTILE}", text, "length", marks), Completion("Two", "", "stop", [])],
+        completions=[
+            Completion(f"Once {HOSTILE}", text, "length", marks),
+            Completion("Two", "", "stop", []),
+            Completion("", "", "error", [], f"the prompt is empty, {HOSTILE}"),
+        ],
         echoes={"completions/echo_share": 0.5, "completions/echo_chars": 0.2, "completions/longest_echo": 14.0},
     )  # fmt: skip
 
@@ -123,6 +127,6 @@ def pair() -> PairFigures:
     metrics = {name: (one[name], other.get(name)) for name in one} | {"val/only_one": (1.0, None)}
     found = Comparison(metrics, clear, slices, documents)
     begins = {item.doc_id: HOSTILE * 4 for item in documents}
-    written = Completion(HOSTILE, f"and {HOSTILE}\nmore"), Completion(HOSTILE, "")
+    written = Completion(HOSTILE, f"and {HOSTILE}\nmore"), Completion(HOSTILE, "", error=f"the prompt is {HOSTILE}")
     sides = Side(f"champion {HOSTILE}", CHECKPOINT, REF), Side("previous", CHECKPOINT, replace(REF, key="12" * 32))
     return PairFigures(*sides, EVALSET, found, begins, {documents[0].doc_id: f"a/{HOSTILE}"}, [written], [HOSTILE])

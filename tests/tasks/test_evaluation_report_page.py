@@ -79,6 +79,26 @@ def test_a_completion_that_nobody_traced_says_nothing_of_training_text() -> None
     assert "No span of eight words" in written(Completion("p", "text", marks=[]))
 
 
+def test_a_prompt_that_could_not_be_continued_is_told_as_such() -> None:
+    failed = Completion("p", "", "error", [], "the prompt is too long")
+    markup = written(failed)
+    assert "Not continued: the prompt is too long." in markup and "No span" not in markup
+    figures = replace(bare(), completions=[failed])
+    assert "(not continued: the prompt is too long)" in evaluation_summary(figures)
+    compared = replace(pair(), completions=[(Completion("p", "text"), failed)])
+    assert "- previous: (not continued: the prompt is too long)" in pair_table(compared)
+    (found,) = pair_document(compared)["completions"]
+    assert (found["a_error"], found["b_error"]) == (None, "the prompt is too long")
+
+
+def test_other_documents_are_named_and_what_it_read_of_them_is_told() -> None:
+    assert "30 documents that it never read (" in lead(rich())
+    assert "30 documents of letters (" in lead(replace(rich(), texts="letters"))
+    seen = replace(rich(), texts="the train split", read=True)
+    assert "30 documents of the train split, of which it has read some, (" in lead(seen)
+    assert "It was trained on some of these documents" in [worry.title for worry in worries(seen)]
+
+
 @pytest.mark.parametrize(
     ("difference", "said"),
     [

@@ -168,6 +168,16 @@ def test_models_are_compared_on_texts_from_outside_and_continue_prompts_of_a_fil
     assert figures.paths == {} and list(figures.notes) == []
 
 
+def test_the_same_pair_on_other_documents_or_prompts_has_a_page_of_its_own(
+    home: Home, worse: Ran, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("the dog watches the sheep from the gate\n" * 4)
+    (tmp_path / "prompts.txt").write_text("the shepherd\n")
+    how = [{}, {"on": str(tmp_path / "text.txt")}, {"prompts": str(tmp_path / "prompts.txt")}]
+    pages = [compared(home, "champion", "challenger", **options).page for options in how]
+    assert len(set(pages)) == 3 and all(page.is_file() for page in pages)
+
+
 def test_a_model_that_read_the_documents_is_told(home: Home, worse: Ran) -> None:
     notes = compared(home, "champion", "challenger", on="train").figures.notes
     assert [note.partition(" was trained on some")[0] for note in notes] == ["champion", "challenger"]

@@ -18,7 +18,7 @@ from flows import pipeline
 from flows.actions import promote_model
 from model import GenerationConfig, ModelConfig, Transformer, generate, save_weights
 from storage.digest import sha256_json
-from storage.manifest import Manifest
+from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EVALSET
 from storage.store import LocalStore
 from storage.tables import read_columns, read_rows, write_table
@@ -173,15 +173,29 @@ def test_an_empty_prompt_gets_an_error_and_the_other_goes_on(bare: Ran) -> None:
     assert bad["error"] == "the prompt is empty, and this model was trained with no token to begin with; give a text"
 
 
-def test_blank_documents_are_no_sample(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+def evaluation_documents(folder: Path, texts: dict[str, str]) -> tuple[LocalStore, ArtifactRef]:
+    """An evaluation set of these texts by their ids."""
+    store = LocalStore(folder)
     with store.workspace("evalset", "handmade") as workspace:
         labels = {"kind": "text", "language": "en", "source": "in", "method": "text"}
-        rows = [{"doc_id": name, **labels, "text": text} for name, text in (("a", " \n"), ("b", "two words"))]
+        rows = [{"doc_id": name, **labels, "text": text} for name, text in texts.items()]
         write_table(workspace.out / "documents.parquet", EVALSET, rows)
         made = Manifest("evalset", 1, "handmade", sha256_json(rows), inputs={}, settings={}, files=[])
-        evalset = store.commit(workspace, made).ref
+        return store, store.commit(workspace, made).ref
+
+
+def test_blank_documents_are_no_sample(tmp_path: Path) -> None:
+    store, evalset = evaluation_documents(tmp_path, {"a": " \n", "b": "two words"})
     assert sample_prompts(store, evalset) == [Prompt("b", "two words")]
+
+
+def test_a_sample_prompt_has_the_lines_and_indents_of_its_document(tmp_path: Path) -> None:
+    texts = {"a": "\n  def fold(sheep):\n    return 1 + 1 if sheep else 0\n", "b": "word" * 1000 + " and so on" * 4}
+    store, evalset = evaluation_documents(tmp_path, texts)
+    assert sample_prompts(store, evalset) == [
+        Prompt("a", "def fold(sheep):\n    return 1 + 1 if sheep"),
+        Prompt("b", ("word" * 1000)[:400]),
+    ]
 
 
 def test_a_look_into_the_network_begins_as_documents_did(bundle: Bundle) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ def test_every_token_is_shaded_by_how_likely_it_was() -> None:
     page = generation_page(rich(), "fold")
     assert '<i class="shade-0" title="95.12%, -0.05 nats; likeliest: ' in page
     assert '<i class="shade-4" title="0.18%, -6.30 nats; likeliest: ' in page
+
+
+def test_the_page_says_how_a_completion_is_traced() -> None:
+    figures = replace(rich(), key="ab" * 32, shown=[replace(rich().shown[0], id="p7", sample=2)])
+    assert "<code>sheepfold why abababababab/p7#2</code>" in generation_page(figures, "fold")
 
 
 def test_no_text_of_a_prompt_or_a_completion_takes_effect() -> None:

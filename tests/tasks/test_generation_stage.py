@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -22,7 +22,7 @@ from storage.tables import read_rows
 from tasks.bundle import Bundle, TextCompletion
 from tasks.generation.prompts import Prompt, read_prompts
 from tasks.tokens.tokenizer import BpeTokenizer, Tokenizer
-from tests.flows.runs import Command, answer, environment, invoke
+from tests.flows.runs import MARK, Command, answer, environment, invoke, kill_all, store_contents
 
 SHARDED = ["--max-new-tokens", "8", "--deterministic", "--set", "generate.shard_tokens=40"]
 
@@ -210,19 +210,26 @@ def test_a_killed_generation_goes_on_with_the_shard_that_it_was_at(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("seed", "workers"), [(0, "1"), (1, "1"), (2, "3"), (3, "3")])
 def test_a_generation_killed_at_any_moment_loses_and_doubles_no_row(
-    tmp_path: Path, model: Path, prompts_file: Path, seed: int
+    tmp_path: Path, model: Path, prompts_file: Path, seed: int, workers: str
 ) -> None:
-    arguments = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED]
-    expected = answer(tmp_path / "whole", *arguments)["rows"]
-    home, chance = tmp_path / "killed", random.Random(seed)
-    for _ in range(3):
-        process = Command(home, arguments).start(tmp_path / "log")
-        time.sleep(chance.uniform(0.0, 8.0))
-        os.kill(process.pid, signal.SIGKILL)
+    arguments = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED, "--workers", workers]
+    begun = time.monotonic()
+    Command(tmp_path / "whole", arguments).finish()
+    seconds, chance = time.monotonic() - begun, random.Random(seed)
+    for number in range(3):
+        command = Command(tmp_path / "killed", arguments)
+        process = command.start(tmp_path / f"log-{number}")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0.2, 1.0) * seconds)  # before that Python starts, and nothing is done
+        kill_all(command.variables[MARK])
         process.wait()
-    assert answer(home, *arguments)["rows"] == expected
+    made = Command(tmp_path / "killed", arguments).finish()
+    assert isinstance(made, dict)
+    assert ids_of(made["rows"]) == [f"p{n}" for n in range(30)]
+    assert store_contents(tmp_path / "killed") == store_contents(tmp_path / "whole")
 
 
 def test_one_worker_and_four_write_the_same(tmp_path: Path, model: Path, prompts_file: Path) -> None:
