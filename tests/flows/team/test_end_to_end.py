@@ -7,6 +7,7 @@ its place; then the folder is filled with noise, and the gate holds.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -41,10 +42,11 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 
 def variables(box: Box) -> dict[str, str]:
-    """What a person's shell has after `. environment`."""
+    """What a person's shell has in the activated environment after `. environment`."""
     found = box.run("status")
     return {
         **box.variables,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{box.variables['PATH']}",
         "PREFECT_API_URL": found["prefect_api_url"],
         "MLFLOW_TRACKING_URI": found["mlflow_tracking_uri"],
     }
