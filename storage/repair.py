@@ -96,7 +96,7 @@ def _repair_artefact(store: LocalStore, stage: str, key: str) -> Repair:
 
 
 def _repair_remote(store: RemoteStore, stage: str, key: str) -> Repair:
-    """Fetch a damaged copy again; take what is damaged in the bucket out, where nothing can be set aside in one step."""
+    """Fetch a damaged copy again, or take out what is damaged in the bucket, where nothing moves in one step."""
     thing = f"{stage}/{key}"
     store.drop_copy(stage, key)
     try:
