@@ -1,7 +1,7 @@
 """Tasks on a Ray cluster: the settings that choose it, and what travels to another machine.
 
     SHEEPFOLD_TASK_RUNNER   `threads` (of the process that runs the flow), or `ray`
-    SHEEPFOLD_RAY_ADDRESS   `auto`, HOST:PORT or ray://HOST:PORT; empty starts Ray on this machine
+    SHEEPFOLD_RAY_ADDRESS   HOST:PORT (on a node), ray://HOST:PORT (from elsewhere); empty starts Ray here
     SHEEPFOLD_RAY_CPUS      that each task holds, and as many extraction processes it has
 
 Requests to a stage that are carried out side by side (segments of a corpus, shards of prompts) become Ray tasks; what
