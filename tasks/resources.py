@@ -115,6 +115,7 @@ class Resources:
         """
         found = copy.copy(self)
         found.workers = workers
+        found.listing = None  # of all files, for what is done here
         found.paths = {sha256: self.paths[sha256] for sha256 in files if sha256 in self.paths}
         found.sizes = {sha256: self.sizes[sha256] for sha256 in files if sha256 in self.sizes}
         return found
