@@ -18,7 +18,8 @@ def compact_home(home: str, at_least: int = AT_LEAST, grace_days: float = 1, dry
     Args:
         grace_days: what was joined stays for so long after its last use.
     """
-    store = open_store(Home.from_environment(home or None).store)
+    place = Home.from_environment(home or None)
+    store = open_store(place.store, place.cache)
     if not dry_run:
         finish_forgetting(store)  # what a kill left of it, before it is joined with what stays
     return {"dry_run": dry_run, **asdict(compact(store, at_least, grace_days * SECONDS_PER_DAY, dry_run))}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.runtime import deployment, flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
 from flows.corpus_page import write_corpus_page
@@ -29,6 +29,7 @@ from storage.catalog import check_corpus_name
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
+from tasks.cluster import on_ray, ray_runner
 from tasks.evaluation_report.collect import Measured
 from tasks.generation.stage import generate
 from tasks.ingest.records import Limits
@@ -87,9 +88,9 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if name != "return"}
 
 
-def task_runner() -> ThreadPoolTaskRunner:
-    """Runner of the flows' tasks."""
-    return ThreadPoolTaskRunner(max_workers=SEGMENTS_AT_ONCE)
+def task_runner() -> TaskRunner[Any]:
+    """Runner of the flows' tasks: threads, or the Ray cluster that the settings name (see `tasks.cluster`)."""
+    return ray_runner() if on_ray() else ThreadPoolTaskRunner(max_workers=SEGMENTS_AT_ONCE)
 
 
 def flow_run_begins() -> None:

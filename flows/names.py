@@ -24,10 +24,10 @@ def roll_back_champion(home: str, reason: str = "", to: str = "") -> dict[str, A
     place = Home.from_environment(home or None)
     if not has_registry(place):
         raise UserError(f"the home {place.path} has no registered model: `sheepfold run SOURCE` makes the first one")
-    return asdict(roll_back(open_store(place.store), Registry(Tracking(place)), reason, to))
+    return asdict(roll_back(open_store(place.store, place.cache), Registry(Tracking(place)), reason, to))
 
 
 def rebuild_tracking(home: str) -> dict[str, Any]:
     """Make MLflow's database again from the store; see `tasks.rebuild`."""
     place = Home.from_environment(home or None)
-    return asdict(rebuild(open_store(place.store), Tracking(place)))
+    return asdict(rebuild(open_store(place.store, place.cache), Tracking(place)))

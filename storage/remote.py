@@ -278,14 +278,25 @@ class RemoteStore(LocalStore):
         self._look_again(manifest.stage)
 
     def _take_out(self, stage: str, key: str, keep_record: bool) -> None:
-        name = f"{stage}/{key}/{MANIFEST_NAME}"
-        if keep_record and (found := self._bucket.read(name)) is not None:
-            self._write_record(removed_record(stage, key), found.data)
-        self._bucket.delete([name])  # first, as in a folder
+        if keep_record:
+            self.keep_record(stage, key)
+        self._bucket.delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in a folder
         self._delete_below(f"{stage}/{key}/")
         self._delete_below(f".work/{stage}/{key}/")
         super()._take_out(stage, key, keep_record=False)
         self._look_again(stage)
+
+    def keep_record(self, stage: str, key: str) -> None:
+        found = self._bucket.read(f"{stage}/{key}/{MANIFEST_NAME}")
+        if found is not None:
+            self._write_record(removed_record(stage, key), found.data)
+
+    def drop_copy(self, stage: str, key: str) -> None:
+        """Take an artefact out of the cache, to be fetched again; what is not uploaded yet stays."""
+        folder = self.root / stage / key
+        with self._fetching(stage, key):
+            if (folder / ETAG_NAME).is_file():
+                shutil.rmtree(folder)
 
     def _delete_below(self, prefix: str) -> None:
         self._bucket.delete([info.name for info in self._bucket.objects(prefix)])

@@ -25,6 +25,7 @@ from typing import Any
 from storage.atomic import fsync_path, write_file
 from storage.digest import sha256_file
 from storage.locks import is_held, owner_lock
+from storage.remote import RemoteStore
 from storage.store import MANIFEST_NAME, LocalStore, Store, StoreError
 from storage.tombstones import TOMBSTONES_REF
 from storage.verify import Check
@@ -55,13 +56,21 @@ def repair(store: Store, checks: Iterable[Check]) -> list[Repair]:
     It may be killed at any moment and called again.
 
     Raises:
-        StoreError: if the store is not a folder.
+        StoreError: if the store is of another kind.
     """
     if not isinstance(store, LocalStore):
-        raise StoreError("only a store on a folder can be repaired: remove what is damaged there by its own tools")
+        raise StoreError("only a store on a folder or on S3 can be repaired")
     things = {thing: check.name for check in checks for thing in check.damaged}
     names = [thing for thing, check in things.items() if check == "names"]
     artefacts = [thing for thing in things if thing not in names]
+    if isinstance(store, RemoteStore):
+        return [
+            *(_repair_remote(store, *thing.split("/", 1)) for thing in artefacts),
+            *(
+                Repair(name, False, "left: restore it from a version that the bucket keeps, or remove it")
+                for name in names
+            ),
+        ]
     # the ref of a corpus last: its other names are written back from it
     return [
         *(_repair_artefact(store, *thing.split("/", 1)) for thing in artefacts),
@@ -84,6 +93,25 @@ def _repair_artefact(store: LocalStore, stage: str, key: str) -> Repair:
     if stage in PINNED:
         again += "; a run over other documents than then makes another one in its place"
     return Repair(thing, True, f"set aside, because {wrong}: {again}")
+
+
+def _repair_remote(store: RemoteStore, stage: str, key: str) -> Repair:
+    """Fetch a damaged copy again, or take out what is damaged in the bucket, where nothing moves in one step."""
+    thing = f"{stage}/{key}"
+    store.drop_copy(stage, key)
+    try:
+        manifest = store.find(stage, key)
+        if manifest is not None:
+            store.folder(manifest.ref)
+            return Repair(thing, True, "the copy on this machine was damaged and is fetched again; the bucket is whole")
+        wrong = "it lacks files, or has them cut short"
+    except StoreError as error:
+        wrong = str(error)
+    try:
+        store.remove(stage, key, keep_record=True)
+    except StoreError as error:
+        return Repair(thing, False, f"left: {error}")
+    return Repair(thing, True, f"removed from the bucket, because {wrong}: the next run that needs it makes it again")
 
 
 def _fault(store: LocalStore, stage: str, key: str) -> str | None:

@@ -5,9 +5,10 @@ Everything is made at first use, so that a run that finds all its artefacts star
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -94,6 +95,30 @@ class Resources:
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None
         self._apart: Apart | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process can use: no processes, locks, connections, and not what is found at first use."""
+        left = {"_lock", "_pool", "_apart", "computing", "on_text", "tracking", "device"}
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.on_text, self._pool, self._apart = None, None, None
+        self.computing, self._lock = threading.Lock(), threading.Lock()
+
+    def elsewhere(self, workers: int, files: Collection[str]) -> Resources:
+        """These resources for a request that is carried out on another machine.
+
+        Args:
+            workers: extraction processes there.
+            files: sha256 of the files that it is about; only their places go along.
+        """
+        found = copy.copy(self)
+        found.workers = workers
+        found.listing = None  # of all files, for what is done here
+        found.paths = {sha256: self.paths[sha256] for sha256 in files if sha256 in self.paths}
+        found.sizes = {sha256: self.sizes[sha256] for sha256 in files if sha256 in self.sizes}
+        return found
 
     def pool(self) -> ExtractionPool:
         """The killable extraction processes, shared by all segments."""

@@ -19,6 +19,7 @@ from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
 from storage.store import Store, open_store
 from storage.tables import union_digest
+from tasks.cluster import task_options
 from tasks.fingerprint import remember_in
 from tasks.stage import Invocation, Outcome, Stage
 
@@ -247,7 +248,8 @@ class PrefectSession(Session):
         return _outcome(invocation)
 
     def _many(self, invocations: Sequence[Invocation]) -> list[Outcome]:
-        futures = [invocation.stage.task.submit(invocation) for invocation in invocations]
+        with task_options():
+            futures = [invocation.stage.task.submit(invocation) for invocation in invocations]
         for future in futures:
             future.result()
         return [_outcome(invocation) for invocation in invocations]
@@ -261,9 +263,16 @@ class PrefectSession(Session):
 
 
 def _outcome(invocation: Invocation) -> Outcome:
-    if invocation.outcome is None:
-        raise RuntimeError(f"the task of stage {invocation.stage.name} ended without an outcome")
-    return invocation.outcome
+    if invocation.outcome is not None:
+        return invocation.outcome
+    # the task ran in another process; it left what it made in the store
+    made = invocation.stage.find(invocation.store, invocation.settings, invocation.inputs)
+    if made is None:
+        raise RuntimeError(
+            f"the task of stage {invocation.stage.name} ended, but the store does not have what it made: do the "
+            "machines share the store?"
+        )
+    return Outcome(made, cached=False, seconds=made.seconds)
 
 
 # Seconds per unit where nothing of the kind has been measured in this store yet: rough figures for a two-core laptop.

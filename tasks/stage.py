@@ -13,10 +13,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from storage.digest import plain, sha256_json
 from storage.errors import lasting_fault
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
 from storage.store import Store
+from tasks.cluster import travels
 from tasks.fingerprint import fingerprint
 from tasks.progress import Listener, StageProgress
 
@@ -132,6 +134,10 @@ class Stage:
             {"stage": self.name, "version": self.version, "inputs": digests, "settings": plain(settings)}
         )
 
+    def __reduce__(self) -> tuple[Callable[..., Stage], tuple[str, str]]:
+        """A stage goes to other processes by its name, as functions do."""
+        return _stage_of, (self.function.__module__, self.function.__name__)
+
     @property
     def code(self) -> str:
         """Fingerprint of the stage's modules."""
@@ -203,14 +209,15 @@ class Stage:
         from prefect.tasks import exponential_backoff
 
         def call(invocation: Invocation) -> Any:
-            outcome = self.run(
-                invocation.store,
-                invocation.settings,
-                invocation.inputs,
-                resources=invocation.resources,
-                refresh=invocation.refresh,
-                listener=_ui_progress(self.name),
-            )
+            with invocation.resources if invocation.travelled and invocation.resources else nullcontext():
+                outcome = self.run(
+                    invocation.store,
+                    invocation.settings,
+                    invocation.inputs,
+                    resources=invocation.resources,
+                    refresh=invocation.refresh,
+                    listener=_ui_progress(self.name),
+                )
             invocation.outcome = outcome
             if outcome.cached:
                 return Completed(name="Cached", message=f"found {self.name}/{outcome.ref.key[:12]} in the store")
@@ -228,10 +235,19 @@ class Stage:
         )(call)
 
 
+def _stage_of(module: str, name: str) -> Stage:
+    found: Stage = getattr(import_module(module), name)
+    return found
+
+
 class Invocation:
     """One request for an artefact, as handed to a Prefect task.
 
-    A plain object on purpose: Prefect neither looks into it nor copies nor stores it, and the outcome comes back in it.
+    A plain object on purpose: Prefect neither looks into it nor copies nor stores it, and the outcome comes back in it,
+    unless the task runs in another process.
+
+    Attributes:
+        travelled: whether this is a copy in another process, whose resources end with it.
     """
 
     def __init__(
@@ -244,6 +260,10 @@ class Invocation:
         self.resources = resources
         self.refresh = refresh
         self.outcome: Outcome | None = None
+        self.travelled = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "resources": travels(self.resources, self.settings), "travelled": True}
 
     def __repr__(self) -> str:
         return f"{self.stage.name}({plain(self.settings)})"

@@ -67,7 +67,7 @@ def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Pat
     checks = check_store(store)
     assert all(check.checked for check in checks) and not any(check.problems for check in checks)
     assert store.unfinished() == store.unfinished(owned=True) == [] and store.owners() == []
-    names = [info.name for info in Bucket(runs.address).list("")]
+    names = [info.name for info in Bucket(runs.address).objects("")]
     assert not [name for name in names if name.startswith((".locks/", ".work/"))]
 
 
@@ -79,5 +79,5 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     (tmp_path / "report.md").write_text("a report")
     tracking.log_file(run_id, tmp_path / "report.md")
     assert tracking.has_file(run_id, "report.md")
-    (name,) = (info.name for info in Bucket(f"s3://{BUCKET}/artifacts").list("") if info.name.endswith("report.md"))
+    (name,) = (info.name for info in Bucket(f"s3://{BUCKET}/artifacts").objects("") if info.name.endswith("report.md"))
     assert run_id in name

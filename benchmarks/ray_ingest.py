@@ -1,0 +1,130 @@
+"""Extraction on a Ray cluster of four workers beside one of one worker, both started here.
+
+    python -m benchmarks.ray_ingest
+
+The work of a document is fixed: a stub in the place of the engines waits instead of computing, so that the processors
+of this machine are no limit. What is timed is everything that a flow does with segments (Prefect's task runs, Ray, the
+commits to a store that the workers share), after a first round in which Ray starts its processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.table import Row, report
+from storage.home import Home
+from tasks.ingest.pool.parts import ExtractJob
+from tasks.ingest.records import Extraction, ExtractOptions, PageText
+from tasks.resources import Resources
+
+WORKERS = 4
+SEGMENTS = 16
+DOCUMENTS = 8  # of a segment
+SECONDS = 0.75  # of a document: a segment takes 6 s, while a task is meant to have 10 s of work or more
+GOAL = 3.6
+
+
+class StubPool:
+    """Takes the place of the extraction processes: each document takes the same time and no processor."""
+
+    def __init__(self, workers: int) -> None:
+        self._threads = ThreadPoolExecutor(workers)
+
+    def submit(self, job: ExtractJob) -> Future[Extraction]:
+        """The document, after the time that it takes."""
+        return self._threads.submit(_wait, job)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+
+def _wait(job: ExtractJob) -> Extraction:
+    time.sleep(SECONDS)
+    return Extraction("ok", kind="text", media_type="text/plain", pages=[PageText(1, job.sha256, "text", "decoder")])
+
+
+class StubResources(Resources):
+    """Resources whose documents are read by the stub."""
+
+    def pool(self) -> Any:
+        """The stub."""
+        if self._pool is None:
+            self._pool = StubPool(self.workers)  # type: ignore[assignment]
+        return self._pool
+
+
+@contextmanager
+def cluster(workers: int) -> Iterator[None]:
+    """A Ray cluster of nodes with a processor each; the flow itself holds none."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(workers):
+            nodes.add_node(num_cpus=1)
+        ray.init(nodes.address, log_to_driver=False, namespace="prefect")
+        yield
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def seconds_of(home: Home, segments: int) -> float:
+    """Wall time of extracting so many segments in a flow on the cluster."""
+    from prefect import flow
+
+    from tasks.cluster import ray_runner
+    from tasks.ingest.journal import Content
+    from tasks.ingest.segments import SegmentSettings, document_id, extract
+    from tasks.session import Call, PrefectSession
+
+    @flow(name="ray-ingest", task_runner=ray_runner(), persist_result=False)
+    def ingest() -> float:
+        with StubResources(home, workers=1) as resources:
+            session = PrefectSession(home, resources)
+            calls = []
+            for segment in range(segments):
+                names = [document_id(f"{home.path}-{segment}-{number}") for number in range(DOCUMENTS)]
+                resources.paths.update(dict.fromkeys(names, os.devnull))
+                contents = tuple(sorted(Content(name, ".txt") for name in names))
+                calls.append(Call(SegmentSettings(ExtractOptions(), contents), {}, DOCUMENTS))
+            started = time.perf_counter()
+            session.run_each(extract, calls)
+            return time.perf_counter() - started
+
+    return ingest()
+
+
+def ray_rows() -> Iterator[Row]:
+    """The row of the table; to be called where a Prefect API is configured or may be started."""
+    from flows.embedded import prefect_api
+
+    os.environ["SHEEPFOLD_TASK_RUNNER"] = "ray"
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, prefect_api(Home.from_environment(folder)):
+        for workers in (1, WORKERS):
+            first, timed = (Home.from_environment(Path(folder) / f"{workers}-{name}").create() for name in "ab")
+            with cluster(workers):
+                seconds_of(first, workers)
+                found[workers] = seconds_of(timed, SEGMENTS)
+    yield Row(
+        f"ingest on {WORKERS} Ray workers, {SEGMENTS * DOCUMENTS} documents of {SECONDS} s",
+        f"{found[WORKERS]:.1f} s",
+        f"{found[1]:.1f} s on one",
+        found[1] / found[WORKERS],
+        GOAL,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(0 if report(ray_rows()) else 1)
