@@ -35,7 +35,7 @@ test-faults: setup ocr
 
 # which of the pinned versions have known faults; asks the Python package index, and needs nothing else of the network
 audit: .venv/audit/installed
-	.venv/audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
+	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 .venv/audit/installed: .venv/installed
 	$(PYTHON) -m venv .venv/audit

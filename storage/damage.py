@@ -29,7 +29,8 @@ def damage_of(store: Store, refs: Iterable[ArtifactRef]) -> str:
             if sha256_file(folder / entry.name) != entry.sha256:
                 return (
                     f"{folder / entry.name} is damaged: it is not what its manifest lists, so the disk or another "
-                    f"program changed it: run again with --refresh {ref.stage}; `sheepfold verify` looks at all others"
+                    f"program changed it: run again with --refresh {ref.stage}, or let `sheepfold verify --repair` set "
+                    "aside all that is damaged and run again"
                 )
     return ""
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 
-# faults of a disk that stay until the person does something
+# Faults of a disk that stay until the person does something, and the words by which they are known where they come
+# from another process or through a library; two of SQLite's own are among them.
+_FULL, _READ_ONLY = "the disk is full", "the disk can only be read"
 _LASTING = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk is full as far as you may fill it",
-    errno.EROFS: "the disk can only be read",
+    os.strerror(errno.ENOSPC): _FULL,
+    os.strerror(errno.EDQUOT): "the disk is full as far as you may fill it",
+    os.strerror(errno.EROFS): _READ_ONLY,
+    "database or disk is full": _FULL,
+    "attempt to write a readonly database": _READ_ONLY,
 }
 
 
@@ -24,13 +29,12 @@ def lasting_fault(error: BaseException | None) -> UserError | None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        told = _LASTING.get(error.errno or 0) if isinstance(error, OSError) else None
-        if told is None and "database or disk is full" in str(error):  # SQLite's words, whoever hands them on
-            told = _LASTING[errno.ENOSPC]
-        if told is not None:
-            return UserError(
-                f"{told} ({str(error).splitlines()[0]}): mend that and run the same command again; what is finished "
-                "stays, and it goes on from there"
-            )
+        for line in (str(error) or type(error).__name__).splitlines():
+            told = next((told for words, told in _LASTING.items() if words in line), None)
+            if told is not None:
+                return UserError(
+                    f"{told} ({line.strip()}): mend that and run the same command again; what is finished stays, and "
+                    "it goes on from there"
+                )
         error = error.__cause__ or error.__context__
     return None

@@ -104,13 +104,21 @@ class Manifest:
         """Read `manifest.json`.
 
         Raises:
-            ValueError: if the text is not a manifest of this format.
+            ValueError: if the text is not a manifest of this format, or a file's name leads out of the artefact.
         """
         record = json.loads(text)
         if not isinstance(record, dict) or record.pop("format", None) != MANIFEST_FORMAT:
             raise ValueError(f"not a manifest of format {MANIFEST_FORMAT}")
         record["files"] = [FileEntry(**entry) for entry in record["files"]]
+        outside = [entry.name for entry in record["files"] if not stays_inside(entry.name)]
+        if outside:
+            raise ValueError(f"the file name {outside[0]!r} leads out of the artefact")
         return cls(**record)
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a name that somebody else wrote means something in the folder that it is taken for, and not outside."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def describe_inputs(inputs: Mapping[str, Input]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from storage.bucket import Bucket, BucketError
+from storage.manifest import stays_inside
 
 logger = logging.getLogger("sheepfold")
 
@@ -38,7 +39,10 @@ class Mirror:
     def restore(self) -> None:
         """Fetch what is newer in the copy, or only there."""
         for info in list(self._bucket.objects(self._prefix)):
-            path = self._folder / info.name.removeprefix(self._prefix)
+            name = info.name.removeprefix(self._prefix)
+            if not stays_inside(name):  # we put no such object there
+                continue
+            path = self._folder / name
             known = path.stat() if path.is_file() else None
             if known is None or (known.st_size != info.size and known.st_mtime < info.modified):
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from storage.bucket import Bucket, ObjectInfo
 from storage.digest import sha256_file
 from storage.leases import LEASE_SECONDS, Lease, check_conditions, in_words, lease
 from storage.locks import owner_lock
-from storage.manifest import ArtifactRef, FileEntry, Manifest
+from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
 from storage.mirror import MIRROR_SECONDS, Mirror
 from storage.store import (
     INPUTS_NAME,
@@ -146,7 +146,8 @@ class RemoteStore(LocalStore):
         artefacts: dict[str, Objects] = defaultdict(dict)
         for info in self._bucket.objects(f"{stage}/"):
             _, key, name = info.name.split("/", 2)
-            artefacts[key][name] = info
+            if stays_inside(key):  # the others are none of ours, and no place for a copy
+                artefacts[key][name] = info
         now = time.monotonic()
         return _Listing(dict(artefacts), begun, now + max(LISTING_SECONDS, LISTING_TIMES * (now - started)))
 

@@ -23,7 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which way each worked example went; tests/test_golden.py notes it with each test."""
+    """Which way each worked example went, and how many processes were killed; the tests note both with each test."""
+    kills: Counter[str] = Counter()
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            noted = dict(getattr(report, "user_properties", []))
+            if "kills" in noted:
+                kills[report.nodeid.partition("[")[0]] += noted["kills"]
+    if kills:
+        terminalreporter.section("processes killed at random moments")
+        for name, n in sorted(kills.items()):
+            terminalreporter.write_line(f"{n:5d}  {name}")
+        terminalreporter.write_line(f"{kills.total():5d}  in all")
     went: Counter[str] = Counter()
     for outcome in ("passed", "skipped", "failed"):
         for report in terminalreporter.getreports(outcome):

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,11 @@ def _training(home: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_run_ends_like_an_undisturbed_one(
-    number: int, documents: Path, undisturbed: tuple[Path, float], tmp_path: Path
+    number: int,
+    documents: Path,
+    undisturbed: tuple[Path, float],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     reference, seconds = undisturbed
     # one moment in each tenth of the run, at random within it
@@ -73,6 +78,7 @@ def test_a_killed_run_ends_like_an_undisturbed_one(
     checkpoints = list((tmp_path / "home" / "store" / ".work" / "train").glob("*/scratch/checkpoints/step-*"))
     command.finish()
     print(f"kill {number} after {moment:.1f} s: {killed} processes, checkpoints {len(checkpoints)}")
+    record_property("kills", int(killed > 0))
     assert store_contents(tmp_path / "home") == store_contents(reference)
     if checkpoints:
         counts = _training(tmp_path / "home")["counts"]

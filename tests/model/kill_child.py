@@ -1,15 +1,11 @@
 """Saves and trainings in processes that can be killed: the children of `test_kills`.
 
-torch takes seconds to import. So one process imports it and forks a child for each request (a line of JSON on standard
-input: the name of a function here, and its arguments); it says the child's process id, and how it ended, a line each.
+torch takes seconds to import. So one process imports it and forks a child for each request (see `tests.zygote`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import torch
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, save_weights, seed_everything
 from model.checkpoint import Checkpoint
 from model.saver import CheckpointSaver
+from tests.zygote import serve
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=2, n_head=2, d_model=16, drop_resid=0.1, drop_attn=0.1)
 
@@ -69,23 +66,5 @@ def train(folder: str, config: dict[str, Any]) -> None:
     Path(folder, "history.json").write_text(json.dumps(result.history))
 
 
-def _serve() -> None:
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                globals()[request["function"]](**request["arguments"])
-                code = 0
-            except Exception:  # noqa: BLE001 - the exit code tells the test
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
 if __name__ == "__main__":
-    _serve()
-    os._exit(0)  # at once: what torch puts away at the end takes its time
+    serve({"save": save, "load": load, "train": train})

@@ -7,17 +7,15 @@ state after a call is seen when the next one is killed, and the last one's when 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import pytest
 
 from model.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
 from model.saver import CheckpointSaver
+from tests.zygote import Zygote
 
 CALLS = """
 write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsync fdatasync chmod fchmod msync
@@ -35,48 +34,10 @@ TRACED = "trace=" + ",".join(f"?{call}" for call in CALLS.split())  # ?: not eve
 KILLS, STEPS = 20, 50
 
 
-class Zygote:
-    """The process that forks children."""
-
-    def __init__(self) -> None:
-        root = Path(__file__).parents[2]
-        self._process = subprocess.Popen(
-            [sys.executable, kill_child.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        )
-
-    def start(self, function: str, **arguments: Any) -> int:
-        """Starts a child; returns its process id."""
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps({"function": function, "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def wait(self) -> int:
-        """Waits for the child; returns its exit code, negative for a signal."""
-        return self._answer()
-
-    def _answer(self) -> int:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        assert line, "the process that forks has died"
-        return int(line)
-
-    def close(self) -> None:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
-
-
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    started = Zygote()
-    yield started
-    started.close()
+    with Zygote(kill_child.__file__) as started:
+        yield started
 
 
 def _traced(zygote: Zygote, log: Path, inject: list[str], function: str, **arguments: Any) -> int:
@@ -194,7 +155,7 @@ def _newest(folder: Path) -> str:
 @pytest.mark.faults
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_training_killed_at_random_moments_ends_with_the_bits_of_one_left_alone(
-    name: str, tmp_path: Path, zygote: Zygote
+    name: str, tmp_path: Path, zygote: Zygote, record_property: Callable[[str, object], None]
 ) -> None:
     config = {"max_steps": STEPS, "batch_size": 4, "lr": 3e-3, "seed": 5, **CONFIGS[name]}
     alone = tmp_path / "alone"
@@ -222,3 +183,4 @@ def test_a_training_killed_at_random_moments_ends_with_the_bits_of_one_left_alon
         if code == 0:
             assert _outcome(folder) == _outcome(alone)
             ended += 1
+    record_property("kills", kills)

@@ -35,6 +35,8 @@ TRACED = "trace=" + ",".join(f"?{call}" for call in CALLS.split())  # ?: not eve
 FORGIVEN = {"mkdir", "mkdirat", "unlink", "unlinkat", "rmdir"}
 OLD, NEW, OTHER = "the old text ", "the new text ", "another text "
 
+LATER = ("unref", "tombstone", "sweep", "remove")  # whose kills are tried by `make test-faults`
+
 Point = tuple[str, int]  # a call, and the how manieth of its kind
 
 
@@ -201,6 +203,7 @@ def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_n
     assert states == {OLD, NEW}
 
 
+@pytest.mark.faults
 def test_a_tombstone_whose_writing_is_killed_at_any_call_is_there_or_not_and_no_other_is_lost(tmp_path: Path) -> None:
     states = set()
 
@@ -214,6 +217,7 @@ def test_a_tombstone_whose_writing_is_killed_at_any_call_is_there_or_not_and_no_
     assert states == {frozenset({OLD}), frozenset({OLD, NEW})}
 
 
+@pytest.mark.faults
 def test_clearing_up_killed_at_any_call_leaves_whole_artefacts_with_their_inputs_and_is_finished_by_the_next(
     tmp_path: Path,
 ) -> None:
@@ -234,6 +238,7 @@ def test_clearing_up_killed_at_any_call_leaves_whole_artefacts_with_their_inputs
     }
 
 
+@pytest.mark.faults
 def test_a_removal_killed_at_any_call_keeps_the_artefact_or_its_record(tmp_path: Path) -> None:
     def check(root: Path, point: Point, code: int) -> None:
         assert code == -signal.SIGKILL
@@ -244,7 +249,10 @@ def test_a_removal_killed_at_any_call_keeps_the_artefact_or_its_record(tmp_path:
     _for_each(tmp_path, "remove", "signal=SIGKILL", check)
 
 
-@pytest.mark.parametrize("action", sorted(commit_child.ACTIONS))
+@pytest.mark.parametrize(
+    "action",
+    ["commit", "refresh", "ref", *(pytest.param(name, marks=pytest.mark.faults) for name in LATER)],
+)
 def test_a_call_that_fails_surfaces_as_an_os_error_and_a_second_attempt_in_the_same_process_succeeds(
     tmp_path: Path, action: str
 ) -> None:

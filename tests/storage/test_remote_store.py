@@ -15,11 +15,12 @@ import boto3
 import pytest
 from s3 import BUCKET, PASS, Answer, Proxy, lead_to
 
-from storage.bucket import Bucket, BucketError, Unreachable
+from storage.bucket import Bucket, BucketError, ObjectInfo, Unreachable
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.garbage import find_garbage, remove_garbage
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
+from storage.mirror import Mirror
 from storage.remote import RemoteStore
 from storage.store import StoreError, open_store
 from storage.verify import check_store
@@ -332,3 +333,19 @@ def test_nothing_of_the_bucket_but_the_store_is_touched(here: RemoteStore, s3_ad
     assert here.stages() == []
     put(here, "pages", "a")
     assert here.stages() == ["pages"]
+
+
+def test_names_of_objects_that_lead_out_of_the_cache_are_passed_over(
+    here: RemoteStore, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers may list such names; not all can be asked for them."""
+    planted = ("letters/../manifest.json", ".work/letters/k/scratch/../../planted.txt")
+
+    def listed(bucket: Bucket, prefix: str) -> list[ObjectInfo]:
+        return [ObjectInfo(name, 7, "", 4e9) for name in planted if name.startswith(prefix)]
+
+    monkeypatch.setattr(Bucket, "objects", listed)
+    monkeypatch.setattr(Bucket, "download", lambda bucket, name, path: path.write_bytes(b"planted"))
+    assert here.keys("letters") == []
+    Mirror(Bucket(s3_address), ".work/letters/k/scratch/", tmp_path / "a" / "b" / "scratch").restore()
+    assert not (tmp_path / "a").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -53,3 +54,15 @@ def test_a_record_with_an_unknown_field_is_refused(manifest: Manifest) -> None:
     record = {**json.loads(manifest.to_json()), "surprise": 1}
     with pytest.raises(TypeError, match="surprise"):
         Manifest.from_json(json.dumps(record))
+
+
+@pytest.mark.parametrize("name", ["../selection.parquet", "/etc/passwd", "a/../../b", "a//b", "", ".", "a/.", "a\0b"])
+def test_a_record_whose_file_would_lie_elsewhere_is_refused(manifest: Manifest, name: str) -> None:
+    text = replace(manifest, files=[FileEntry(name, 1, "ab" * 32)]).to_json()
+    with pytest.raises(ValueError, match="leads out of the artefact"):
+        Manifest.from_json(text)
+
+
+def test_a_record_with_files_in_folders_and_with_odd_names_is_read(manifest: Manifest) -> None:
+    files = [FileEntry(name, 1, "ab" * 32) for name in ("a/b/c.npy", "..a", ".hidden", "a..b/c")]
+    assert Manifest.from_json(replace(manifest, files=files).to_json()).files == files

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,19 +214,25 @@ def test_a_killed_generation_goes_on_with_the_shard_that_it_was_at(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("seed", "workers"), [(0, "1"), (1, "1"), (2, "3"), (3, "3")])
 def test_a_generation_killed_at_any_moment_loses_and_doubles_no_row(
-    tmp_path: Path, model: Path, prompts_file: Path, seed: int, workers: str
+    tmp_path: Path,
+    model: Path,
+    prompts_file: Path,
+    seed: int,
+    workers: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     arguments = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED, "--workers", workers]
     begun = time.monotonic()
     Command(tmp_path / "whole", arguments).finish()
-    seconds, chance = time.monotonic() - begun, random.Random(seed)
+    seconds, chance, kills = time.monotonic() - begun, random.Random(seed), 0
     for number in range(3):
         command = Command(tmp_path / "killed", arguments)
         process = command.start(tmp_path / f"log-{number}")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(chance.uniform(0.2, 1.0) * seconds)  # before that Python starts, and nothing is done
         kill_all(command.variables[MARK])
-        process.wait()
+        kills += process.wait() == -signal.SIGKILL
+    record_property("kills", kills)
     made = Command(tmp_path / "killed", arguments).finish()
     assert isinstance(made, dict)
     assert ids_of(made["rows"]) == [f"p{n}" for n in range(30)]

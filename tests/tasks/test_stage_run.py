@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -269,8 +270,8 @@ def test_the_work_of_a_killed_process_is_taken_over_by_the_one_that_waits(
         (NotADirectoryError(), False),
         (IsADirectoryError(), False),
         (FileExistsError(), False),
-        (OSError(errno.ENOSPC, "no space left"), False),
-        (OSError(errno.EROFS, "read-only"), False),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), False),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), False),
         (OSError(errno.EIO, "input/output error"), True),
         (ValueError("a setting"), False),
         (RuntimeError(), False),

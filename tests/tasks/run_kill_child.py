@@ -1,0 +1,23 @@
+"""Whole runs in processes that can be killed: the children of `test_run_kills`, see `tests.zygote`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow  # noqa: F401 - here, so that no child has to
+import torch
+from tiny_run import home_at, run_whole
+
+import tasks.training
+from tests.zygote import serve
+
+
+def run(home: str, source: str) -> None:
+    """Files to completions, with a checkpoint after each step."""
+    torch.set_num_threads(1)
+    tasks.training.CHECKPOINT_SECONDS = 0.0
+    run_whole(home_at(Path(home)), Path(source))
+
+
+if __name__ == "__main__":
+    serve({"run": run})

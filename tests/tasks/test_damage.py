@@ -1,0 +1,94 @@
+"""Artefacts, manifests and checkpoints that a disk spoilt: named in a sentence, made again when asked, never used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_run import Ran, copy_of_store, direct_session, run_whole, train_in
+
+import tasks.training
+from model.checkpoint import latest_checkpoint
+from storage.errors import UserError
+from storage.store import LocalStore
+from tasks.progress import StageProgress
+from tests.flows.runs import store_contents
+
+pytestmark = pytest.mark.faults
+
+# what is spoilt, and the stages after it that have to read it again
+SPOILT = {
+    "extract/pages.parquet": ("normalise",),
+    "normalise/documents.parquet": ("measure", "score"),
+    "refine/documents.parquet": ("tokenise",),
+    "tokenizer/tokenizer.json": ("tokenise",),
+    "evalset/documents.parquet": ("evaluate",),
+    "train/config.json": ("evaluate",),
+}
+
+
+def spoil(path: Path) -> None:
+    """Overwrite the last half of a file, and leave its size and its date."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + b"\x07" * (len(data) - len(data) // 2))
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_artefact_is_named_with_what_to_do_and_made_again_it_is_as_it_was(
+    tiny: Ran, tiny_source: Path, tmp_path: Path, name: str
+) -> None:
+    stage, file = name.split("/")
+    home = copy_of_store(tiny, tmp_path / "home", *SPOILT[name])
+    for path in Path(home.store, stage).glob(f"*/{file}"):
+        spoil(path)
+    with pytest.raises(UserError, match=f"{file} is damaged: .* run again with --refresh {stage},"):
+        run_whole(home, tiny_source)
+    run_whole(home, tiny_source, refresh={stage})
+    assert store_contents(home.path) == store_contents(tiny.session.home.path)
+
+
+def test_a_spoilt_manifest_is_named_and_what_it_spoke_of_is_made_again_once_it_is_removed(
+    tiny: Ran, tiny_source: Path, tmp_path: Path
+) -> None:
+    home = copy_of_store(tiny, tmp_path / "home")
+    (path,) = Path(home.store, "dataset").glob("*/manifest.json")
+    spoil(path)
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read .* remove .* and run again"):
+        run_whole(home, tiny_source)
+    LocalStore(Path(home.store)).remove("dataset", path.parent.name)
+    run_whole(home, tiny_source)
+    assert store_contents(home.path) == store_contents(tiny.session.home.path)
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+def test_a_training_whose_newest_checkpoint_is_spoilt_goes_on_from_the_one_before_to_the_same_bits(
+    tiny: Ran, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = copy_of_store(tiny, tmp_path / "home", "train")
+    shown = StageProgress.update
+
+    def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
+        shown(self, done, total, note)
+        if self._name == "train" and done == 9:
+            raise Killed
+
+    monkeypatch.setattr(tasks.training, "CHECKPOINT_SECONDS", 0.0)
+    with monkeypatch.context() as patch, direct_session(home) as session:
+        patch.setattr(StageProgress, "update", update)
+        with pytest.raises(Killed):
+            train_in(session, tiny_source)
+    (folder,) = Path(home.store, ".work", "train").glob("*/scratch/checkpoints")
+    newest = latest_checkpoint(folder)
+    assert newest is not None
+    spoil(newest / "model.safetensors")
+    before = latest_checkpoint(folder)
+    assert before is not None and before < newest
+    with direct_session(home) as session:
+        checkpoint = train_in(session, tiny_source)
+        manifest = json.loads((session.store.folder(checkpoint) / "manifest.json").read_text())
+    assert manifest["counts"]["resumed_from"] == int(before.name[-8:])
+    assert checkpoint == tiny.checkpoint

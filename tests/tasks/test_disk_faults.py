@@ -1,0 +1,161 @@
+"""A disk that is full, or may only be read: every stage stops with a sentence, loses nothing and goes on later.
+
+The disk is a file system in memory, which only root may make; elsewhere these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import Ran, direct_session, home_at, plan_of, run_whole, write_texts
+
+from flows.actions import promote_model
+from storage.errors import lasting_fault
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.store import LocalStore, Workspace
+from tests.flows.runs import answer, invoke, store_contents
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(sys.platform != "linux", reason="mounts a file system in memory"),
+]
+
+SIZE = "256m"
+LEFT_BYTES = (0, 4096, 16384)  # that are free when a stage begins, in turn
+
+
+def _mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this machine does not let us mount: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of our own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    _mount("-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder))
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path, left: int) -> None:
+    """Take all of a disk but some bytes."""
+    found = os.statvfs(disk)
+    with (disk / "ballast").open("wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, max(1, found.f_bavail * found.f_frsize - left))
+
+
+def free(disk: Path) -> None:
+    """Give it back."""
+    (disk / "ballast").unlink(missing_ok=True)
+
+
+def test_a_disk_that_is_full_in_any_stage_costs_nothing_but_the_wait(
+    disk: Path, tiny: Ran, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, str] = {}
+    noted = LocalStore.note_inputs
+
+    def note_and_fill(store: LocalStore, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
+        noted(store, workspace, inputs)
+        stage = workspace.out.parent.parent.name
+        if stage not in told:
+            told[stage] = ""
+            fill(disk, LEFT_BYTES[len(told) % len(LEFT_BYTES)])
+
+    monkeypatch.setattr(LocalStore, "note_inputs", note_and_fill)
+    home = home_at(disk / "home")
+    while True:
+        known = len(told)
+        try:
+            run_whole(home, tiny_source)
+            break
+        except Exception as error:  # noqa: BLE001 - libraries say it in their own words, and all are to be told
+            assert len(told) == known + 1, f"{told} and then no new one, but {error!r}"
+            (stage,) = [name for name, words in told.items() if not words]
+            fault = lasting_fault(error)
+            assert fault is not None, f"{stage}: {error!r}"
+            told[stage] = str(fault)
+        finally:
+            free(disk)
+    assert told.keys() == set(LocalStore(Path(home.store)).stages())
+    assert all(words.startswith("the disk is full (") for words in told.values()), told
+    assert store_contents(home.path) == store_contents(tiny.session.home.path)
+    work = Path(home.store, ".work")
+    assert not [path for path in work.rglob("*") if path.is_file()]
+
+
+def test_a_disk_that_is_full_while_a_model_is_promoted_leaves_one_version_with_one_name(
+    disk: Path, tiny: Ran, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = home_at(disk / "home")
+    shutil.copytree(tiny.session.home.store, home.store, dirs_exist_ok=True)
+    ran = run_whole(home, tiny_source)
+
+    def promote() -> Any:
+        assert ran.checkpoint is not None and ran.evaluation is not None
+        with direct_session(home) as session:
+            return promote_model(session, ran.checkpoint, ran.evaluation)[0]
+
+    fill(disk, 0)
+    with pytest.raises(Exception) as caught:
+        promote()
+    assert lasting_fault(caught.value) is not None
+    free(disk)
+    done = promote()
+    assert (done.version.version, done.alias, done.version.aliases) == ("1", "champion", ("champion",))
+
+
+@pytest.fixture
+def read_only(disk: Path, tiny: Ran, tiny_source: Path) -> Home:
+    """A home with a finished run on a disk that can only be read."""
+    home = home_at(disk / "home")
+    shutil.copytree(tiny.session.home.store, home.store, dirs_exist_ok=True)
+    run_whole(home, tiny_source)
+    _mount("-o", "remount,ro", str(disk))
+    return home
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["sql", "select count(*) as n from documents"], ["status"], ["verify"], ["why", "text-00.txt"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_only_reads_works_on_a_home_that_can_only_be_read(read_only: Home, arguments: list[str]) -> None:
+    assert answer(read_only.path, *arguments)
+
+
+def test_a_plan_works_on_a_home_that_can_only_be_read(read_only: Home, tiny_source: Path) -> None:
+    reports = plan_of(read_only, tiny_source)
+    assert all(report.cached for report in reports.values())
+
+
+def test_what_writes_says_that_the_disk_can_only_be_read(read_only: Home, tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "texts", range(13))
+    for action in (lambda: run_whole(read_only, source), lambda: _write_ref(read_only)):
+        with pytest.raises(OSError, match=os.strerror(errno.EROFS)) as caught:
+            action()
+        assert str(lasting_fault(caught.value)).startswith("the disk can only be read (")
+
+
+def test_a_command_says_so_in_one_sentence(read_only: Home) -> None:
+    done = invoke(read_only.path, "gc")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("sheepfold: ") and done.stderr.count("\n") == 1
+    assert "can only be read" in done.stderr or "cannot be written" in done.stderr
+
+
+def _write_ref(home: Home) -> None:
+    LocalStore(Path(home.store)).write_ref("corpus/other", {})
