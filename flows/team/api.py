@@ -8,10 +8,12 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from storage.errors import UserError
+
 ANSWER_SECONDS = 5.0
 
 
-class NoAnswer(Exception):
+class NoAnswer(UserError):
     """A server that cannot be reached, or does not do what it was asked to."""
 
 
@@ -45,10 +47,10 @@ def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: f
         return text
 
 
-def answers(url: str, user: str = "") -> bool:
+def answers(url: str) -> bool:
     """Whether a server does."""
     try:
-        ask(url, user=user)
+        ask(url)
     except NoAnswer:
         return False
     return True

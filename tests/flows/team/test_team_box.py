@@ -26,6 +26,8 @@ import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(int(sys.argv[2])); self.end_headers(); self.wfile.write(b"true")
+    def do_POST(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"[]")
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
