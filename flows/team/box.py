@@ -79,7 +79,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> Up:
     with owner_lock(folder.lock, on_wait=say):
         state = read_state(folder)
         alive = {name: process for name, process in state.items() if process.alive}
-        if alive and settings != folder.settings():
+        if alive and settings.of_servers() != folder.settings().of_servers():
             raise UserError(
                 f"{', '.join(alive)} of {home.path} run(s) with other settings: `sheepfold down` first, then `up` again"
             )

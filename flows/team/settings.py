@@ -12,7 +12,7 @@ import os
 import secrets
 import shlex
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,10 @@ class TeamSettings:
         if self.postgres and not self.postgres.startswith(("postgresql://", "postgres://")):
             scheme = self.postgres.partition("://")[0] if "://" in self.postgres else "no scheme"
             raise UserError(f"--postgres has {scheme}; it takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+
+    def of_servers(self) -> TeamSettings:
+        """What needs the servers to start anew when it changes; what deployments read does not."""
+        return replace(self, source="", prompts="")
 
     @property
     def reached_at(self) -> str:
