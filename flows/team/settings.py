@@ -160,12 +160,13 @@ class TeamFolder:
 
     def write_addresses(self, settings: TeamSettings) -> None:
         """Let others find the servers: a file for the shell, and where the registry is if not in the home."""
-        tracking = self.home.path / TEAM_TRACKING
+        variables, tracking = self.client_variables(settings), self.home.path / TEAM_TRACKING
         if settings.postgres:
-            tracking.write_text(settings.mlflow_url, encoding="utf-8")
+            login = {name: value for name, value in variables.items() if name.startswith("MLFLOW_TRACKING_")}
+            del login["MLFLOW_TRACKING_URI"]
+            write_private(tracking, json.dumps({"uri": settings.mlflow_url, "variables": login}, indent=1))
         else:
             tracking.unlink(missing_ok=True)
-        variables = self.client_variables(settings)
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
         write_private(self.environment, "".join(lines))
 
