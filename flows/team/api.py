@@ -6,6 +6,7 @@ import base64
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Any
 
 from storage.errors import UserError
@@ -15,6 +16,10 @@ ANSWER_SECONDS = 5.0
 
 class NoAnswer(UserError):
     """A server that cannot be reached, or does not do what it was asked to."""
+
+
+class Busy(NoAnswer):
+    """A server that did nothing and asks to be asked again: its database is locked by another request."""
 
 
 def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: float = ANSWER_SECONDS) -> Any:
@@ -38,7 +43,8 @@ def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: f
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             text = answer.read().decode()
     except urllib.error.HTTPError as error:
-        raise NoAnswer(f"{url} answers {error.code} {error.reason}") from None
+        kind = Busy if error.code == HTTPStatus.SERVICE_UNAVAILABLE else NoAnswer
+        raise kind(f"{url} answers {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         raise NoAnswer(f"{url} does not answer ({error})") from None
     try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from flows.team.api import NoAnswer, ask
+from flows.team.api import Busy, NoAnswer, ask
 from flows.team.automations import NAMES, QUEUED_AGAIN, TAG
 from flows.team.settings import TeamFolder, TeamSettings
+
+BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between two tries
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,16 @@ class PrefectServer:
         return cls(settings.prefect_api, folder.secrets().prefect if settings.auth else "")
 
     def ask(self, path: str, body: Any = None, method: str = "") -> Any:
-        """What it answers.
+        """What it answers, asked again for a while if it is busy, as Prefect's own client does.
 
         Raises:
             NoAnswer: if it does not, or refuses.
         """
+        for pause in BUSY_SECONDS:
+            try:
+                return ask(f"{self.api}/{path}", body, method, self.user)
+            except Busy:
+                time.sleep(pause)
         return ask(f"{self.api}/{path}", body, method, self.user)
 
     def deployments(self) -> list[dict[str, Any]]:
