@@ -39,21 +39,31 @@ def announce(session: PrefectSession, corpus: str, source: str, least: float) ->
     listing = session.produced.get(snapshot.name)
     if not least or not listing:
         return 0.0
-    store, now = session.store, listing[0]
-    documents = _documents(store, now)
-    share = min(
-        changed_share(documents, _documents(store, before))
-        for before in (_trained_on(store, corpus), _told(store, corpus))
-    )
-    if share < least or not documents:
+    now = listing[0]
+    share = untold_share(session.store, corpus, now)
+    if share < least:
         return 0.0
-    payload = {"corpus": corpus, "source": source, "share": share, "documents": len(documents), "snapshot": now.key}
+    payload = {"corpus": corpus, "source": source, "share": share, "snapshot": now.key}
     event = Event(event=EVENT, resource={"prefect.resource.id": f"sheepfold.corpus.{corpus}"}, payload=payload)
     with get_client(sync_client=True) as client:  # answered, so that what was not told is told by the next run
         client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
-    store.write_ref(f"{TOLD_REF}/{corpus}", asdict(now))
+    note_told(session.store, corpus, now)
     get_run_logger().info("told that %.1f %% of the documents of %s changed", 100 * share, corpus)
     return share
+
+
+def untold_share(store: Store, corpus: str, now: ArtifactRef) -> float:
+    """How much a corpus changed since its latest training, and since that was last told; 0 without documents."""
+    documents = _documents(store, now)
+    if not documents:
+        return 0.0
+    known = (_trained_on(store, corpus), _told(store, corpus))
+    return min(changed_share(documents, _documents(store, before)) for before in known)
+
+
+def note_told(store: Store, corpus: str, now: ArtifactRef) -> None:
+    """Remember of which documents was told."""
+    store.write_ref(f"{TOLD_REF}/{corpus}", asdict(now))
 
 
 def changed_share(now: set[str], before: set[str]) -> float:

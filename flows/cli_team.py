@@ -35,7 +35,8 @@ def up(
         from dataclasses import replace
 
         from flows.embedded import ends_in_order
-        from flows.team.box import bring_up, switch_schedules_on
+        from flows.team.box import bring_up
+        from flows.team.prefect_server import PrefectServer
         from flows.team.settings import TeamFolder
         from flows.team.status import team_status
         from storage.home import Home
@@ -55,7 +56,7 @@ def up(
         with ends_in_order():
             done = bring_up(place, settings, say)
             if schedules:
-                switch_schedules_on(place, settings)
+                PrefectServer.of(TeamFolder(place), settings).switch_schedules_on()
         if as_json:
             print_json({"started": done.started, "made": done.made, **team_status(place)})
             return

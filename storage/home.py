@@ -7,12 +7,14 @@ and Prefect write addresses into databases that outlive the current folder.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from storage.errors import UserError
@@ -21,7 +23,7 @@ from storage.errors import UserError
 _NOT_IN_ADDRESSES = re.compile(r"[?]|%[0-9A-Fa-f]{2}|[\ud800-\udfff]")
 _PASSWORD = re.compile(r"(://[^/?#:@]*:)[^/?#]*@")
 
-TEAM_TRACKING = "team/tracking_uri"
+TEAM_TRACKING = "team/tracking.json"  # address of a team's MLflow server, and the variables that log in to it
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,11 @@ class Home:
             store = str(Path(store).expanduser().resolve())
         else:
             _refuse_password("SHEEPFOLD_STORE", store, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE")
-        tracking = os.environ.get("MLFLOW_TRACKING_URI") or _team_tracking(root) or f"sqlite:///{root / 'mlflow.db'}"
+        tracking = (
+            os.environ.get("MLFLOW_TRACKING_URI")
+            or _team_tracking(root).get("uri")
+            or f"sqlite:///{root / 'mlflow.db'}"
+        )
         if tracking.startswith(("http:", "https:")):
             wanted = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             _refuse_password("MLFLOW_TRACKING_URI", tracking, wanted)
@@ -98,6 +104,11 @@ class Home:
     def reports_of(self, corpus: str) -> Path:
         """Folder of the reports of one corpus."""
         return self.reports / corpus
+
+    def login(self) -> dict[str, str]:
+        """Variables that log in to the tracking server, if it is that of the home's team and asks for a password."""
+        known = _team_tracking(self.path)
+        return dict(known.get("variables", {})) if known.get("uri") == self.tracking_uri else {}
 
     def password_key(self) -> bytes:
         """The key of what is noted of passwords; made at first use, random, for the owner's eyes.
@@ -140,12 +151,15 @@ class Home:
         return self
 
 
-def _team_tracking(root: Path) -> str:
-    """Address of the MLflow server that a team's home names; empty where its database lies in the home itself."""
+def _team_tracking(root: Path) -> dict[str, Any]:
+    """The MLflow server that a team's home names; empty where its database lies in the home itself."""
     try:
-        return (root / TEAM_TRACKING).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+        found = json.loads((root / TEAM_TRACKING).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{root / TEAM_TRACKING} cannot be read ({error}): `sheepfold up` writes it anew") from None
+    return found if isinstance(found, dict) else {}
 
 
 def without_password(address: str) -> str:

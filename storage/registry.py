@@ -213,16 +213,19 @@ class Registry:
     ) -> str:
         """Address of the logged model of a checkpoint, logged if it is not there."""
         import mlflow
+        from mlflow.entities import LoggedModelStatus
         from mlflow.models.signature import ModelSignature
         from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
         found = mlflow.search_logged_models(
             experiment_ids=[self.tracking.experiment_id],
-            filter_string=f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}' AND status = 'READY'",
+            filter_string=f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}'",
             output_format="list",
         )
-        if found:
-            return str(found[0].model_uri)
+        # not in the filter: MLflow compares the word with the number in its table, which PostgreSQL refuses
+        ready = [item for item in found if item.status == LoggedModelStatus.READY]
+        if ready:
+            return str(ready[0].model_uri)
         signature = ModelSignature(
             inputs=Schema([ColSpec(DataType.string)]),
             outputs=Schema([ColSpec(DataType.string)]),

@@ -57,6 +57,8 @@ def client(home: Home) -> MlflowClient:
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     home.create()
+    for name, value in home.login().items():
+        os.environ.setdefault(name, value)
     _create_database(home.tracking_uri)
     # the fluent calls of log_model need the address too
     mlflow.set_tracking_uri(home.tracking_uri)

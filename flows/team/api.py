@@ -6,13 +6,20 @@ import base64
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Any
+
+from storage.errors import UserError
 
 ANSWER_SECONDS = 5.0
 
 
-class NoAnswer(Exception):
+class NoAnswer(UserError):
     """A server that cannot be reached, or does not do what it was asked to."""
+
+
+class Busy(NoAnswer):
+    """A server that did nothing and asks to be asked again: its database is locked by another request."""
 
 
 def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: float = ANSWER_SECONDS) -> Any:
@@ -36,7 +43,8 @@ def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: f
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             text = answer.read().decode()
     except urllib.error.HTTPError as error:
-        raise NoAnswer(f"{url} answers {error.code} {error.reason}") from None
+        kind = Busy if error.code == HTTPStatus.SERVICE_UNAVAILABLE else NoAnswer
+        raise kind(f"{url} answers {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         raise NoAnswer(f"{url} does not answer ({error})") from None
     try:
@@ -45,10 +53,10 @@ def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: f
         return text
 
 
-def answers(url: str, user: str = "") -> bool:
+def answers(url: str) -> bool:
     """Whether a server does."""
     try:
-        ask(url, user=user)
+        ask(url)
     except NoAnswer:
         return False
     return True

@@ -24,7 +24,8 @@ BEGIN_SECONDS = 300  # a run that was handed to a worker and has not begun by th
 REPEATED_SECONDS = 15  # an event that is handed on twice, as a busy server does, queues a run once
 LOST = "Lost"  # name of the state
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Cached", "Cancelling", "Suspended", "Paused", LOST)
-TAG = "sheepfold"
+TAG = "sheepfold"  # of the runs that are watched
+QUEUED_AGAIN = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Queued again after it was lost."}
 STOPPED, NEVER_BEGAN, QUEUE_AGAIN = NAMES = (
     "sheepfold: find runs that stopped",
     "sheepfold: find runs that never began",
@@ -46,7 +47,7 @@ def automations() -> list[AutomationCore]:
         state=StateType.CRASHED, name=LOST, message="Nothing was heard of this run any more; it is queued again."
     )
     again = ChangeFlowRunState(
-        state=StateType.SCHEDULED, name="AwaitingRetry", message="Queued again after it was lost."
+        state=StateType(QUEUED_AGAIN["type"]), name=QUEUED_AGAIN["name"], message=QUEUED_AGAIN["message"]
     )
     running = EventTrigger(
         match=run,

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flows.team import postgres
-from flows.team.api import NoAnswer, answers, ask
-from flows.team.automations import NAMES
+from flows.team.api import answers
 from flows.team.deployments import full_name, team_deployments, write_file
+from flows.team.prefect_server import PrefectServer
 from flows.team.processes import Process, end, family, spawn
 from flows.team.services import MLFLOW, PREFECT, WORKER_NAMES, Service, services
 from flows.team.settings import TeamFolder, TeamSettings, write_private
@@ -79,7 +79,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> Up:
     with owner_lock(folder.lock, on_wait=say):
         state = read_state(folder)
         alive = {name: process for name, process in state.items() if process.alive}
-        if alive and settings != folder.settings():
+        if alive and settings.of_servers() != folder.settings().of_servers():
             raise UserError(
                 f"{', '.join(alive)} of {home.path} run(s) with other settings: `sheepfold down` first, then `up` again"
             )
@@ -117,14 +117,18 @@ def _bring_up(
     for service in servers:
         _start(folder, service, alive, started, say)
     for service in servers:
-        _wait_healthy(folder, service, alive[service.name], _user(folder, settings))
-    made = _register(folder, settings, wanted[-1].environment(), say)
+        _wait_healthy(folder, service, alive[service.name])
+    prefect = PrefectServer.of(folder, settings)
+    made = _register(folder, settings, prefect, wanted[-1].environment(), say)
     for service in wanted:
         if not service.health:
             _start(folder, service, alive, started, say)
     for service in wanted:
         if service.name in started and not service.health:
-            _wait_online(folder, settings, service, alive[service.name])
+            _wait_online(folder, prefect, service, alive[service.name])
+    if PREFECT in started:
+        for name in prefect.queue_lost_again():
+            say(f"the run {name} was lost and is queued again")
     return made
 
 
@@ -177,28 +181,15 @@ def _prepare(home: Home, settings: TeamSettings, say: Say) -> None:
         Tracking(Home(home.path, home.store, f"sqlite:///{home.path / 'mlflow.db'}"))
 
 
-def _user(folder: TeamFolder, settings: TeamSettings) -> str:
-    return folder.secrets().prefect if settings.auth else ""
+def _wait_healthy(folder: TeamFolder, service: Service, process: Process) -> None:
+    _wait(folder, service, process, lambda: answers(service.health), f"does not answer at {service.health}")
 
 
-def _wait_healthy(folder: TeamFolder, service: Service, process: Process, user: str) -> None:
-    _wait(folder, service, process, lambda: answers(service.health, user), f"does not answer at {service.health}")
-
-
-def _wait_online(folder: TeamFolder, settings: TeamSettings, service: Service, process: Process) -> None:
-    address = f"{settings.prefect_api}/work_pools/{WORKER_NAMES[service.name]}/workers/filter"
-
-    since = datetime.now(UTC)
-
-    def online() -> bool:
-        try:
-            found = ask(address, {}, user=_user(folder, settings))
-        except NoAnswer:
-            return False
-        seen = [worker["last_heartbeat_time"] for worker in found if worker["name"] == service.name]
-        return any(datetime.fromisoformat(moment) > since for moment in seen)  # not one of before it was started
-
-    _wait(folder, service, process, online, "has not reported to Prefect")
+def _wait_online(folder: TeamFolder, prefect: PrefectServer, service: Service, process: Process) -> None:
+    since = datetime.now(UTC)  # its report of before it was started does not count
+    pool = WORKER_NAMES[service.name]
+    ready = partial(prefect.worker_reported, pool, service.name, since)
+    _wait(folder, service, process, ready, "has not reported to Prefect")
 
 
 def _wait(folder: TeamFolder, service: Service, process: Process, ready: Callable[[], bool], problem: str) -> None:
@@ -222,12 +213,14 @@ def tail(log: Path) -> str:
     return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:]) or "(it is empty)"
 
 
-def _register(folder: TeamFolder, settings: TeamSettings, variables: dict[str, str], say: Say) -> dict[str, list[str]]:
+def _register(
+    folder: TeamFolder, settings: TeamSettings, prefect: PrefectServer, variables: dict[str, str], say: Say
+) -> dict[str, list[str]]:
     """Pools, deployments and automations; nobody is asked to make what is there already."""
     wanted = team_deployments(folder.home, settings)
     write_file(folder.deployments, wanted)
     versions = {full_name(item): item["version"] for item in wanted}
-    if deployed(folder, settings, versions) and _has_automations(folder, settings):
+    if prefect.has(versions):
         return {}
     say("making work pools, deployments and automations")
     done = subprocess.run(
@@ -244,55 +237,6 @@ def _register(folder: TeamFolder, settings: TeamSettings, variables: dict[str, s
         )
     made: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return {kind: names for kind, names in made.items() if names}
-
-
-def deployed(folder: TeamFolder, settings: TeamSettings, versions: dict[str, str]) -> bool:
-    """Whether Prefect has all deployments, in these versions."""
-    try:
-        found = list_deployments(folder, settings)
-    except NoAnswer:
-        return False
-    return versions.items() <= {item["name"]: item["version"] for item in found}.items()
-
-
-def _has_automations(folder: TeamFolder, settings: TeamSettings) -> bool:
-    try:
-        found = ask(f"{settings.prefect_api}/automations/filter", {}, user=_user(folder, settings))
-    except NoAnswer:
-        return False
-    return {*NAMES} <= {item["name"] for item in found}
-
-
-def list_deployments(folder: TeamFolder, settings: TeamSettings) -> list[dict[str, Any]]:
-    """What is deployed: full name, version, pool, and whether a schedule of it is on.
-
-    Raises:
-        NoAnswer: if Prefect does not answer.
-    """
-    user = _user(folder, settings)
-    flows = {item["id"]: item["name"] for item in ask(f"{settings.prefect_api}/flows/filter", {}, user=user)}
-    found = ask(f"{settings.prefect_api}/deployments/filter", {}, user=user)
-    return sorted(
-        (
-            {
-                "name": f"{flows.get(item['flow_id'], '?')}/{item['name']}",
-                "version": item["version"],
-                "pool": item["work_pool_name"],
-                "scheduled": any(schedule["active"] for schedule in item["schedules"]) and not item["paused"],
-            }
-            for item in found
-        ),
-        key=lambda item: str(item["name"]),
-    )
-
-
-def switch_schedules_on(home: Home, settings: TeamSettings) -> None:
-    """Let every schedule of the deployments run."""
-    user = _user(TeamFolder(home), settings)
-    for item in ask(f"{settings.prefect_api}/deployments/filter", {}, user=user):
-        for schedule in item["schedules"]:
-            address = f"{settings.prefect_api}/deployments/{item['id']}/schedules/{schedule['id']}"
-            ask(address, {"active": True}, method="PATCH", user=user)
 
 
 def bring_down(home: Home, say: Say) -> list[str]:

@@ -44,6 +44,7 @@ QUIET = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+LEAST_AT_ONCE = 4  # runs of the worker; more wait, for each is a process with its libraries
 HEARTBEAT_SECONDS = 30  # the least that Prefect takes; a run that misses three is lost
 
 
@@ -78,7 +79,7 @@ def services(folder: TeamFolder, settings: TeamSettings) -> list[Service]:
     return [
         _prefect(folder, settings),
         _mlflow(folder, settings),
-        _worker(folder, settings, WORKER, ()),
+        _worker(folder, settings, WORKER, ("--limit", str(max(LEAST_AT_ONCE, os.cpu_count() or 1)))),
         _worker(folder, settings, GPU_WORKER, ("--limit", "1")),
     ]
 

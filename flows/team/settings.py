@@ -11,11 +11,11 @@ import json
 import os
 import secrets
 import shlex
-from dataclasses import asdict, dataclass, fields
+import tempfile
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
 
@@ -59,6 +59,10 @@ class TeamSettings:
         if self.postgres and not self.postgres.startswith(("postgresql://", "postgres://")):
             scheme = self.postgres.partition("://")[0] if "://" in self.postgres else "no scheme"
             raise UserError(f"--postgres has {scheme}; it takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+
+    def of_servers(self) -> TeamSettings:
+        """What needs the servers to start anew when it changes; what deployments read does not."""
+        return replace(self, source="", prompts="")
 
     @property
     def reached_at(self) -> str:
@@ -156,19 +160,27 @@ class TeamFolder:
 
     def write_addresses(self, settings: TeamSettings) -> None:
         """Let others find the servers: a file for the shell, and where the registry is if not in the home."""
-        tracking = self.home.path / TEAM_TRACKING
+        variables, tracking = self.client_variables(settings), self.home.path / TEAM_TRACKING
         if settings.postgres:
-            tracking.write_text(settings.mlflow_url, encoding="utf-8")
+            login = {name: value for name, value in variables.items() if name.startswith("MLFLOW_TRACKING_")}
+            del login["MLFLOW_TRACKING_URI"]
+            write_private(tracking, json.dumps({"uri": settings.mlflow_url, "variables": login}, indent=1))
         else:
             tracking.unlink(missing_ok=True)
-        variables = self.client_variables(settings)
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
         write_private(self.environment, "".join(lines))
 
 
 def write_private(path: Path, text: str) -> None:
     """Write a file whole that only its owner may read."""
-    write_file(path, text.encode(), mode=0o600)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # only the owner may read it
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _read(path: Path) -> dict[str, Any]:

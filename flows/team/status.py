@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.team.api import NoAnswer, answers, ask
-from flows.team.box import list_deployments, read_state
+from flows.team.api import NoAnswer, answers
+from flows.team.box import read_state
 from flows.team.postgres import shown
+from flows.team.prefect_server import PrefectServer
 from flows.team.services import GPU_WORKER, MLFLOW, PREFECT, WORKER, WORKER_NAMES
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.home import Home
@@ -26,7 +27,7 @@ def team_status(home: Home) -> dict[str, Any]:
         return {}
     settings = folder.settings()
     state = read_state(folder)
-    user = folder.secrets().prefect if settings.auth and state else ""
+    prefect = PrefectServer.of(folder, settings)
     services = {}
     for name in (PREFECT, MLFLOW, WORKER, GPU_WORKER):
         process = state.get(name)
@@ -34,12 +35,12 @@ def team_status(home: Home) -> dict[str, Any]:
         services[name] = {
             "pid": process.pid if process is not None and alive else None,
             "alive": alive,
-            "healthy": alive and _healthy(name, settings, user),
+            "healthy": alive and _healthy(name, settings, prefect),
             "log": str(folder.logs / f"{name}.log"),
         }
     services[PREFECT]["url"], services[MLFLOW]["url"] = settings.prefect_url, settings.mlflow_url
     try:
-        deployments = list_deployments(folder, settings) if services[PREFECT]["healthy"] else []
+        deployments = prefect.deployments() if services[PREFECT]["healthy"] else []
     except NoAnswer:
         deployments = []
     return {
@@ -55,13 +56,9 @@ def team_status(home: Home) -> dict[str, Any]:
     }
 
 
-def _healthy(name: str, settings: TeamSettings, user: str) -> bool:
+def _healthy(name: str, settings: TeamSettings, prefect: PrefectServer) -> bool:
     if name == PREFECT:
-        return answers(f"{settings.prefect_api}/health", user)
+        return answers(f"{settings.prefect_api}/health")
     if name == MLFLOW:
         return answers(f"{settings.mlflow_url}/health")
-    try:
-        found = ask(f"{settings.prefect_api}/work_pools/{WORKER_NAMES[name]}/workers/filter", {}, user=user)
-    except NoAnswer:
-        return False
-    return any(worker["name"] == name and worker["status"] == "ONLINE" for worker in found)
+    return prefect.worker_online(WORKER_NAMES[name], name)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(int(sys.argv[2])); self.end_headers(); self.wfile.write(b"true")
+    def do_POST(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"[]")
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
@@ -106,6 +109,12 @@ def test_other_settings_are_refused_while_servers_run(home: Home, settings: Team
     bring_up(home, settings, print)
     with pytest.raises(UserError, match=r"prefect, mlflow of .* with other settings: `sheepfold down` first"):
         bring_up(home, TeamSettings(prefect_port=free_port(), mlflow_port=free_port()), print)
+
+
+def test_the_folder_that_is_read_may_change_while_servers_run(home: Home, settings: TeamSettings) -> None:
+    bring_up(home, settings, print)
+    assert bring_up(home, replace(settings, source="/elsewhere"), print).started == []
+    assert TeamFolder(home).settings().source == "/elsewhere"
 
 
 def test_a_server_that_ends_is_named_with_the_end_of_its_log_and_takes_the_others_with_it(

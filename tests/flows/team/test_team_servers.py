@@ -20,6 +20,7 @@ from runs import MARK, environment, kill_all
 from test_team_box import free_port
 
 from flows.team.api import NoAnswer, ask
+from flows.team.prefect_server import PrefectServer
 from flows.team.processes import family
 from flows.team.services import GPU_POOL, POOL
 from flows.team.settings import TeamFolder
@@ -64,9 +65,7 @@ class Box:
     def ask(self, path: str, body: Any = None) -> Any:
         """Prefect's API."""
         folder = TeamFolder(self.home)
-        settings = folder.settings()
-        user = folder.secrets().prefect if settings.auth else ""
-        return ask(f"{settings.prefect_api}/{path}", body, user=user, seconds=60)
+        return PrefectServer.of(folder, folder.settings()).ask(path, body)
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment; its id."""

@@ -60,7 +60,7 @@ def test_what_may_hold_a_password_is_for_its_owner_alone(folder: TeamFolder) -> 
         for path in folder.path.rglob("*")
         if path.is_file() and any(secret in path.read_text() for secret in (known.mlflow_password, "p%40ss"))
     ]
-    assert {path.name for path in holding} == {"settings.json", "environment", "secrets.json"}
+    assert {path.name for path in holding} == {"settings.json", "environment", "secrets.json", "tracking.json"}
     assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
 
 
@@ -100,7 +100,10 @@ def test_a_shell_reads_the_file_of_addresses(folder: TeamFolder) -> None:
 
 def test_the_registry_of_a_home_on_postgres_is_the_teams_server(folder: TeamFolder) -> None:
     folder.write_addresses(TeamSettings(postgres=ADDRESS))
-    assert Home.from_environment(folder.home.path).tracking_uri == "http://127.0.0.1:5000"
+    home = Home.from_environment(folder.home.path)
+    assert (home.tracking_uri, home.login()) == ("http://127.0.0.1:5000", {})
+    folder.write_addresses(TeamSettings(postgres=ADDRESS, auth=True))
+    assert home.login()["MLFLOW_TRACKING_PASSWORD"] == folder.secrets().mlflow_password
     folder.write_addresses(TeamSettings())
     assert Home.from_environment(folder.home.path).tracking_uri.startswith("sqlite:")
 

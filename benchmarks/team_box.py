@@ -1,0 +1,94 @@
+"""A team's box for a benchmark: up for as long as a context lasts, and runs of its deployments over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.team.prefect_server import PrefectServer
+from flows.team.settings import TeamFolder, TeamSettings
+from storage.home import Home
+from tasks.sample import build_sample
+
+ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class TeamBox:
+    """A box that is up.
+
+    Attributes:
+        documents: folder that its deployments read.
+    """
+
+    folder: Path
+    documents: Path
+    settings: TeamSettings
+    prefect: PrefectServer
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """Start a run of a deployment; its id."""
+        found = self.prefect.ask(f"deployments/name/{deployment}")
+        return str(self.prefect.ask(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
+
+    def wait(self, runs: Iterable[str]) -> list[dict[str, Any]]:
+        """The runs, once all of them have ended."""
+        ended = []
+        for run in runs:
+            while (found := self.prefect.ask(f"flow_runs/{run}"))["state_type"] not in ENDS:
+                time.sleep(0.2)
+            ended.append(found)
+        return ended
+
+    def task_states(self, run: str) -> dict[str, str]:
+        """States of a run's tasks by their names without the digits at the end."""
+        query = {"flow_runs": {"id": {"any_": [run]}}, "limit": 200}
+        found = self.prefect.ask("task_runs/filter", query)
+        return {task["name"].rpartition("-")[0]: task["state_name"] for task in found}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def team_box(postgres: str = "") -> Iterator[TeamBox]:
+    """A box over the sample corpus's texts.
+
+    Args:
+        postgres: address of its database; empty for SQLite.
+
+    Raises:
+        RuntimeError: if it does not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="sheepfold-box-") as name:
+        folder = Path(name)
+        build_sample(folder / "sample")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
+        variables = {**kept, "SHEEPFOLD_HOME": str(folder / "home")}
+
+        def command(*arguments: str) -> None:
+            line = [sys.executable, "-m", "flows.cli", *arguments]
+            done = subprocess.run(line, env=variables, cwd=folder, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"sheepfold {arguments[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+        ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
+        try:
+            command("up", str(folder / "sample" / "text"), "--postgres", postgres, *ports)
+            team = TeamFolder(Home.from_environment(folder / "home"))
+            settings = team.settings()
+            yield TeamBox(folder, folder / "sample" / "text", settings, PrefectServer.of(team, settings))
+        finally:
+            command("down")

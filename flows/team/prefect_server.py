@@ -1,0 +1,103 @@
+"""What is asked of Prefect's server while a box is brought up or looked at."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from flows.team.api import Busy, NoAnswer, ask
+from flows.team.automations import NAMES, QUEUED_AGAIN, TAG
+from flows.team.settings import TeamFolder, TeamSettings
+
+BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between two tries
+
+
+@dataclass(frozen=True)
+class PrefectServer:
+    """The Prefect server of a team.
+
+    Attributes:
+        api: its address.
+        user: `name:password`; empty where it asks for none.
+    """
+
+    api: str
+    user: str = ""
+
+    @classmethod
+    def of(cls, folder: TeamFolder, settings: TeamSettings) -> PrefectServer:
+        """That of a team's home."""
+        return cls(settings.prefect_api, folder.secrets().prefect if settings.auth else "")
+
+    def ask(self, path: str, body: Any = None, method: str = "") -> Any:
+        """What it answers, asked again for a while if it is busy, as Prefect's own client does.
+
+        Raises:
+            NoAnswer: if it does not, or refuses.
+        """
+        for pause in BUSY_SECONDS:
+            try:
+                return ask(f"{self.api}/{path}", body, method, self.user)
+            except Busy:
+                time.sleep(pause)
+        return ask(f"{self.api}/{path}", body, method, self.user)
+
+    def deployments(self) -> list[dict[str, Any]]:
+        """What is deployed: full name, version, pool, and whether a schedule of it is on.
+
+        Raises:
+            NoAnswer: if Prefect does not answer.
+        """
+        flows = {item["id"]: item["name"] for item in self.ask("flows/filter", {})}
+        listed = (
+            {
+                "name": f"{flows.get(item['flow_id'], '?')}/{item['name']}",
+                "version": item["version"],
+                "pool": item["work_pool_name"],
+                "scheduled": any(schedule["active"] for schedule in item["schedules"]) and not item["paused"],
+            }
+            for item in self.ask("deployments/filter", {})
+        )
+        return sorted(listed, key=lambda item: str(item["name"]))
+
+    def has(self, versions: dict[str, str]) -> bool:
+        """Whether it has all deployments, in these versions, and the automations."""
+        try:
+            deployed = {item["name"]: item["version"] for item in self.deployments()}
+            automations = {item["name"] for item in self.ask("automations/filter", {})}
+        except NoAnswer:
+            return False
+        return versions.items() <= deployed.items() and set(NAMES) <= automations
+
+    def worker_reported(self, pool: str, name: str, since: datetime) -> bool:
+        """Whether a worker has since said that it lives."""
+        try:
+            found = self.ask(f"work_pools/{pool}/workers/filter", {})
+        except NoAnswer:
+            return False
+        seen = [worker["last_heartbeat_time"] for worker in found if worker["name"] == name]
+        return any(datetime.fromisoformat(moment) > since for moment in seen)
+
+    def worker_online(self, pool: str, name: str) -> bool:
+        """Whether Prefect takes a worker to be alive."""
+        try:
+            found = self.ask(f"work_pools/{pool}/workers/filter", {})
+        except NoAnswer:
+            return False
+        return any(worker["name"] == name and worker["status"] == "ONLINE" for worker in found)
+
+    def switch_schedules_on(self) -> None:
+        """Let every schedule of the deployments run."""
+        for item in self.ask("deployments/filter", {}):
+            for schedule in item["schedules"]:
+                self.ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
+
+    def queue_lost_again(self) -> list[str]:
+        """Queue runs that crashed while nobody listened: a server that just started may miss its own first events."""
+        query = {"flow_runs": {"tags": {"all_": [TAG]}, "state": {"type": {"any_": ["CRASHED"]}}}}
+        found = [run for run in self.ask("flow_runs/filter", query) if run["deployment_id"]]
+        for run in found:
+            self.ask(f"flow_runs/{run['id']}/set_state", {"state": QUEUED_AGAIN})
+        return [str(run["name"]) for run in found]

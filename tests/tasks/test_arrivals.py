@@ -1,0 +1,70 @@
+"""How much a corpus changed since its latest model, and that the same is not told twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_run import Ran, copy_of_store, direct_session, home_at, text_of, tiny_settings, write_texts
+
+from flows import pipeline
+from flows.arrivals import changed_share, note_told, untold_share
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from storage.store import Store, open_store
+from tasks.ingest.sources.resolve import resolve_sources
+from tasks.session import artifact
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "share"),
+    [
+        ("abcd", "abcd", 0),
+        ("abcde", "abcd", 0.25),
+        ("abc", "abcd", 0.25),
+        ("abce", "abcd", 0.5),
+        ("a", "", 1),
+        ("", "", 0),
+    ],
+)
+def test_documents_that_came_and_went_count_against_those_there_were(now: str, before: str, share: float) -> None:
+    assert changed_share(set(now), set(before)) == share
+
+
+def ingested(home: Home, source: Path) -> tuple[Store, ArtifactRef]:
+    """The snapshot of a folder as it is now, the corpus standing at it."""
+    with direct_session(home) as session:
+        found = pipeline.ingest(session, resolve_sources([str(source)]), tiny_settings())
+        pipeline.remember_ingested(session, found)
+        pipeline.publish(session, "default")
+    return open_store(home.store), artifact(found.snapshot)
+
+
+def test_a_corpus_without_a_model_has_changed_wholly_until_that_is_told(tmp_path: Path) -> None:
+    home = home_at(tmp_path / "home")
+    source = write_texts(tmp_path / "texts", range(4))
+    store, now = ingested(home, source)
+    assert untold_share(store, "default", now) == 1
+    note_told(store, "default", now)
+    assert untold_share(store, "default", now) == 0
+
+
+def test_changes_add_up_and_copies_are_none(tiny: Ran, tmp_path: Path) -> None:
+    home = copy_of_store(tiny, tmp_path / "home")
+    source = write_texts(tmp_path / "texts")
+    store, now = ingested(home, source)
+    assert untold_share(store, "default", now) == 0  # what the model was trained on, at another place
+    (source / "copy.txt").write_text(text_of(3))
+    assert untold_share(*with_corpus(ingested(home, source))) == 0
+    (source / "new-1.txt").write_text(text_of(101))
+    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
+    (source / "new-2.txt").write_text(text_of(102))
+    store, now = ingested(home, source)
+    assert untold_share(store, "default", now) == pytest.approx(2 / 12)
+    note_told(store, "default", now)
+    (source / "new-3.txt").write_text(text_of(103))
+    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 14)
+
+
+def with_corpus(found: tuple[Store, ArtifactRef]) -> tuple[Store, str, ArtifactRef]:
+    return found[0], "default", found[1]
