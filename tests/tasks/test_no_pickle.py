@@ -52,7 +52,6 @@ from flows.actions import promote_model
 from flows.direct import verify_home
 from storage.catalog import Catalog
 from tasks.progress import StageProgress
-from tasks.session import artifact
 import tasks.training
 
 home, source = home_at(Path(sys.argv[3])), Path(sys.argv[4])
@@ -77,7 +76,7 @@ StageProgress.update = shown
 ran = run_whole(home, source)  # from a checkpoint to completions
 with direct_session(home) as session:
     resumed = session.store.find("train", ran.checkpoint.key).counts["resumed_from"]
-    promoted, run_id = promote_model(session, ran.checkpoint, artifact(ran.prepared.evalset), ran.metrics)
+    promoted, run_id = promote_model(session, ran.checkpoint, ran.evaluation)
     catalog = Catalog(session.store, "default")
     views = [row["name"] for row in catalog.query("select view_name as name from duckdb_views() where not internal")]
     rows = {name: catalog.query(f"select count(*) as n from {name}")[0]["n"] for name in views}
