@@ -26,7 +26,8 @@ def measure_drift(
         evaluation: of the model on its own evaluation set.
 
     Returns:
-        Its drift, and the set of fresh documents; None where no document came since.
+        Its drift, and the set of fresh documents; None where no document came since, or where it is not known what
+        the model read.
 
     Raises:
         UserError: the corpus was never ingested.
@@ -34,6 +35,9 @@ def measure_drift(
     state = read_state(session.store, corpus)
     inputs = split_inputs(state)
     known = known_selections(session.store, checkpoint)
+    if not known.refs:
+        session.note("it is not known which documents this model read, so nothing is known of its drift")
+        return None
     if not came_since(session.store, state[curate.name][0], known):
         session.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
         return None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from prefect import flow
+from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from flows import pipeline
@@ -54,6 +55,9 @@ def evaluate(
         if measured.read:
             session.note(f"{model} was trained on some of these documents, so its figures flatter it")
         drifted = measure_drift(session, corpus, checkpoint, evaluation) if drift else None
+        if drifted is not None:
+            said = f"{drifted[0].sentence()}\n"
+            create_markdown_artifact(said, key="sheepfold-drift", description=f"Whether {model} still knows {corpus}")
         version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:

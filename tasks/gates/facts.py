@@ -129,18 +129,16 @@ def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
 
 def _ocr(store: Store, curated: Manifest) -> tuple[float, float | None]:
     """Pages read by OCR in the documents in use, and the mean confidence on them."""
-    pages = confident = 0.0
-    read: set[str] = set()
-    kept = kept_documents(store, curated.ref)
+    scanned: dict[str, tuple[float, float]] = {}  # pages and mean confidence of each document with any
     for ref in curated.input_refs("documents"):
         if store.find(ref.stage, ref.key) is None:
             return 0.0, None  # forgotten or cleared up
         columns = ["doc_id", "n_pages", "ocr_share", "ocr_confidence"]
         table = pq.read_table(store.folder(ref) / DOCUMENTS_FILE, columns=columns, use_threads=False)
-        scanned = table.filter(pc.and_(pc.greater(table["ocr_share"], 0), pc.is_valid(table["ocr_confidence"])))
-        for row in scanned.to_pylist():
-            if row["doc_id"] in kept and row["doc_id"] not in read:
-                read.add(row["doc_id"])
-                pages += row["n_pages"] * row["ocr_share"]
-                confident += row["n_pages"] * row["ocr_share"] * row["ocr_confidence"]
-    return pages, confident / pages if pages else None
+        by_ocr = table.filter(pc.and_(pc.greater(table["ocr_share"], 0), pc.is_valid(table["ocr_confidence"])))
+        for row in by_ocr.to_pylist():
+            scanned[row["doc_id"]] = row["n_pages"] * row["ocr_share"], row["ocr_confidence"]
+    kept = kept_documents(store, curated.ref) if scanned else {}
+    read = [found for doc_id, found in scanned.items() if doc_id in kept]
+    pages = sum(n for n, _ in read)
+    return pages, sum(n * confidence for n, confidence in read) / pages if pages else None

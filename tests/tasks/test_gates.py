@@ -8,11 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from evaluation_report_samples import HOSTILE, sums
 from ingest_run import prose, write
 from tiny_run import Ran, direct_session, home_at, run_prepare
 
+from storage.manifest import Input, Manifest, RefSet, describe_inputs
+from storage.schemas import DROPPED, NORMALISED, SELECTION
+from storage.store import LocalStore
+from storage.tables import write_table
 from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation.compare import Comparison, SlicePair
 from tasks.gates.definitions import GATES, judge
@@ -22,6 +27,7 @@ from tasks.gates.verdicts import Verdict, failed, read_verdicts, write_verdicts
 from tasks.session import artifact
 from tasks.settings import SettingsError, load_settings
 
+Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]
 CLEAN = CorpusFacts(files=100, rejected=10, documents=90, repeated=9, ocr_pages=12, ocr_confidence=0.8)
 FASTER = GateSettings(min_tokens_per_second=1_000, max_size_mb=10)
 
@@ -207,3 +213,45 @@ def test_the_facts_of_a_model_are_those_of_its_artefacts(tiny: Ran) -> None:
     assert alone.leaks == 0, "the evaluation set was frozen from the very selection that was trained on"
     assert alone.size == (tiny.folder(tiny.checkpoint) / "model.safetensors").stat().st_size
     assert alone.corpus.documents == 12
+
+
+def commit(
+    store: LocalStore, stage: str, name: str, inputs: dict[str, Input], tables: Tables, **counts: int
+) -> Manifest:
+    """An artefact with tables made by hand."""
+    with store.workspace(stage, name) as workspace:
+        for file, (schema, rows) in tables.items():
+            write_table(workspace.out / file, schema, rows)
+        made = Manifest(stage, 1, name, name, describe_inputs(inputs), {}, files=[], counts=counts)
+        return store.commit(workspace, made)
+
+
+def page_counts(doc_id: str, n_pages: int, share: float, confidence: float | None) -> dict[str, Any]:
+    words = {"kind": "pdf", "text": "", "text_sha256": "", "n_bytes": 0, "digest": ""}
+    return {"doc_id": doc_id, "n_pages": n_pages, "ocr_share": share, "ocr_confidence": confidence, **words}
+
+
+def test_confidence_is_weighed_by_the_pages_that_ocr_read_of_documents_in_use(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    listed = commit(store, "snapshot", "listed", {}, {}, status_ok=4, status_rejected=1)
+    read = [
+        page_counts("half", 4, 0.5, 0.9),
+        page_counts("whole", 6, 1.0, 0.5),
+        page_counts("text", 50, 0.0, None),
+        page_counts("dropped", 90, 1.0, 0.1),
+    ]
+    texts = commit(store, "normalise", "texts", {}, {"documents.parquet": (NORMALISED, read)})
+    selected = [
+        {"doc_id": row["doc_id"], "segment": "s", "cluster": "c", "split": "train", "kept": row["doc_id"] != "dropped"}
+        for row in read
+    ]
+    tables: Tables = {
+        "selection.parquet": (SELECTION, [{**row, "n_bytes": 0} for row in selected]),
+        "dropped.parquet": (DROPPED, [{"doc_id": "dropped", "reason_code": "near_duplicate", "reason": "so"}]),
+    }
+    inputs: dict[str, Input] = {"snapshot": listed.ref, "documents": RefSet((texts.ref,), "d")}
+    found = corpus_facts(store, commit(store, "curate", "chosen", inputs, tables))
+    assert found == CorpusFacts(5, 1, 4, 1, ocr_pages=8.0, ocr_confidence=pytest.approx((2 * 0.9 + 6 * 0.5) / 8))
+    store.remove("normalise", "texts")
+    gone = corpus_facts(store, store.find("curate", "chosen") or pytest.fail("it is there"))
+    assert gone.ocr_confidence is None

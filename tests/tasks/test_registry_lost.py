@@ -131,7 +131,7 @@ def test_a_rebuilding_that_was_killed_on_its_way_to_a_number_goes_on(home: Home,
     registry = Registry(tracking)
     registry.by_digest("")  # makes the registered model
     tags = {"sheepfold.checkpoint_digest": promoted.better.checkpoint.digest}
-    registry.client.create_model_version("sheepfold", source="models:/sheepfold/0", tags=tags)
+    registry.client.create_model_version("sheepfold", source=home.path.as_uri(), tags=tags)
     assert alone(rebuild_tracking, home)["versions"] == ["2", "3"]
     assert [version.version for version in Registry(tracking).versions()] == ["2", "3"]
 
