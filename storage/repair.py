@@ -57,8 +57,11 @@ def repair(store: Store, checks: Iterable[Check]) -> list[Repair]:
     Raises:
         StoreError: if the store is not a folder.
     """
-    if not isinstance(store, LocalStore):
-        raise StoreError("only a store on a folder can be repaired: remove what is damaged there by its own tools")
+    if type(store) is not LocalStore:  # the folder of a store in a bucket is a cache
+        raise StoreError(
+            "only a store on a folder can be repaired. Of a store in a bucket remove the cache, which is filled again; "
+            "what is damaged in the bucket itself is to be removed there, and the next run makes it again"
+        )
     things = {thing: check.name for check in checks for thing in check.damaged}
     names = [thing for thing, check in things.items() if check == "names"]
     artefacts = [thing for thing in things if thing not in names]
