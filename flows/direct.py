@@ -329,6 +329,7 @@ def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
         "mlflow_run_id": version.run_id,
         "tags": version.tags,
         **_lineage(store, version.checkpoint),
+        "led_to": _led_to(place, store, version.checkpoint)["led_to"],
     }
 
 

@@ -167,14 +167,16 @@ def test_what_was_joined_goes_when_nobody_used_it_and_lineage_leads_through_it(h
     assert run_prepare(home, source).computed() == {}
 
 
-def test_a_document_is_forgotten_in_the_joined_segment_and_in_what_was_joined(home: Home) -> None:
-    compact_home(str(home.path), at_least=4)
-    compact_home(str(home.path), grace_days=0)
+@pytest.mark.parametrize("tidied", [False, True])
+def test_a_document_is_forgotten_in_the_joined_segment_and_in_what_was_joined(home: Home, tidied: bool) -> None:
+    compact_home(str(home.path), at_least=4, grace_days=0 if tidied else 1)
+    assert len(open_store(home.store).keys("extract")) == (1 if tidied else 5)
     forget(str(home.path), "secret.txt", "", "default", False)
     for path in Path(home.store).rglob("*.parquet"):
         assert SECRET not in json.dumps(pq.read_table(path).to_pylist(), default=str), path
     store = open_store(home.store)
-    assert list(store.manifests("tokenise")) == []  # every shard that held it, joined or not
+    assert len(store.keys("extract")) == (1 if tidied else 4)  # what was joined is not rewritten beside it
+    assert store.keys("tokenise") == []  # every shard, joined or not, that may have held it
     assert verify_home(str(home.path), "default")["ok"]
 
 
