@@ -228,6 +228,7 @@ def commit(
 
 def page_counts(doc_id: str, n_pages: int, share: float, confidence: float | None) -> dict[str, Any]:
     words = {"kind": "pdf", "text": "", "text_sha256": "", "n_bytes": 0, "digest": ""}
+    words |= {"title": None, "programming_language": None}
     return {"doc_id": doc_id, "n_pages": n_pages, "ocr_share": share, "ocr_confidence": confidence, **words}
 
 
@@ -246,7 +247,7 @@ def test_confidence_is_weighed_by_the_pages_that_ocr_read_of_documents_in_use(tm
         for row in read
     ]
     tables: Tables = {
-        "selection.parquet": (SELECTION, [{**row, "n_bytes": 0} for row in selected]),
+        "selection.parquet": (SELECTION, [{**row, "n_bytes": 0, "licence": None} for row in selected]),
         "dropped.parquet": (DROPPED, [{"doc_id": "dropped", "reason_code": "near_duplicate", "reason": "so"}]),
     }
     inputs: dict[str, Input] = {"snapshot": listed.ref, "documents": RefSet((texts.ref,), "d")}
