@@ -1,0 +1,52 @@
+"""`why` finds things by the names that people have for them, and says so when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ingest_run import home_at, ingest, prose, write
+from tiny_run import Ran
+
+from flows.direct import explain
+from storage.errors import UserError
+from storage.store import StoreError
+from tasks.session import artifact
+
+
+def why(ran: Ran, thing: str) -> dict[str, object]:
+    return explain(str(ran.session.home.path), thing, "default")
+
+
+def test_a_document_goes_by_path_absolute_path_id_and_eight_digits(tiny: Ran, tiny_source: Path) -> None:
+    found = why(tiny, "text-03.txt")
+    (file,) = found["files"]  # type: ignore[misc]
+    for name in (file["doc_id"], file["doc_id"][:8], str(tiny_source / "text-03.txt"), "./text-03.txt"):
+        assert {**why(tiny, name), "thing": ""} == {**found, "thing": ""}, name
+
+
+def test_an_artefact_goes_by_key_eight_digits_and_stage(tiny: Ran) -> None:
+    ref = artifact(tiny.prepared.dataset)
+    for name in (ref.key, ref.key[:8], f"dataset/{ref.key}", f"dataset/{ref.key[:8]}"):
+        found = why(tiny, name)
+        assert found["artifact"] == f"dataset/{ref.key}", name
+        assert f"train/{tiny.checkpoint.key}" in found["led_to"]  # type: ignore[union-attr, operator]
+    with pytest.raises(StoreError, match="nothing goes by"):
+        why(tiny, f"train/{ref.key}")
+
+
+def test_a_name_of_nothing_is_answered_with_what_has_names(tiny: Ran) -> None:
+    with pytest.raises(UserError, match=r"no model .alias.*no artefact .STAGE.*no completion.*no document"):
+        why(tiny, "letters/nobody.txt")
+
+
+def test_a_document_whose_file_is_gone_is_known_still(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", {f"{number}.txt": prose(number) for number in range(4)})
+    home = home_at(tmp_path / "home")
+    ingest(home, source)
+    (source / "2.txt").unlink()
+    ingest(home, source)
+    found = explain(str(home.path), "2.txt", "default")
+    assert found["note"].startswith("not in corpus 'default' any more")
+    assert [file["path"] for file in found["files"]] == ["2.txt"]
+    assert found["seen_by"] == []
