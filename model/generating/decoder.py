@@ -24,7 +24,7 @@ from ..norms import RMSNorm
 from ..positions import rotate
 from ..transformer import Block, Transformer
 from .blocks import BlockCache, BlockStep
-from .products import LEAST_ROWS, Product, build_product, can_pack
+from .products import LEAST_ROWS, Gated, Product, build_product, can_pack
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,13 @@ class _Layer:
         self.qkv = build_product(self.norm_attention.folded_into(weight), bias, n_rows)
         self.proj = build_product(attention.proj.weight, attention.proj.bias, n_rows)
 
-        def reading(linear: nn.Linear) -> Product:
-            return build_product(self.norm_mlp.folded_into(linear.weight), linear.bias, n_rows)
-
-        self.gate = None if mlp.gate is None else reading(mlp.gate)
-        self.up, self.down = reading(mlp.up), build_product(mlp.down.weight, mlp.down.bias, n_rows)
+        up = self.norm_mlp.folded_into(mlp.up.weight)
+        if mlp.gate is None:
+            self.up: Product | Gated = build_product(up, mlp.up.bias, n_rows)
+        else:
+            biases = None if mlp.gate.bias is None else (mlp.gate.bias.detach(), mlp.up.bias.detach())
+            self.up = Gated(self.norm_mlp.folded_into(mlp.gate.weight), up, biases, n_rows)
+        self.down = build_product(mlp.down.weight, mlp.down.bias, n_rows)
 
 
 class Decoder:
@@ -191,10 +193,7 @@ class Decoder:
 
     def _feed(self, layer: _Layer, x: Tensor, rest: Tensor) -> Tensor:
         """The feed-forward branch of x, joined to the stream."""
-        if layer.gate is None:
-            hidden = layer.up.activated(x, self.config.act)
-        else:
-            hidden = layer.up.times(x, layer.gate.activated(x, "silu"))
+        hidden = layer.up(x) if isinstance(layer.up, Gated) else layer.up.activated(x, self.config.act)
         return layer.down.added(hidden, rest)
 
 

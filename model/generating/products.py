@@ -1,8 +1,8 @@
 """Matrix products of a few rows with the same weights, again and again, together with what follows each of them.
 
 The weights of a decoding step are read from memory once per token, so their layout decides how fast it is. oneDNN has
-one of its own for float32 on a CPU, twice as fast as the plain one for up to some dozen rows, and adds, multiplies or
-activates while the result is still in registers. Everywhere else the plain product is taken.
+one of its own for float32 on a CPU, twice as fast as the plain one for up to some dozen rows, and adds or activates
+while the result is still in registers. Everywhere else the plain product is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..kernels import has_fast_products
 LEAST_ROWS = 2  # for a single row oneDNN has a kernel that adds up in another order, and is no faster
 
 # activation -> oneDNN's name of it, and the variant
-_FUSED = {"silu": ("swish", ""), "relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
+_FUSED = {"relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
 
 
 class Product:
@@ -38,18 +38,12 @@ class Product:
         """rest + product."""
         return self(x).add_(rest)
 
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """factor * product."""
-        return self(x).mul_(factor)
-
     def activated(self, x: Tensor, act: str) -> Tensor:
-        """The activation of the product; `act` is one of ModelConfig.act or "silu"."""
+        """The activation of the product; `act` is one of ModelConfig.act that needs no gate."""
         product = self(x)
         if act in ("relu", "relu2"):
             positive = product.relu_()
             return positive.square_() if act == "relu2" else positive
-        if act == "silu":
-            return F.silu(product)
         return F.gelu(product, approximate="tanh" if act == "gelu_tanh" else "none")
 
 
@@ -71,13 +65,7 @@ class PackedProduct(Product):
         return product
 
     def added(self, x: Tensor, rest: Tensor) -> Tensor:
-        return self._with(x, rest, "add")
-
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        return self._with(x, factor, "mul")
-
-    def _with(self, x: Tensor, other: Tensor, how: str) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, how)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, rest, self.weight, self.bias, "add")
         return product
 
     def activated(self, x: Tensor, act: str) -> Tensor:
@@ -96,3 +84,28 @@ def can_pack(weight: Tensor) -> bool:
 def build_product(weight: Tensor, bias: Tensor | None, n_rows: int) -> Product:
     """The faster one of the two."""
     return PackedProduct(weight, bias, n_rows) if can_pack(weight) else Product(weight, bias)
+
+
+class Gated:
+    """silu(x @ gate.T + gate_bias) * (x @ up.T + up_bias), as one product where the weights are copied anyway.
+
+    Args:
+        gate, up: (M, K).
+        biases: (M,) of the gate and of the other; both or none.
+        n_rows: about how many rows x will have.
+    """
+
+    def __init__(self, gate: Tensor, up: Tensor, biases: tuple[Tensor, Tensor] | None, n_rows: int) -> None:
+        self.width = len(gate)
+        if can_pack(gate):  # a product of few rows costs more to begin than to compute
+            bias = None if biases is None else torch.cat(biases)
+            self.products = [build_product(torch.cat((gate, up)), bias, n_rows)]
+        else:
+            pairs = zip((gate, up), biases or (None, None), strict=True)
+            self.products = [build_product(weight, bias, n_rows) for weight, bias in pairs]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, M) of x (N, K)."""
+        found = [product(x) for product in self.products]
+        gate, up = found[0].split(self.width, dim=1) if len(found) == 1 else found
+        return F.silu(gate).mul_(up)
