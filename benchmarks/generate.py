@@ -4,8 +4,8 @@
     python -m benchmarks.generate --device cuda [--bandwidth 3.35e12]
 
 On a CPU both sides hold the same weights (a LLaMA shape of 13.8M parameters, float32), take turns in processes of their
-own, use all cores and answer with the same tokens, which is compared; a ratio is the median over neighbouring turns. All
-rows take some six minutes on two idle cores. With `--device cuda` the GPT-2 shape of 124M parameters decodes in
+own, use all cores and answer with the same tokens, which is compared; a ratio is the median over neighbouring turns.
+All rows take some six minutes on two idle cores. With `--device cuda` the GPT-2 shape of 124M parameters decodes in
 bfloat16, and its speed is held against the time that the device needs to read weights and cache once per step; torch,
 numpy and safetensors are all that is needed. Prints a Markdown table, and ends with exit code 1 when a goal is missed.
 """

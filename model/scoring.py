@@ -144,7 +144,7 @@ def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[
     return nll, rivals, confidence
 
 
-@torch.no_grad()
+@torch.inference_mode()  # in which products are the fast ones; without gradients alone they are not
 def evaluate_source(
     model: Transformer, source: SequenceSource, batch_size: int, device: torch.device | str = "cpu"
 ) -> NllSum:
