@@ -1,0 +1,113 @@
+"""The commands of README.md and docs/ that need nothing but a laptop, run one after the other as they are shown.
+
+What a page only names (a person's folder, a file of questions, an id) is put there first. Trainings are made short.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from runs import answer, environment
+
+from tests.documented import arguments_of, shown
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+PAGES = ("README.md", "docs/guide.md", "docs/keeping.md")
+TEAM = {"up", "down"}  # proved with real servers by tests of their own
+TRAINS = {"run", "train"}
+BUDGET = re.compile(r"--(minutes|max-steps|max-tokens) \S+")
+LINES = [
+    pytest.param(block.page, line, id=f"{block.page}-{block.line + number}")
+    for block in shown()
+    if block.page in PAGES
+    for number, line in enumerate(block.lines)
+    if any(arguments and arguments[0] not in TEAM for arguments in arguments_of("sheepfold", line))
+]
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody who reads the pages: a home folder with documents, a working folder, and two models."""
+
+    folder: Path
+    variables: dict[str, str]
+    known: dict[str, str]
+
+    def type(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Run a line of shell."""
+        for shown_id, real in self.known.items():
+            line = re.sub(rf"(?<= ){re.escape(shown_id)}(?= |$)", real, line)
+        (command, *_), *_ = arguments_of("sheepfold", line)
+        if command in TRAINS:
+            line = BUDGET.sub("", line) + " --max-steps 5"
+        return subprocess.run(
+            ["bash", "-c", line], env=self.variables, cwd=self.folder, capture_output=True, text=True, check=False
+        )
+
+
+def write_files(folder: Path, sample_folder: Path) -> None:
+    """What the pages name."""
+    documents = folder / "documents"
+    for kind, count in (("text", 25), ("code", 15)):
+        (documents / kind).mkdir(parents=True)
+        for path in sorted((sample_folder / kind).iterdir())[:count]:
+            shutil.copyfile(path, documents / kind / path.name)
+    prose = sorted((sample_folder / "text").iterdir())[25:]
+    (documents / "notes").mkdir()
+    (documents / "mails").mkdir()
+    shutil.copyfile(prose[0], documents / "notes" / "letter.txt")
+    shutil.copyfile(prose[1], documents / "mails" / "one.eml")
+    (folder / "notes").mkdir()
+    for path in prose[2:12]:
+        shutil.copyfile(path, folder / "notes" / path.name)
+    questions = {
+        "questions.jsonl": '{"type": "exact_match", "id": "1", "prompt": "2 + 2 =", "answer": "4"}\n',
+        "questions.csv": "question\nWhat is a sheepfold?\n",
+        "eval.jsonl": '{"text": "A text that is only measured, never trained on, and long enough to be looked at."}\n',
+    }
+    for name, text in questions.items():
+        (folder / name).write_text(text)
+    pq.write_table(pa.table({"body": [path.read_text() for path in prose[2:12]]}), folder / "corpus.parquet")
+
+
+@pytest.fixture(scope="module")
+def person(request: Any, tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Iterator[Person]:
+    """A person at the beginning of a page."""
+    folder = tmp_path_factory.mktemp(Path(request.param).stem)
+    write_files(folder, sample_folder)
+    home = folder / ".sheepfold"
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    made = Person(folder, {**environment(home), "HOME": str(folder), "PATH": programs}, {})
+    for steps in (5, 60):
+        done = subprocess.run(
+            ["sheepfold", "run", "documents", "--preset", "tiny", "--max-steps", str(steps)],
+            env=made.variables,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    made.known["3f9c/0"] = answer(home, "sql", "select id from completions limit 1")[0]["id"]
+    made.known["3f9c0b12"] = next((home / "store" / "dataset").iterdir()).name[:8]
+    exported = made.type("sheepfold export champion gpt2")
+    assert exported.returncode == 0, exported.stderr[-3000:]
+    yield made
+
+
+@pytest.mark.parametrize(("person", "line"), LINES, indirect=["person"])
+def test_a_shown_command_does_what_it_says(person: Person, line: str) -> None:
+    done = person.type(line)
+    assert done.returncode == 0, f"{line}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
