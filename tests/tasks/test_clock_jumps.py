@@ -18,6 +18,7 @@ from tests.flows.runs import store_contents
 LIBRARIES = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")  # noqa: PTH207 - Path has none from the root on
 pytestmark = [
     pytest.mark.faults,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not LIBRARIES, reason="libfaketime is not installed (apt install libfaketime)"),
 ]
 

@@ -15,14 +15,13 @@ from storage.store import LocalStore
 from tasks.progress import StageProgress
 from tests.flows.runs import store_contents
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 # what is spoilt, and the stages after it that have to read it again
 SPOILT = {
     "extract/pages.parquet": ("normalise",),
     "normalise/documents.parquet": ("measure", "score"),
     "refine/documents.parquet": ("tokenise",),
-    "tokenizer/tokenizer.json": ("tokenise",),
     "evalset/documents.parquet": ("evaluate",),
     "train/config.json": ("evaluate",),
 }
