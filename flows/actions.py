@@ -29,7 +29,7 @@ from tasks.settings import Settings
 from tasks.suggest import read_suggestion, suggest
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
-from tasks.training import TrainStageSettings, sync_run
+from tasks.training import sync_run
 
 
 class UnknownModel(UserError):
@@ -105,9 +105,8 @@ def ensure_training_run(session: Session, checkpoint: ArtifactRef) -> str:
     manifest = session.store.find(checkpoint.stage, checkpoint.key)
     if manifest is None or checkpoint.stage != "train":
         raise UnknownModel(f"{checkpoint.stage}/{checkpoint.key} is no training of this store; it has no run")
-    settings = TrainStageSettings(**manifest.settings)
     tags = {name: value for name, value in session.resources.run_tags.items() if value}
-    return sync_run(session.resources.tracking, checkpoint.key, settings, tags, session.store.folder(checkpoint))
+    return sync_run(session.resources.tracking, session.store, manifest, tags)
 
 
 def log_evaluation(

@@ -63,6 +63,11 @@ def ancestor(store: Store, ref: ArtifactRef, stage: str) -> Manifest:
     raise StoreError(f"no artefact of stage {stage} stands behind {ref.stage}/{ref.key}")
 
 
+def location_of(store: Store, ref: ArtifactRef) -> str:
+    """Where an artefact lies; of one that is gone, its name."""
+    return str(store.folder(ref)) if store.find(ref.stage, ref.key) is not None else f"{ref.stage}/{ref.key}"
+
+
 def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection[str] = ()) -> list[Manifest]:
     """What was made from some artefacts, directly or not, in no order; the artefacts themselves are not among it.
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from storage.errors import UserError
-from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef, Manifest
+from storage.lineage import location_of, manifest_of
+from storage.manifest import ArtifactRef
 from storage.registered import Registered, noted_names, noted_versions
 from storage.registry import ModelVersion, Registry
 from storage.store import Store
@@ -20,7 +20,7 @@ from storage.tracking import Tracking
 from tasks.evaluation.compare import champion_figures
 from tasks.evaluation.tables import read_metrics
 from tasks.registration import LOCK, register
-from tasks.training import TrainStageSettings, sync_run, train
+from tasks.training import sync_run, train
 
 
 @dataclass
@@ -55,7 +55,7 @@ def _rebuild(store: Store, tracking: Tracking) -> Rebuilt:
     noted = noted_versions(store)
     tags = {item.checkpoint.key: dict(item.run_tags) for item in noted}
     for manifest in store.manifests(train.name):
-        _run(store, tracking, manifest, tags.get(manifest.key, {}))
+        sync_run(tracking, store, manifest, tags.get(manifest.key, {}))
         done.runs += 1
     registry = Registry(tracking)
     for item in noted:
@@ -74,14 +74,6 @@ def _rebuild(store: Store, tracking: Tracking) -> Rebuilt:
 def is_lost(store: Store, registry: Registry) -> bool:
     """Whether the store knows versions, and the registry none."""
     return bool(noted_names(store)) and not registry.versions()
-
-
-def _run(store: Store, tracking: Tracking, manifest: Manifest, tags: dict[str, str]) -> None:
-    """The run of a training."""
-    folder = store.folder(manifest.ref)
-    run_id = sync_run(tracking, manifest.key, TrainStageSettings(**manifest.settings), tags, folder)
-    (cut,) = manifest.input_refs("dataset")
-    tracking.log_datasets(run_id, "dataset", cut.digest, _location(store, cut), "training")
 
 
 def _version(store: Store, registry: Registry, item: Registered) -> None:
@@ -112,10 +104,5 @@ def _figures(
             metrics |= champion_figures(read_metrics(store, rival))
     (evalset,) = manifest_of(store, evaluation).input_refs("evalset")
     step = manifest_of(store, item.checkpoint).counts["rows"]
-    location = _location(store, evalset)
+    location = location_of(store, evalset)
     tracking.log_figures(run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)
-
-
-def _location(store: Store, ref: ArtifactRef) -> str:
-    """Where an artefact lies; where it lay is not known of one that is gone."""
-    return str(store.folder(ref)) if store.find(ref.stage, ref.key) is not None else f"{ref.stage}/{ref.key}"

@@ -19,8 +19,8 @@ import numpy as np
 
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
-from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef
+from storage.lineage import location_of, manifest_of
+from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import HISTORY
 from storage.store import Store
 from storage.tables import read_rows, write_table
@@ -169,13 +169,16 @@ def _flat(settings: TrainStageSettings) -> dict[str, Any]:
     }
 
 
-def sync_run(tracking: Tracking, key: str, settings: TrainStageSettings, tags: dict[str, str], folder: Path) -> str:
-    """Make MLflow hold the whole curve of a finished training, and say so; returns the run's id.
+def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[str, str]) -> str:
+    """Make MLflow hold the whole curve of a finished training and its dataset, and say so; returns the run's id.
 
     MLflow is a projection of the store: a run that a kill left unfinished, or that was lost, is completed from the
     artefact. Nothing is written when all is there.
     """
-    run_id = tracking.ensure_run(key, f"train-{key[:8]}", _flat(settings), tags)
+    settings, folder = TrainStageSettings(**manifest.settings), store.folder(manifest.ref)
+    run_id = tracking.ensure_run(manifest.key, f"train-{manifest.key[:8]}", _flat(settings), tags)
+    (dataset,) = manifest.input_refs("dataset")
+    tracking.log_datasets(run_id, "dataset", dataset.digest, location_of(store, dataset), "training")
     points = [(row["metric"], row["step"], row["value"]) for row in read_rows(folder / HISTORY_FILE)]
     tracking.log_missing(run_id, [*points, *sync_journal(tracking, run_id, folder)])
     tracking.finish(run_id)

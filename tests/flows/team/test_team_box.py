@@ -160,7 +160,9 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(home: Home, setting
 
 
 INTERRUPTED = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 sys.path.insert(0, sys.argv[1])
 import pytest
 from test_team_box import box, bring_up, small, Home, TeamSettings
