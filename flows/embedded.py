@@ -185,13 +185,22 @@ def _serve(parent: int, listener: int) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
+    from storage.locks import owner_lock
+
     application: Any = create_app(ephemeral=True, final=True)
     config = uvicorn.Config(
         application, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=2
     )
 
     class Server(uvicorn.Server):
-        """A server that the command alone can end."""
+        """A server that the command alone can end, and that makes or changes its tables alone.
+
+        Two commands may begin at once in a new home, and Prefect's migrations do not wait for each other.
+        """
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            with owner_lock(Path(os.environ["PREFECT_HOME"]) / "tables.lock"):
+                await super().startup(sockets)
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if sig != signal.SIGTERM:

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,9 +79,10 @@ def _create_database(address: str) -> None:
     with owner_lock(path.with_name(f".{path.name}.lock")):
         if path.exists():  # made by the owner we waited for
             return
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        for leftover in path.parent.glob(f"{unfinished.name}*"):
+        for leftover in path.parent.glob(f".{path.name}.unfinished*"):
             leftover.unlink()
+        # a name of its own for each try: MLflow keeps connections by address, and one to a file that is gone is no use
+        unfinished = path.with_name(f".{path.name}.unfinished-{uuid.uuid4().hex[:8]}")
         MlflowClient(f"sqlite:///{unfinished}").search_experiments()
         unfinished.rename(path)
 

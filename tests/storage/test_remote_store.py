@@ -19,6 +19,7 @@ from storage.bucket import Bucket, BucketError, ObjectInfo, Unreachable
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.garbage import find_garbage, remove_garbage
+from storage.leases import Lease
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.mirror import Mirror
 from storage.remote import RemoteStore
@@ -187,8 +188,11 @@ def test_one_machine_waits_for_another_that_makes_the_same(here: RemoteStore, th
 def test_a_machine_that_gives_no_sign_of_life_loses_what_it_works_on_and_cannot_commit(
     s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.leases.Lease.keep", lambda lease: None)
-    slow, quick = (RemoteStore(Bucket(s3_address), tmp_path / name, 1.0) for name in ("slow", "quick"))
+    vanishes, lives = 1.0, 3.0  # seconds of their leases; the second one's is kept, however slow this machine is
+    keep = Lease.keep
+    monkeypatch.setattr(Lease, "keep", lambda lease: None if lease._seconds == vanishes else keep(lease))
+    slow = RemoteStore(Bucket(s3_address), tmp_path / "slow", vanishes)
+    quick = RemoteStore(Bucket(s3_address), tmp_path / "quick", lives)
     with pytest.raises(BucketError, match="without a sign of life"), slow.workspace("pages", "k") as work:
         made = Manifest("pages", 1, "k", "d", {}, {}, [])
         with quick.workspace("pages", "k") as other:
