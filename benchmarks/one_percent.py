@@ -3,26 +3,52 @@
     python -m benchmarks.one_percent [--full]
 
 Both are the whole command as a person types it, with all its processes. A run with nothing new is measured between the
-others: it is what every run costs, however small the change, and it is told beside the share.
+others: it is what every run costs, however small the change, and it is told beside the share. The documents are pieces
+of the installed packages' text, each once, a file each.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from benchmarks.growth import write_files
+from benchmarks import texts
 from benchmarks.table import Row, report
 
 GOAL = 0.05
 DOCUMENTS, FULL_DOCUMENTS = 5_000, 20_000
+DOCUMENT_CHARS = 2_000
+FILES_PER_FOLDER = 500
 ROUNDS = 3
+
+
+def pieces(n_documents: int) -> Iterator[str]:
+    """Texts of one length, from packages; no two are the same."""
+    long = texts.documents(int(1.5 * n_documents * DOCUMENT_CHARS))  # ends of files are left out
+    cut = (text[at : at + DOCUMENT_CHARS] for text in long for at in range(0, len(text), DOCUMENT_CHARS))
+    whole = dict.fromkeys(piece for piece in cut if len(piece) == DOCUMENT_CHARS)
+    if len(whole) < n_documents:
+        raise RuntimeError(f"the packages gave {len(whole):,} texts, {n_documents:,} were asked for")
+    yield from islice(whole, n_documents)
+
+
+def write_files(folder: Path, documents: Iterable[str]) -> None:
+    """A file of each text, as if it had been there for a while: what was just written is read again."""
+    long_ago = time.time() - 3600
+    for number, text in enumerate(documents):
+        path = folder / f"{number // FILES_PER_FOLDER:04d}" / f"{number:06d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        os.utime(path, (long_ago, long_ago))
 
 
 def cpu_of_prepare(source: Path, home: Path) -> float:
@@ -46,16 +72,17 @@ def one_percent_rows(full: bool = False) -> Iterator[Row]:
     n_new = n_documents // 100
     with tempfile.TemporaryDirectory(prefix="sheepfold-percent-") as place:
         source, home = Path(place) / "files", Path(place) / "home"
-        write_files(source, n_documents)
+        texts_left = pieces(n_documents + ROUNDS * n_new)
+        write_files(source / "old", islice(texts_left, n_documents))
         cold = cpu_of_prepare(source, home)
         idle, grown = [], []
         for turn in range(ROUNDS):
             idle.append(cpu_of_prepare(source, home))
-            write_files(source, n_new, first=n_documents + turn * n_new)
+            write_files(source / f"new{turn}", islice(texts_left, n_new))
             grown.append(cpu_of_prepare(source, home))
     nothing, more = median(idle), median(grown)
     yield Row(
-        f"1 % new documents: ingest and prepare, beside {n_documents:,} documents cold",
+        f"1 % new documents: ingest and prepare, beside {n_documents:,} texts of 2 kB cold",
         f"{more:.1f} s CPU for {n_new}",
         f"{cold:.1f} s CPU",
         more / cold,

@@ -20,11 +20,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import texts
+from benchmarks.table import Row
 
 GOAL = 0.03
 PROBE_STEPS = 60
 PRESET = "modern-1m"  # the same network for the probe and the comparison: the shorter its steps, the more is added
 TEXT_BYTES = 4 * 2**20
+TEN_MINUTES = 600.0
 
 
 def train(source: Path, home: Path, steps: int) -> dict[str, Any]:
@@ -79,8 +81,8 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
         return time.perf_counter() - started
 
 
-def orchestration_rows(full: bool) -> Iterator[tuple[str, str, str, float, float, bool]]:
-    """The row of the table: what, both sides, the share that the task adds, its goal."""
+def orchestration_rows(seconds: float) -> Iterator[Row]:
+    """The share that the train task adds to a bare training of about so many seconds."""
     with tempfile.TemporaryDirectory() as folder:
         source, home = Path(folder) / "source", Path(folder) / "home"
         source.mkdir()
@@ -89,11 +91,11 @@ def orchestration_rows(full: bool) -> Iterator[tuple[str, str, str, float, float
         key = train(source, home, PROBE_STEPS)["key"]
         short, longer = (bare_seconds(home / "store", key, times * PROBE_STEPS) for times in (1, 3))
         per_step = (longer - short) / (2 * PROBE_STEPS)  # without what every run costs
-        steps = PROBE_STEPS + max(0, round(((300 if full else 30) - short) / per_step))
+        steps = PROBE_STEPS + max(0, round((seconds - short) / per_step))
         before = bare_seconds(home / "store", key, steps)
         through = train(source, home, steps + 1)["seconds"] * steps / (steps + 1)  # not the artefact of the probe
         bare = (before + bare_seconds(home / "store", key, steps)) / 2
-    yield (
+    yield Row(
         "orchestration: what the train task adds to the bare trainer",
         f"{through:.1f} s for {steps} steps",
         f"{bare:.1f} s",
@@ -101,6 +103,14 @@ def orchestration_rows(full: bool) -> Iterator[tuple[str, str, str, float, float
         GOAL,
         True,
     )
+
+
+def ten_minute_rows(full: bool) -> Iterator[Row]:
+    """The same of ten minutes; three trainings of that length are for `--full` alone."""
+    if full:
+        yield from orchestration_rows(TEN_MINUTES)
+    else:
+        yield Row("orchestration overhead on a 10-minute run", "not measured without --full", "", float("nan"))
 
 
 if __name__ == "__main__":

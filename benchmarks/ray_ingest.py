@@ -30,6 +30,7 @@ SEGMENTS = 16
 DOCUMENTS = 8  # of a segment
 SECONDS = 0.75  # of a document: a segment takes 6 s, while a task is meant to have 10 s of work or more
 GOAL = 3.6
+RUNNER = "SHEEPFOLD_TASK_RUNNER"
 
 
 class StubPool:
@@ -79,6 +80,20 @@ def cluster(workers: int) -> Iterator[None]:
         nodes.shutdown()
 
 
+@contextmanager
+def on_ray() -> Iterator[None]:
+    """Flows of this process send their tasks to Ray; what is measured after them does not."""
+    before = os.environ.get(RUNNER)
+    os.environ[RUNNER] = "ray"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[RUNNER]
+        else:
+            os.environ[RUNNER] = before
+
+
 def seconds_of(home: Home, segments: int) -> float:
     """Wall time of extracting so many segments in a flow on the cluster."""
     from prefect import flow
@@ -105,13 +120,12 @@ def seconds_of(home: Home, segments: int) -> float:
     return ingest()
 
 
-def ray_rows() -> Iterator[Row]:
-    """The row of the table; to be called where a Prefect API is configured or may be started."""
+def ray_rows(full: bool = False) -> Iterator[Row]:
+    """The row of the table, of one size; to be called where a Prefect API is configured or may be started."""
     from flows.embedded import prefect_api
 
-    os.environ["SHEEPFOLD_TASK_RUNNER"] = "ray"
     found = {}
-    with tempfile.TemporaryDirectory() as folder, prefect_api(Home.from_environment(folder)):
+    with on_ray(), tempfile.TemporaryDirectory() as folder, prefect_api(Home.from_environment(folder)):
         for workers in (1, WORKERS):
             first, timed = (Home.from_environment(Path(folder) / f"{workers}-{name}").create() for name in "ab")
             with cluster(workers):

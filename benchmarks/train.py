@@ -435,7 +435,7 @@ def rows(only: set[str], full: bool, device: str, rounds: int, tokens: Path | No
     if "orchestration" in only:
         from benchmarks.orchestration import orchestration_rows
 
-        yield from (Row(*found) for found in orchestration_rows(full))
+        yield from orchestration_rows(300 if full else 30)
 
 
 def main() -> None:

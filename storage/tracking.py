@@ -69,10 +69,12 @@ def client(home: Home) -> MlflowClient:
 
 def _create_database(address: str) -> None:
     """Put MLflow's SQLite file there whole: killed while it makes its tables, it never gets on with what is there."""
+    if not address.startswith("sqlite:"):
+        return
     from mlflow import MlflowClient
     from sqlalchemy.engine import make_url
 
-    name = make_url(address).database if address.startswith("sqlite:") else None
+    name = make_url(address).database
     if not name or name == ":memory:" or Path(name).exists():
         return
     path = Path(name)
@@ -156,16 +158,19 @@ class Tracking:
 
             entries = [Param(key, str(value)) for key, value in params.items()]
             self.client.log_batch(run_id, params=entries)
-        for key, value in tags.items():
-            self.client.set_tag(run_id, key, value)
+        changed = {key: value for key, value in tags.items() if run.data.tags.get(key) != value}
+        if changed:
+            from mlflow.entities import RunTag
+
+            self.client.log_batch(run_id, tags=[RunTag(key, value) for key, value in changed.items()])
         return run_id
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Last step that MLflow holds of each metric of a run."""
-        return {key: max(steps) for key, steps in self._held_steps(run_id).items()}
+        metrics = [key for key in self.latest_metrics(run_id) if not key.startswith(SYSTEM_PREFIX)]
+        return {key: max(steps) for key, steps in self._held_steps(run_id, metrics).items()}
 
-    def _held_steps(self, run_id: str) -> dict[str, set[int]]:
-        metrics = [key for key in self.client.get_run(run_id).data.metrics if not key.startswith(SYSTEM_PREFIX)]
+    def _held_steps(self, run_id: str, metrics: Iterable[str]) -> dict[str, set[int]]:
         return {key: {point.step for point in self.client.get_metric_history(run_id, key)} for key in metrics}
 
     @property
@@ -197,8 +202,11 @@ class Tracking:
 
     def log_missing(self, run_id: str, points: Iterable[Point]) -> None:
         """Write those points that MLflow does not hold yet, gaps in the middle of a curve among them."""
-        held = self._held_steps(run_id)
-        self.log_points(run_id, [point for point in points if point[1] not in held.get(point[0], ())])
+        wanted = list(points)
+        # one question each: an evaluated run has many figures more than a training's curve
+        asked = self.latest_metrics(run_id).keys() & {point[0] for point in wanted}
+        held = self._held_steps(run_id, asked)
+        self.log_points(run_id, [point for point in wanted if point[1] not in held.get(point[0], ())])
 
     def finish(self, run_id: str, status: str = "FINISHED") -> None:
         """Set a run's status, unless it has it already."""

@@ -1,9 +1,10 @@
-"""Tell Prefect about pools, deployments and automations; done again, it changes nothing.
+"""Tell Prefect about pools, queues, deployments and automations; done again, it changes nothing.
 
     python -m flows.team.register FILE      the file of deployments, as `sheepfold up` writes it; addresses as variables
 
 A process of its own, because Prefect reads its addresses when it is imported. What is there with the same version is
-left alone; a schedule that a person switched on stays on when its deployment is made anew.
+left alone; a schedule that a person switched on stays on when its deployment is made anew, and a queue's limit stays
+what a person made it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.team.automations import automations
 from flows.team.deployments import full_name
-from flows.team.services import GPU_POOL, POOL
+from flows.team.services import GPU_POOL, POOL, RETRAIN_QUEUE
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -34,6 +35,7 @@ async def register(deployments: list[dict[str, Any]]) -> dict[str, list[str]]:
     async with get_client() as client:
         return {
             "pools": [name for name in (POOL, GPU_POOL) if await _make_pool(client, name)],
+            "queues": [RETRAIN_QUEUE] if await _make_queue(client, POOL, RETRAIN_QUEUE, 1) else [],
             "deployments": [item["name"] for item in deployments if await _deploy(client, item)],
             "automations": [item.name for item in automations() if await _make_automation(client, item)],
         }
@@ -49,6 +51,18 @@ async def _make_pool(client: PrefectClient, name: str) -> bool:
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
         await client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+        return True
+    return False
+
+
+async def _make_queue(client: PrefectClient, pool: str, name: str, limit: int) -> bool:
+    """A queue whose runs that were handed out and have not ended are at most so many; the others wait."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        await client.read_work_queue_by_name(name, work_pool_name=pool)
+    except ObjectNotFound:
+        await client.create_work_queue(name, work_pool_name=pool, concurrency_limit=limit)
         return True
     return False
 

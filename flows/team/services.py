@@ -18,6 +18,7 @@ from storage.errors import UserError
 
 PREFECT, MLFLOW, WORKER, GPU_WORKER = "prefect", "mlflow", "worker", "gpu-worker"
 POOL, GPU_POOL = "sheepfold", "sheepfold-gpu"
+RETRAIN_QUEUE = "retrain"  # of the first, for retrainings: one at a time
 WORKER_NAMES = {WORKER: POOL, GPU_WORKER: GPU_POOL}
 
 # Set anew for the servers, whatever the person's own shell talks to.

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flows.context import flow_settings
-from flows.team.services import GPU_POOL, POOL
+from flows.team.services import GPU_POOL, POOL, RETRAIN_QUEUE
 from tasks.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +81,12 @@ def test_trainings_for_the_gpu_have_a_pool_of_their_own() -> None:
     pools = {deployment["name"]: deployment["work_pool"]["name"] for deployment in deployments()}
     assert pools.pop("gpu") == GPU_POOL
     assert set(pools.values()) == {POOL}
+
+
+def test_retrainings_and_nothing_else_wait_in_a_queue_of_their_own() -> None:
+    queues = {deployment["name"]: deployment["work_pool"].get("work_queue_name") for deployment in deployments()}
+    assert {name for name, queue in queues.items() if queue} == {"weekly", "on-new-documents"}
+    assert queues["weekly"] == queues["on-new-documents"] == RETRAIN_QUEUE
 
 
 def test_no_schedule_starts_by_itself() -> None:

@@ -124,7 +124,7 @@ def test_making_the_deployments_again_changes_nothing(box: Box) -> None:
     variables = {**os.environ, **TeamFolder(box.home).client_variables(TeamFolder(box.home).settings())}
     command = [sys.executable, "-m", "flows.team.register", str(TeamFolder(box.home).deployments)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == {"pools": [], "deployments": [], "automations": []}
+    assert json.loads(done.stdout.splitlines()[-1]) == {"pools": [], "queues": [], "deployments": [], "automations": []}
 
 
 def test_documents_that_come_are_told_once_and_start_a_training(box: Box, sample_folder: Path) -> None:

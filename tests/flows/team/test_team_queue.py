@@ -1,0 +1,72 @@
+"""Retrainings wait for each other: what Prefect hands out to a worker, by a server that knows the deployments."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flows.team import api as api_of
+from flows.team.deployments import team_deployments
+from flows.team.register import register
+from flows.team.services import POOL, RETRAIN_QUEUE
+from flows.team.settings import TeamSettings
+from storage.home import Home
+
+pytestmark = pytest.mark.prefect
+
+
+@pytest.fixture(scope="module")
+def api(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Address of a server that was told of the deployments."""
+    home = Home.from_environment(tmp_path_factory.mktemp("team"))
+    asyncio.run(register(team_deployments(home, TeamSettings())))
+    return prefect_server
+
+
+def ask(url: str, body: Any = None, method: str = "") -> Any:
+    """Prefect's API, with patience: a test does not tell a busy machine from a server that is gone."""
+    return api_of.ask(url, body, method, seconds=60.0)
+
+
+def start(api: str, deployment: str) -> str:
+    found = ask(f"{api}/deployments/name/{deployment}")
+    return str(ask(f"{api}/deployments/{found['id']}/create_flow_run", {"state": {"type": "SCHEDULED"}})["id"])
+
+
+def handed_out(api: str) -> list[str]:
+    """Runs that a worker of the pool is told to begin."""
+    return [item["flow_run"]["id"] for item in ask(f"{api}/work_pools/{POOL}/get_scheduled_flow_runs", {})]
+
+
+def put(api: str, run: str, state: str) -> None:
+    ask(f"{api}/flow_runs/{run}/set_state", {"state": {"type": state}, "force": True})
+
+
+def test_a_second_retraining_begins_when_the_first_has_ended_and_others_do_not_wait(api: str) -> None:
+    first, second = start(api, "retrain/weekly"), start(api, "retrain/on-new-documents")
+    watch = start(api, "ingest/watch")
+    assert set(handed_out(api)) == {first, watch}
+    put(api, first, "PENDING")
+    put(api, first, "RUNNING")
+    assert handed_out(api) == [watch]
+    put(api, first, "CRASHED")
+    assert set(handed_out(api)) == {second, watch}
+
+
+def test_the_form_of_a_retraining_has_the_model_to_continue_from(api: str) -> None:
+    for name in ("weekly", "on-new-documents"):
+        found: dict[str, Any] = ask(f"{api}/deployments/name/retrain/{name}")
+        assert found["parameters"]["base"] == ""
+        field = found["parameter_openapi_schema"]["properties"]["base"]
+        assert (field["type"], field["default"]) == ("string", "")
+        assert "continue" in field["description"]
+
+
+def test_a_limit_that_a_person_changed_stays(api: str) -> None:
+    queue = f"{api}/work_pools/{POOL}/queues/{RETRAIN_QUEUE}"
+    assert ask(queue)["concurrency_limit"] == 1
+    ask(queue, {"concurrency_limit": 2}, "PATCH")
+    asyncio.run(register([]))
+    assert ask(queue)["concurrency_limit"] == 2
