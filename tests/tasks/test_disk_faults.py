@@ -10,18 +10,22 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from tiny_run import Ran, direct_session, home_at, run_whole
+from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
 
+from flows import pipeline
 from flows.actions import promote_model
 from storage.errors import UserError, lasting_fault
 from storage.home import Home
 from storage.store import LocalStore
-from tests.flows.runs import answer, invoke
+from tasks.ingest.sources.resolve import resolve_sources
+from tasks.session import Session, artifact
+from tests.flows.runs import answer, invoke, store_contents
 
 pytestmark = [
     pytest.mark.faults,
@@ -30,7 +34,9 @@ pytestmark = [
 ]
 
 SIZE = "256m"
-LEFT_BYTES = (0, 4096, 16384)  # that are free when a stage begins, in turn
+LEFT_BYTES = (0, 4096, 16384, 65536, 262144)  # that are free when a step of the work begins
+
+Stepped = TypeVar("Stepped")  # what a step of the work gives
 
 
 def _mount(*arguments: str) -> None:
@@ -59,6 +65,56 @@ def fill(disk: Path, left: int) -> None:
 def free(disk: Path) -> None:
     """Give it back."""
     (disk / "ballast").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The stages of a whole run, one step of the work after the other, each in a session of its own."""
+
+    home: Home
+    source: Path
+    disk: Path
+    left: int
+    told: dict[str, str] = field(default_factory=dict)
+
+    def step(self, name: str, work: Callable[[Session], Stepped]) -> Stepped:
+        """Try it on the full disk, and again when there is room; what was told the first time is noted."""
+        fill(self.disk, self.left)
+        try:
+            with direct_session(self.home) as session:
+                return work(session)
+        except Exception as error:  # noqa: BLE001 - libraries say it in their own words, and all are to be told
+            fault = lasting_fault(error)
+            assert fault is not None, f"{name} with {self.left} bytes left: {error!r}"
+            self.told[name] = str(fault)
+        finally:
+            free(self.disk)
+        with direct_session(self.home) as session:
+            return work(session)
+
+    def whole(self) -> None:
+        """Files to completions."""
+        settings = tiny_settings()
+        ingested = self.step("ingest", lambda s: pipeline.ingest(s, resolve_sources([str(self.source)]), settings))
+        prepared = self.step("prepare", lambda s: pipeline.prepare(s, "default", settings, ingested))
+        checkpoint = artifact(self.step("train", lambda s: pipeline.train_model(s, settings, prepared)))
+        self.step("evaluate", lambda s: pipeline.evaluate_model(s, checkpoint, prepared.evalset))
+        self.step("generate", lambda s: pipeline.sample(s, settings, checkpoint, prepared.evalset))
+
+
+@pytest.mark.parametrize("left", LEFT_BYTES)
+def test_a_disk_that_is_full_in_any_step_costs_nothing_but_the_wait(
+    disk: Path, tiny: Ran, tiny_source: Path, left: int
+) -> None:
+    steps = Steps(home_at(disk / "home"), tiny_source, disk, left)
+    steps.whole()
+    assert all(words.startswith("the disk is full (") for words in steps.told.values()), steps.told
+    if left == 0:
+        assert list(steps.told) == ["ingest", "prepare", "train", "evaluate", "generate"]
+    assert "train" in steps.told, "so much room was left that nothing was disturbed"
+    assert store_contents(steps.home.path) == store_contents(tiny.session.home.path)
+    work = Path(steps.home.store, ".work")
+    assert not [path for path in work.rglob("*") if path.is_file()]
 
 
 def test_a_disk_that_is_full_while_a_model_is_promoted_leaves_one_version_with_one_name(
