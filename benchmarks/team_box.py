@@ -10,17 +10,16 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows.team.api import ask
 from flows.team.prefect_server import PrefectServer
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.home import Home
 from tasks.sample import build_sample
 
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 120.0  # more patience than a command has: a server under load is what is measured
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -39,18 +38,14 @@ class TeamBox:
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment; its id."""
-        found = self._ask(f"deployments/name/{deployment}")
-        return str(self._ask(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
-
-    def _ask(self, path: str, body: Any = None) -> Any:
-        """Prefect's API, with more patience than a command has: a server under load is what is measured."""
-        return ask(f"{self.prefect.api}/{path}", body, user=self.prefect.user, seconds=ANSWER_SECONDS)
+        found = self.prefect.ask(f"deployments/name/{deployment}")
+        return str(self.prefect.ask(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
 
     def wait(self, runs: Iterable[str]) -> list[dict[str, Any]]:
         """The runs, once all of them have ended."""
         ended = []
         for run in runs:
-            while (found := self._ask(f"flow_runs/{run}"))["state_type"] not in ENDS:
+            while (found := self.prefect.ask(f"flow_runs/{run}"))["state_type"] not in ENDS:
                 time.sleep(0.2)
             ended.append(found)
         return ended
@@ -58,7 +53,7 @@ class TeamBox:
     def task_states(self, run: str) -> dict[str, str]:
         """States of a run's tasks by their names without the digits at the end."""
         query = {"flow_runs": {"id": {"any_": [run]}}, "limit": 200}
-        found = self._ask("task_runs/filter", query)
+        found = self.prefect.ask("task_runs/filter", query)
         return {task["name"].rpartition("-")[0]: task["state_name"] for task in found}
 
 
@@ -95,6 +90,7 @@ def team_box(postgres: str = "") -> Iterator[TeamBox]:
             command("up", str(folder / "sample" / "text"), "--postgres", postgres, *ports)
             team = TeamFolder(Home.from_environment(folder / "home"))
             settings = team.settings()
-            yield TeamBox(folder, folder / "sample" / "text", settings, PrefectServer.of(team, settings))
+            prefect = replace(PrefectServer.of(team, settings), seconds=ANSWER_SECONDS)
+            yield TeamBox(folder, folder / "sample" / "text", settings, prefect)
         finally:
             command("down")

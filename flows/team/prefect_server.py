@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from flows.team.api import Busy, NoAnswer, ask
+from flows.team.api import ANSWER_SECONDS, Busy, NoAnswer, ask
 from flows.team.automations import NAMES, QUEUED_AGAIN, TAG
 from flows.team.settings import TeamFolder, TeamSettings
 
@@ -21,10 +21,12 @@ class PrefectServer:
     Attributes:
         api: its address.
         user: `name:password`; empty where it asks for none.
+        seconds: that an answer may take.
     """
 
     api: str
     user: str = ""
+    seconds: float = ANSWER_SECONDS
 
     @classmethod
     def of(cls, folder: TeamFolder, settings: TeamSettings) -> PrefectServer:
@@ -39,10 +41,10 @@ class PrefectServer:
         """
         for pause in BUSY_SECONDS:
             try:
-                return ask(f"{self.api}/{path}", body, method, self.user)
+                return ask(f"{self.api}/{path}", body, method, self.user, self.seconds)
             except Busy:
                 time.sleep(pause)
-        return ask(f"{self.api}/{path}", body, method, self.user)
+        return ask(f"{self.api}/{path}", body, method, self.user, self.seconds)
 
     def deployments(self) -> list[dict[str, Any]]:
         """What is deployed: full name, version, pool, and whether a schedule of it is on.
