@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.team import api as api_of
 from flows.team.deployments import team_deployments
+from flows.team.prefect_server import PrefectServer
 from flows.team.register import register
 from flows.team.services import POOL, RETRAIN_QUEUE
 from flows.team.settings import TeamSettings
@@ -26,8 +26,9 @@ def api(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def ask(url: str, body: Any = None, method: str = "") -> Any:
-    """Prefect's API, with patience: a test does not tell a busy machine from a server that is gone."""
-    return api_of.ask(url, body, method, seconds=60.0)
+    """Prefect's API, with patience: a server whose database is busy is asked again."""
+    address, _, path = url.partition("/api/")
+    return PrefectServer(f"{address}/api", seconds=60.0).ask(path, body, method)
 
 
 def start(api: str, deployment: str) -> str:
