@@ -12,7 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -144,10 +143,10 @@ def limit_of(device: str, precision: str = "fp32") -> Limit:
     """
     import torch
 
-    # in a thread that ends: OpenMP keeps a team for each thread that ever computed, and where teams have more threads
-    # than there are processors, their waiting becomes sleeping, which costs a training in another thread a third
-    with ThreadPoolExecutor(1) as alone:
-        return alone.submit(_limit, device, precision, torch.get_num_threads()).result()
+    from model.threads import in_thread_that_ends
+
+    threads = torch.get_num_threads()
+    return in_thread_that_ends(lambda: _limit(device, precision, threads))
 
 
 @lru_cache

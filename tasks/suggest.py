@@ -182,6 +182,7 @@ def _step_seconds(work: Work, network: dict[str, Any], plan: dict[str, Any], ste
     from model import ModelConfig, TrainConfig
     from model.execution import Execution
     from model.probe import measure_step_seconds
+    from model.threads import in_thread_that_ends
 
     means = work.resources
     if means.processes > 1:
@@ -189,7 +190,7 @@ def _step_seconds(work: Work, network: dict[str, Any], plan: dict[str, Any], ste
         return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
     execution = Execution.from_dict(means.execution)
     configs = ModelConfig.from_dict(network), TrainConfig.from_dict(plan)
-    return measure_step_seconds(*configs, means.device, steps, execution=execution)
+    return in_thread_that_ends(lambda: measure_step_seconds(*configs, means.device, steps, execution=execution))
 
 
 def _memory_bytes(device: str) -> int:

@@ -11,11 +11,11 @@ import json
 import os
 import secrets
 import shlex
-import tempfile
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
 
@@ -173,14 +173,7 @@ class TeamFolder:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file whole that only its owner may read."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # only the owner may read it
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_file(path, text.encode(), mode=0o600)
 
 
 def _read(path: Path) -> dict[str, Any]:
