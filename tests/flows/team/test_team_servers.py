@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from postgres_server import PASSWORD, QUOTED, postgres_server
 from runs import MARK, environment, kill_all
+from test_deployments import EXPECTED
 from test_team_box import free_port
 
 from flows.team.api import NoAnswer, ask
@@ -27,17 +28,6 @@ from flows.team.settings import TeamFolder
 from storage.home import Home
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
-
-DEPLOYMENTS = {
-    "ingest/watch",
-    "retrain/weekly",
-    "retrain/on-new-documents",
-    "train/gpu",
-    "evaluate/champion",
-    "generate/batch",
-    "cleanup/nightly",
-}
-
 
 @dataclass(frozen=True)
 class Box:
@@ -111,7 +101,7 @@ def box(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Iterat
 def test_up_brings_up_everything_and_again_nothing(box: Box) -> None:
     found = box.run("status")
     assert all(service["alive"] and service["healthy"] for service in found["services"].values())
-    assert {item["name"] for item in found["deployments"]} == DEPLOYMENTS
+    assert {item["name"] for item in found["deployments"]} == EXPECTED
     pools = {item["name"]: item["pool"] for item in found["deployments"]}
     assert pools.pop("train/gpu") == GPU_POOL
     assert set(pools.values()) == {POOL}
