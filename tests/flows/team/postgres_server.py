@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 PASSWORD = "sh%ee:p/ish"
@@ -26,27 +28,69 @@ def program(name: str) -> str:
     return found
 
 
-@contextmanager
-def postgres_server(port: int) -> Iterator[str]:
-    """Address of a fresh database, for as long as the context lasts."""
-    initdb, server = program("initdb"), program("postgres")
-    as_user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses to run as root
-    with tempfile.TemporaryDirectory(prefix="sheepfold-postgres-") as folder:
-        place = Path(folder)
-        (place / "password").write_text(PASSWORD)
-        data = place / "data"
-        if as_user:
-            for path in (place, place / "password"):
+class Postgres:
+    """A database on loopback; it may be killed, and started again with all it held."""
+
+    def __init__(self, place: Path, port: int) -> None:
+        self.place, self.port = place, port
+        # it refuses to run as root
+        self.as_user: dict[str, str] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it is, with its password."""
+        return f"postgresql://shepherd:{QUOTED}@127.0.0.1:{self.port}/postgres"
+
+    def make(self) -> None:
+        """Make an empty database."""
+        password = self.place / "password"
+        password.write_text(PASSWORD)
+        if self.as_user:
+            for path in (self.place, password):
                 shutil.chown(path, "postgres", "postgres")
-        make = [initdb, "-D", str(data), "-U", "shepherd", "-A", "scram-sha-256", "--pwfile", str(place / "password")]
-        subprocess.run(make, check=True, capture_output=True, cwd="/", **as_user)  # type: ignore[call-overload]
-        options = ["-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(place), "-c", "fsync=off"]
-        process = subprocess.Popen([server, *options], cwd="/", stderr=subprocess.DEVNULL, **as_user)  # type: ignore[call-overload]
+        options = ["-D", str(self.place / "data"), "-U", "shepherd", "-A", "scram-sha-256", "--pwfile", str(password)]
+        subprocess.run([program("initdb"), *options], check=True, capture_output=True, cwd="/", **self.as_user)  # type: ignore[call-overload]
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        place = ["-D", str(self.place / "data"), "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.place)]
+        self.process = subprocess.Popen(
+            [program("postgres"), *place, "-c", "fsync=off"], cwd="/", stderr=subprocess.DEVNULL, **self.as_user
+        )
+        ready = [program("pg_isready"), "-h", "127.0.0.1", "-p", str(self.port)]
+        while subprocess.run(ready, capture_output=True).returncode:
+            assert self.process.poll() is None, "PostgreSQL ended while it started"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """As if its power failed: the server and all processes that answer for it."""
+        assert self.process is not None
+        server = psutil.Process(self.process.pid)
+        server.suspend()  # it starts no others meanwhile
+        members = [*server.children(recursive=True), server]
+        for member in members:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        self.process.wait()
+        psutil.wait_procs(members)
+
+    def end(self) -> None:
+        """End it in good order."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait()
+
+
+@contextmanager
+def postgres_server(port: int) -> Iterator[Postgres]:
+    """A fresh database that is up, for as long as the context lasts."""
+    program("postgres")
+    with tempfile.TemporaryDirectory(prefix="sheepfold-postgres-") as folder:
+        server = Postgres(Path(folder), port)
+        server.make()
         try:
-            ready = [program("pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
-            while subprocess.run(ready, capture_output=True).returncode:
-                assert process.poll() is None, "PostgreSQL ended while it started"
-            yield f"postgresql://shepherd:{QUOTED}@127.0.0.1:{port}/postgres"
+            server.start()
+            yield server
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+            server.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from postgres_server import PASSWORD, QUOTED, postgres_server
 from runs import MARK, environment, kill_all
@@ -76,7 +78,8 @@ class Box:
     def kill(self, service: str) -> None:
         """As if the power of a machine with only this service failed."""
         for member in family(str(self.home.path))[service]:
-            member.send_signal(signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was about to end by itself
+                member.send_signal(signal.SIGKILL)
 
 
 def new_box(folder: Path) -> Iterator[Box]:
@@ -183,11 +186,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> It
     """A box on PostgreSQL that asks for names and passwords, with one model."""
     pytest.importorskip("psycopg2", reason="MLflow reaches PostgreSQL through psycopg2")
     pytest.importorskip("flask_wtf", reason="MLflow's names and passwords need Flask-WTF")
-    with postgres_server(free_port()) as address:
+    with postgres_server(free_port()) as database:
         for made in new_box(tmp_path_factory.mktemp("guarded")):
             shutil.copytree(sample_folder / "text", made.folder / "documents")
             ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
-            made.run("up", "--postgres", address, "--auth", *ports)
+            made.run("up", "--postgres", database.address, "--auth", *ports)
             made.wait(made.start("retrain/weekly", preset="tiny", max_steps=5), "Completed")
             yield made
 
