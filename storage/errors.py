@@ -24,6 +24,10 @@ class UserError(ValueError):
     """
 
 
+class Unreachable(ConnectionError):
+    """A server does not answer; the person, or a later try, finds it back. The message says which, and what to do."""
+
+
 def lasting_fault(error: BaseException | None) -> UserError | None:
     """What to tell the person of an error behind which a disk is full or may not be written; None for others."""
     seen: set[int] = set()

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.errors import Unreachable
 from storage.home import Home
 from storage.locks import owner_lock
 
@@ -95,12 +96,28 @@ def pages_under(address: str) -> str | None:
 
 
 class Tracking:
-    """The tracking side of one home."""
+    """The tracking side of one home.
+
+    Raises:
+        Unreachable: MLflow's server does not answer.
+    """
 
     def __init__(self, home: Home) -> None:
+        from mlflow.exceptions import MlflowException, RestException
+
         self.home = home
         self.client = client(home)
-        self.experiment_id = self._experiment()
+        try:
+            self.experiment_id = self._experiment()
+        except RestException:  # it answered, that it will not
+            raise
+        except MlflowException as error:
+            if not home.tracking_uri.startswith(("http://", "https://")):
+                raise
+            raise Unreachable(
+                f"MLflow does not answer at {home.tracking_uri} ({error}): start it, or correct MLFLOW_TRACKING_URI, "
+                "and run the same command again; what is finished stays"
+            ) from error
 
     def _experiment(self) -> str:
         from mlflow.exceptions import MlflowException

@@ -1,6 +1,6 @@
 """What Prefect is told to do about runs that are lost, and about documents that came.
 
-A run reports that it lives every half minute. One that was running and is not heard of for three times as long is
+A run reports that it lives every half minute. One that began or lived and is not heard of for three times as long is
 marked as lost, and one that was handed to a worker and never began likewise; whoever is lost or crashed is queued
 again, as the same run. Nothing is computed twice, because the store knows what is done; a run that was begun too often
 is ended by `flows.context`. Marking and queueing are two steps, because Prefect refuses to mark a run that has ended as
@@ -54,7 +54,7 @@ def automations() -> list[AutomationCore]:
         match_related=ours,
         for_each=each,
         posture=Posture.Proactive,
-        after={"prefect.flow-run.heartbeat"},
+        after={"prefect.flow-run.Running", "prefect.flow-run.heartbeat"},
         expect={"prefect.flow-run.heartbeat", "prefect.flow-run.AwaitingRetry", "prefect.flow-run.Pending", *ended},
         within=timedelta(seconds=MISSED * HEARTBEAT_SECONDS),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -44,3 +46,19 @@ def test_two_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         names = [name for (name,) in database.execute("select name from experiments")]
     assert names.count(EXPERIMENT) == 1
+
+
+def test_a_server_that_is_away_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound and never listening: whoever asks is refused, and nobody else gets it
+        address = f"http://127.0.0.1:{held.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", "rebuild-tracking", "--home", str(tmp_path)],
+            env={**os.environ, "MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"sheepfold: MLflow does not answer at {address} (")
+    assert line.endswith("and run the same command again; what is finished stays")
