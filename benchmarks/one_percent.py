@@ -4,7 +4,8 @@
 
 Both are the whole command as a person types it, with all its processes. A run with nothing new is measured between the
 others: it is what every run costs, however small the change, and it is told beside the share. The documents are pieces
-of the installed packages' text, each once, a file each.
+of the installed packages' text, each once, a file each: all of them as plain text, which costs next to nothing to read,
+and as an office has them, of ten documents seven as text, two as a PDF and one as a scan.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from statistics import median
 
 from benchmarks import texts
 from benchmarks.table import Row, report
+from tasks.sample import add_grain, draw_page, image_pdf, text_pdf, wrap_pages
 
 GOAL = 0.05
-DOCUMENTS, FULL_DOCUMENTS = 5_000, 20_000
+TEXTS, FULL_TEXTS = 5_000, 20_000
+OFFICE, FULL_OFFICE = 1_000, 4_000
 DOCUMENT_CHARS = 2_000
+PDF_PAGE, SCAN_PAGE = (90, 50), (60, 34)  # characters of a line, lines of a page
 FILES_PER_FOLDER = 500
 ROUNDS = 3
 
@@ -41,13 +45,32 @@ def pieces(n_documents: int) -> Iterator[str]:
     yield from islice(whole, n_documents)
 
 
-def write_files(folder: Path, documents: Iterable[str]) -> None:
+def as_text(number: int, text: str) -> tuple[str, bytes]:
+    """A plain text file: its ending and its bytes."""
+    return ".txt", text.encode()
+
+
+def as_office(number: int, text: str) -> tuple[str, bytes]:
+    """Of ten, the last is a scan, the two before are PDFs with a text layer, the others are plain text."""
+    place = number % 10
+    if place < 7:
+        return as_text(number, text)
+    width, height = PDF_PAGE if place < 9 else SCAN_PAGE
+    pages = wrap_pages([" ".join(text.split())], width, height)
+    title = f"Document {number}"
+    if place < 9:
+        return ".pdf", text_pdf(title, pages)
+    return ".pdf", image_pdf(title, [add_grain(draw_page(lines), number) for lines in pages])
+
+
+def write_files(folder: Path, documents: Iterable[str], made: Callable[[int, str], tuple[str, bytes]]) -> None:
     """A file of each text, as if it had been there for a while: what was just written is read again."""
     long_ago = time.time() - 3600
     for number, text in enumerate(documents):
-        path = folder / f"{number // FILES_PER_FOLDER:04d}" / f"{number:06d}.txt"
+        ending, content = made(number, text)
+        path = folder / f"{number // FILES_PER_FOLDER:04d}" / f"{number:06d}{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         os.utime(path, (long_ago, long_ago))
 
 
@@ -67,22 +90,26 @@ def cpu_of_prepare(source: Path, home: Path) -> float:
 
 
 def one_percent_rows(full: bool = False) -> Iterator[Row]:
-    """The rows of the table: the share of the cold CPU time, and what of it every run costs."""
-    n_documents = FULL_DOCUMENTS if full else DOCUMENTS
+    """The rows of the table: of either kind of corpus the share of the cold CPU time, and what of it every run costs."""
+    yield from _rows("texts of 2 kB", FULL_TEXTS if full else TEXTS, as_text)
+    yield from _rows("texts, PDFs and scans (7:2:1) of 2 kB", FULL_OFFICE if full else OFFICE, as_office)
+
+
+def _rows(what: str, n_documents: int, made: Callable[[int, str], tuple[str, bytes]]) -> Iterator[Row]:
     n_new = n_documents // 100
     with tempfile.TemporaryDirectory(prefix="sheepfold-percent-") as place:
         source, home = Path(place) / "files", Path(place) / "home"
         texts_left = pieces(n_documents + ROUNDS * n_new)
-        write_files(source / "old", islice(texts_left, n_documents))
+        write_files(source / "old", islice(texts_left, n_documents), made)
         cold = cpu_of_prepare(source, home)
         idle, grown = [], []
         for turn in range(ROUNDS):
             idle.append(cpu_of_prepare(source, home))
-            write_files(source / f"new{turn}", islice(texts_left, n_new))
+            write_files(source / f"new{turn}", islice(texts_left, n_new), made)
             grown.append(cpu_of_prepare(source, home))
     nothing, more = median(idle), median(grown)
     yield Row(
-        f"1 % new documents: ingest and prepare, beside {n_documents:,} texts of 2 kB cold",
+        f"1 % new documents: ingest and prepare, beside {n_documents:,} {what} cold",
         f"{more:.1f} s CPU for {n_new}",
         f"{cold:.1f} s CPU",
         more / cold,
@@ -105,5 +132,5 @@ def one_percent_rows(full: bool = False) -> Iterator[Row]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help=f"{FULL_DOCUMENTS:,} documents instead of {DOCUMENTS:,}")
+    parser.add_argument("--full", action="store_true", help="four times as many documents")
     sys.exit(0 if report(one_percent_rows(parser.parse_args().full)) else 1)

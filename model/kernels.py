@@ -20,8 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# mallopt's numbers, and its defaults in the GNU C library
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+# mallopt's numbers, and what keeps freed memory: no block is one of the system's own, the top of the heap stays, and a
+# heap of another thread than the first, which is of 64 MiB in the GNU C library, is not given up when it is empty
+_MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD = -4, -1, -2
+_KEEPING = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 2**26))
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -129,7 +131,7 @@ def keep_freed_memory() -> bool:
         return False
     try:
         library = ctypes.CDLL(None)
-        return bool(library.mallopt(_MMAP_MAX, 0) and library.mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+        return all([library.mallopt(name, value) for name, value in _KEEPING])
     except (AttributeError, OSError):
         return False
 

@@ -31,6 +31,7 @@ from storage.home import Home
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
+
 @dataclass(frozen=True)
 class Box:
     """A box under test."""
