@@ -90,7 +90,7 @@ def cpu_of_prepare(source: Path, home: Path) -> float:
 
 
 def one_percent_rows(full: bool = False) -> Iterator[Row]:
-    """The rows of the table: of either kind of corpus the share of the cold CPU time, and what of it every run costs."""
+    """The rows: of either kind of corpus the share of the cold CPU time, and what of it every run costs."""
     yield from _rows("texts of 2 kB", FULL_TEXTS if full else TEXTS, as_text)
     yield from _rows("texts, PDFs and scans (7:2:1) of 2 kB", FULL_OFFICE if full else OFFICE, as_office)
 

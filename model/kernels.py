@@ -131,7 +131,7 @@ def keep_freed_memory() -> bool:
         return False
     try:
         library = ctypes.CDLL(None)
-        return all([library.mallopt(name, value) for name, value in _KEEPING])
+        return all(library.mallopt(name, value) for name, value in _KEEPING)
     except (AttributeError, OSError):
         return False
 
