@@ -186,26 +186,32 @@ def test_an_unknown_operator_leaves_torch_its_own_products(monkeypatch: pytest.M
 
 
 _FAULTS = """
-import resource, sys, torch
+import resource, sys, threading, torch
 from model import kernels
 if sys.argv[1] == "keep" and not kernels.keep_freed_memory():
     print("unsupported")
 else:
-    def faults():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            torch.ones(10_000_000)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    faults()
-    print(faults())
+    def count():
+        for turn in range(2):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(5):
+                [torch.ones(10_000_000) for _ in range(3)]  # more than one heap of another thread holds
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    if sys.argv[2] == "first":
+        count()
+    else:
+        other = threading.Thread(target=count)
+        other.start()
+        other.join()
 """
 
 
-def test_freed_memory_is_used_again() -> None:
+@pytest.mark.parametrize("thread", ["first", "other"])
+def test_freed_memory_is_used_again(thread: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def count(how: str) -> str:
-        command = [sys.executable, "-c", _FAULTS, how]
+        command = [sys.executable, "-c", _FAULTS, how, thread]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
 
     kept = count("keep")
