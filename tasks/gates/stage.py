@@ -13,7 +13,7 @@ from tasks.gates.verdicts import failed, write_verdicts
 from tasks.stage import Work, stage
 
 
-@stage("gates", version=1)
+@stage("gates", version=2)
 def gates(
     work: Work,
     settings: GateSettings,

@@ -103,6 +103,12 @@ def test_up_to_its_limit_a_gate_lets_through(gate: str, found: Facts) -> None:
     assert verdict(gate, found, FASTER).verdict == "passed"
 
 
+def test_a_speed_that_no_limit_is_set_for_is_not_kept() -> None:
+    slow, fast = (verdict("tokens_per_second", facts(tokens_per_second=speed)) for speed in (10.0, 1_000.0))
+    assert slow == fast
+    assert (slow.verdict, slow.number) == ("skipped", None)
+
+
 @pytest.mark.parametrize(
     ("low", "own", "high", "rule", "passes"),
     [
