@@ -46,11 +46,11 @@ Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checke
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""
-    from storage.errors import Unreachable, UserError, lasting_fault
+    from storage.errors import UserError, lasting_fault
 
     try:
         yield
-    except (UserError, Unreachable) as error:
+    except UserError as error:
         fail(error)
     except Exception as error:
         told = lasting_fault(error)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from storage.errors import UserError
+from storage.errors import Unreachable, UserError
 
 SCHEME = "s3://"
 ATTEMPTS = 8  # of one request, with pauses of up to 20 s that double; AWS_MAX_ATTEMPTS replaces it
@@ -34,8 +34,8 @@ class BucketError(UserError):
     """What S3 refuses, and what only the person can mend."""
 
 
-class Unreachable(BucketError, ConnectionError):
-    """S3 does not answer, or answers that it cannot; trying again later may help."""
+class BucketUnreachable(BucketError, Unreachable):
+    """S3 does not answer, or answers that it cannot."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Bucket:
                 f"no keys for {self.address}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 reads"
             ) from error
         except (exceptions.HTTPClientError, exceptions.ResponseStreamingError, Boto3Error) as error:
-            raise Unreachable(self._given_up(action, type(error).__name__)) from error
+            raise BucketUnreachable(self._given_up(action, type(error).__name__)) from error
         except exceptions.BotoCoreError as error:
             raise BucketError(f"cannot {action} {self.address} ({error}): check the settings of S3") from error
 
@@ -214,7 +214,7 @@ class Bucket:
         if code in _REFUSED:
             return BucketError(f"S3 does not let us {action} {self.address} ({code}): check the keys and their rights")
         if status >= 500 or code in ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"):
-            return Unreachable(self._given_up(action, f"{code}, status {status}"))
+            return BucketUnreachable(self._given_up(action, f"{code}, status {status}"))
         return BucketError(f"S3 did not {action} {self.address} ({code}, status {status}): check the server's settings")
 
     def _given_up(self, action: str, what: str) -> str:

@@ -24,8 +24,8 @@ class UserError(ValueError):
     """
 
 
-class Unreachable(ConnectionError):
-    """A server does not answer; the person, or a later try, finds it back. The message says which, and what to do."""
+class Unreachable(UserError, ConnectionError):
+    """A server does not answer, or answers that it cannot; trying again later may help."""
 
 
 def lasting_fault(error: BaseException | None) -> UserError | None:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from storage.bucket import Bucket, BucketError, Found, Unreachable
+from storage.bucket import Bucket, BucketError, BucketUnreachable, Found
 from storage.locks import owner_record
 
 logger = logging.getLogger("sheepfold")
@@ -98,7 +98,7 @@ class Lease:
             found = self._bucket.read(self.name)
             if found is not None and _record(found).get("token") == self._record["token"]:
                 self._bucket.delete([self.name])
-        except Unreachable as error:
+        except BucketUnreachable as error:
             logger.warning("%s is given back when its time is over: %s", self.name, error)
 
 

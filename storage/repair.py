@@ -106,7 +106,7 @@ def _repair_remote(store: RemoteStore, stage: str, key: str) -> Repair:
             return Repair(thing, True, "the copy on this machine was damaged and is fetched again; the bucket is whole")
         wrong = "it lacks files, or has them cut short"
     except StoreError as error:
-        wrong = str(error)
+        wrong = str(error).partition(": --refresh")[0]
     try:
         store.remove(stage, key, keep_record=True)
     except StoreError as error:

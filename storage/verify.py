@@ -75,7 +75,13 @@ def check_store(store: Store) -> list[Check]:
             manifest = _found(store, stage, key, whole)
             if manifest is None:
                 continue
-            folder = store.folder(manifest.ref)
+            try:
+                folder = store.folder(manifest.ref)
+            except StoreError as error:  # what is fetched from elsewhere is compared on the way
+                digests.checked += 1
+                digests.problems.append(str(error))
+                digests.damaged.append(f"{stage}/{key}")
+                continue
             for entry in manifest.files:
                 digests.checked += 1
                 if sha256_file(folder / entry.name) != entry.sha256:

@@ -15,7 +15,7 @@ import boto3
 import pytest
 from s3 import BUCKET, PASS, Answer, Proxy, lead_to
 
-from storage.bucket import Bucket, BucketError, ObjectInfo, Unreachable
+from storage.bucket import Bucket, BucketError, BucketUnreachable, ObjectInfo
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.garbage import find_garbage, remove_garbage
@@ -23,6 +23,7 @@ from storage.leases import Lease
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.mirror import Mirror
 from storage.remote import RemoteStore
+from storage.repair import repair
 from storage.store import StoreError, open_store
 from storage.verify import check_store
 
@@ -137,6 +138,32 @@ def test_a_file_that_is_not_what_the_manifest_lists_is_never_put_into_the_cache(
     assert not list(there.root.rglob("*one.bin*"))
     put(here, "pages", "a")
     assert contents(there, ref) == FILES
+
+
+def test_a_damaged_copy_of_a_sound_artefact_is_fetched_again(here: RemoteStore) -> None:
+    ref = put(here, "pages", "a")
+    (here.folder(ref) / "one.bin").write_bytes(b"eno" * 1000)
+    (done,) = repair(here, check_store(here))
+    assert (done.thing, done.done) == (f"pages/{ref.key}", True)
+    assert "the bucket is whole" in done.what
+    assert contents(here, ref) == FILES
+    assert not [check.problems for check in check_store(here) if check.problems]
+
+
+def test_what_is_damaged_in_the_bucket_is_taken_out_and_can_be_made_again(
+    here: RemoteStore, there: RemoteStore, s3_address: str
+) -> None:
+    ref, sound = put(here, "pages", "a"), put(here, "pages", "b")
+    (name,) = (name for name in objects(s3_address) if ref.key in name and name.endswith("one.bin"))
+    Bucket(s3_address).write(name, b"eno" * 1000)
+    (done,) = repair(there, check_store(there))
+    assert (done.thing, done.done) == (f"pages/{ref.key}", True)
+    assert done.what.startswith("removed from the bucket, because s3://")
+    assert "one.bin is not what its manifest lists: the next run" in done.what
+    assert here.find("pages", ref.key) is None
+    assert contents(here, sound) == FILES
+    assert put(there, "pages", "a").digest == ref.digest
+    assert not [check.problems for check in check_store(here) if check.problems]
 
 
 def test_an_artefact_made_anew_replaces_the_cached_one_and_leaves_nothing_behind(
@@ -269,7 +296,7 @@ def test_a_server_that_keeps_failing_is_told_in_words_and_nothing_that_was_made_
 ) -> None:
     here = opened(s3_address, tmp_path / "here")
     proxy.decide = lambda method, path: answer if path.endswith("manifest.json") and method == "PUT" else PASS
-    with pytest.raises(Unreachable, match=rf"s3://.*did not answer as it should, in several attempts.*{answer}"):
+    with pytest.raises(BucketUnreachable, match=rf"s3://.*did not answer as it should, in several attempts.*{answer}"):
         put(here, "pages", "a")
     proxy.decide = lambda method, path: PASS
     key = sha256_json(["pages", "a"])
