@@ -25,6 +25,7 @@ from storage.home import Home
 from tasks.ingest.extract import extract_document
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
+from tasks.ingest.pool.process import StartKilledError
 from tasks.ingest.records import ExtractOptions, Limits
 from tests.flows.runs import store_contents
 from tests.zygote import Zygote
@@ -88,7 +89,10 @@ def _workers() -> list[int]:
 def test_processes_that_read_files_are_killed_and_every_file_has_its_outcome(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """A file whose own, fresh process was killed fails with a reason; asked again, it is read like all others."""
+    """A file whose own, fresh process was killed fails with a reason; asked again, it is read like all others.
+
+    Processes that are killed again and again while they start are given up, in words, and no file is blamed.
+    """
     jobs = []
     for number in range(200):
         path = tmp_path / f"{number}.txt"
@@ -112,9 +116,10 @@ def test_processes_that_read_files_are_killed_and_every_file_has_its_outcome(
         killer.start()
         try:
             while kills < WORKER_KILLS:
-                outcomes = [future.result() for future in [pool.submit(job) for job in jobs]]
-                for outcome, wanted in zip(outcomes, expected, strict=True):
-                    assert outcome == wanted or (outcome.status == "failed" and "killed" in outcome.reason), outcome
+                for future, wanted in zip([pool.submit(job) for job in jobs], expected, strict=True):
+                    with contextlib.suppress(StartKilledError):
+                        outcome = future.result()
+                        assert outcome == wanted or (outcome.status == "failed" and "killed" in outcome.reason), outcome
         finally:
             over.set()
             killer.join()
