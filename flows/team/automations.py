@@ -1,10 +1,11 @@
 """What Prefect is told to do about runs that are lost, and about documents that came.
 
 A run reports that it lives every half minute. One that began or lived and is not heard of for three times as long is
-marked as lost, and one that was handed to a worker and never began likewise; whoever is lost or crashed is queued
-again, as the same run. Nothing is computed twice, because the store knows what is done; a run that was begun too often
-is ended by `flows.context`. Marking and queueing are two steps, because Prefect refuses to mark a run that has ended as
-lost, so a last sign of life that overtakes the end of its run does no harm.
+marked as lost, and one that was handed to a worker and never began likewise; whoever is lost or crashed, or failed
+because Prefect's server itself was away, is queued again, as the same run. Nothing is computed twice, because the store
+knows what is done; a run that was begun too often is ended by `flows.context`. Marking and queueing are two steps,
+because Prefect refuses to mark a run that has ended as lost, so a last sign of life that overtakes the end of its run
+does no harm.
 
 That documents came is a trigger of `retrain/on-new-documents`, which stands with it in `prefect.yaml`.
 """
@@ -26,10 +27,17 @@ LOST = "Lost"  # name of the state
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Cached", "Cancelling", "Suspended", "Paused", LOST)
 TAG = "sheepfold"  # of the runs that are watched
 QUEUED_AGAIN = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Queued again after it was lost."}
-STOPPED, NEVER_BEGAN, QUEUE_AGAIN = NAMES = (
+STOPPED, NEVER_BEGAN, QUEUE_AGAIN, SERVER_AWAY = NAMES = (
     "sheepfold: find runs that stopped",
     "sheepfold: find runs that never began",
     "sheepfold: queue lost runs again",
+    "sheepfold: queue runs again that the server was away for",
+)
+# How the message of a run begins that failed because the server was away, by httpx's names for it. Prefect's client
+# tries some of it again for a while; a connection that is refused it does not.
+AWAY = tuple(
+    f"Flow run encountered an exception: {name}:"
+    for name in ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError", "WriteError")
 )
 
 
@@ -75,6 +83,14 @@ def automations() -> list[AutomationCore]:
         expect={f"prefect.flow-run.{LOST}", "prefect.flow-run.Crashed"},
         within=timedelta(seconds=REPEATED_SECONDS),
     )
+    away = EventTrigger(
+        match={**run, "prefect.state-message": [f"{words}*" for words in AWAY]},
+        match_related=ours,
+        for_each=each,
+        posture=Posture.Reactive,
+        expect={"prefect.flow-run.Failed"},
+        within=timedelta(seconds=REPEATED_SECONDS),
+    )
     return [
         AutomationCore(
             name=STOPPED,
@@ -92,6 +108,12 @@ def automations() -> list[AutomationCore]:
             name=QUEUE_AGAIN,
             description="The same run once more; the store knows what is done already.",
             trigger=crashed,
+            actions=[again],
+        ),
+        AutomationCore(
+            name=SERVER_AWAY,
+            description="A run that failed because Prefect's server was away, once more.",
+            trigger=away,
             actions=[again],
         ),
     ]

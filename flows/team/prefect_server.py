@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from flows.team.api import ANSWER_SECONDS, Busy, NoAnswer, ask
-from flows.team.automations import NAMES, QUEUED_AGAIN, TAG
+from flows.team.automations import AWAY, NAMES, QUEUED_AGAIN, TAG
 from flows.team.settings import TeamFolder, TeamSettings
 
 BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between two tries
@@ -97,9 +97,14 @@ class PrefectServer:
                 self.ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
 
     def queue_lost_again(self) -> list[str]:
-        """Queue runs that crashed while nobody listened: a server that just started may miss its own first events."""
-        query = {"flow_runs": {"tags": {"all_": [TAG]}, "state": {"type": {"any_": ["CRASHED"]}}}}
-        found = [run for run in self.ask("flow_runs/filter", query) if run["deployment_id"]]
+        """Queue runs that were lost while nobody listened: a server that just started may miss its own first events."""
+        query = {"flow_runs": {"tags": {"all_": [TAG]}, "state": {"type": {"any_": ["CRASHED", "FAILED"]}}}}
+        found = [
+            run
+            for run in self.ask("flow_runs/filter", query)
+            if run["deployment_id"]
+            and (run["state_type"] == "CRASHED" or str(run["state"]["message"]).startswith(AWAY))
+        ]
         for run in found:
             self.ask(f"flow_runs/{run['id']}/set_state", {"state": QUEUED_AGAIN})
         return [str(run["name"]) for run in found]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
+from prefect.events.schemas.events import Resource
+from prefect.states import exception_to_failed_state
 
 from flows.context import MOST_BEGINNINGS, flow_run_begins
 from flows.team.automations import BEGIN_SECONDS, MISSED, NAMES, automations
@@ -16,7 +21,7 @@ def test_every_automation_is_one_that_the_server_is_asked_for() -> None:
 
 
 def test_a_run_is_given_time_before_it_counts_as_lost() -> None:
-    stopped, never_began, _ = automations()
+    stopped, never_began, *_ = automations()
     assert stopped.trigger.within.total_seconds() == MISSED * HEARTBEAT_SECONDS >= 3 * 30
     assert never_began.trigger.within.total_seconds() == BEGIN_SECONDS
 
@@ -24,6 +29,20 @@ def test_a_run_is_given_time_before_it_counts_as_lost() -> None:
 def test_only_runs_of_the_deployments_are_watched() -> None:
     for item in automations():
         assert item.trigger.match_related.root["prefect.resource.id"] == "prefect.tag.sheepfold"
+
+
+def test_a_run_that_failed_without_the_server_is_queued_again_and_one_that_failed_by_itself_is_not() -> None:
+    async def message(error: Exception) -> str:
+        return str((await exception_to_failed_state(error, message="Flow run encountered an exception:")).message)
+
+    trigger = automations()[-1].trigger
+    for error, queued in (
+        (httpx.ConnectError("All connection attempts failed"), True),
+        (httpx.ReadError("gone"), True),
+        (UserError("no such file"), False),
+    ):
+        told = {"prefect.resource.id": "prefect.flow-run.1", "prefect.state-message": asyncio.run(message(error))}
+        assert trigger.match.matches(Resource(told)) == queued
 
 
 def test_an_automation_that_comes_back_from_the_server_is_the_same() -> None:
