@@ -29,9 +29,11 @@ TEAM = {"up", "down"}  # proved with real servers by tests of their own
 TRAINS = {"run", "train"}
 BUDGET = re.compile(r"--(minutes|max-steps|max-tokens) \S+")
 LINES = [
-    pytest.param(block.page, line, id=f"{block.page}-{block.line + number}")
+    # the very same name for all lines of a page, by which pytest knows that the person need not be made anew
+    pytest.param(page, line, id=f"{page}-{block.line + number}")
+    for page in PAGES
     for block in shown()
-    if block.page in PAGES
+    if block.page == page
     for number, line in enumerate(block.lines)
     if any(arguments and arguments[0] not in TEAM for arguments in arguments_of("sheepfold", line))
 ]
