@@ -71,5 +71,5 @@ def wait_for_server() -> None:
                     raise
             await asyncio.sleep(PAUSE_SECONDS)
 
-    PrefectHttpxSyncClient.send = patient  # type: ignore[method-assign]
-    PrefectHttpxAsyncClient.send = patient_async  # type: ignore[method-assign]
+    PrefectHttpxSyncClient.send = patient
+    PrefectHttpxAsyncClient.send = patient_async
