@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from flows.team.services import MLFLOW, PREFECT, WORKER
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
+from tasks.resources import Resources
 from tests.flows.runs import store_contents
-from tests.tasks.tiny_run import SETTINGS, home_at, run_whole, tiny_settings, write_texts
+from tests.tasks.tiny_run import SETTINGS, TinyResources, home_at, run_whole, tiny_settings, write_texts
 
 pytestmark = [
     pytest.mark.faults,
@@ -103,8 +104,10 @@ class Trainings:
     def check(self, folder: Path) -> None:
         """Nothing is lost and nothing is there twice."""
         home = home_at(folder)
-        for number in range(len(self.runs)):
-            run_whole(home, self.source, tiny_settings(*asked(number)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TinyResources, "device", Resources.device)  # as many threads as a worker's: bits depend on it
+            for number in range(len(self.runs)):
+                run_whole(home, self.source, tiny_settings(*asked(number)))
         expected, found = store_contents(home.path), store_contents(self.box.home.path)
         assert {name: found.get(name) for name in expected} == expected
         assert _of(found, "train") == _of(expected, "train")
@@ -136,8 +139,7 @@ def _of(contents: dict[str, Any], stage: str) -> set[str]:
 def trainings(folder: Path, *options: str) -> Iterator[Trainings]:
     """A box that is up, with one finished training."""
     source = write_texts(folder / "documents")
-    with contextmanager(new_box)(folder) as made:
-        box = replace(made, variables={**made.variables, "OMP_NUM_THREADS": "1"})  # the bits depend on it
+    with contextmanager(new_box)(folder) as box:
         box.run("up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()), *options)
         found = Trainings(box, source)
         found.undisturbed()
