@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from benchmarks import texts
 
 DOCUMENT_CHARS = 1_000
+VOCABULARY = 8192
 FEW_DOCUMENTS = 100
 
 
@@ -106,7 +107,6 @@ def cpu_seconds() -> float:
 
 def prepare(home: Path, sources: Sequence[str]) -> float:
     """Ingest and prepare; returns the CPU seconds of the latter."""
-    from benchmarks.prepare import VOCABULARY
     from flows import pipeline
     from storage.home import Home
     from tasks.ingest.sources.resolve import resolve_sources

@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import encoding, texts
+from benchmarks.adding import FEW_DOCUMENTS, VOCABULARY, add_documents
 from benchmarks.ingest import Row
 from storage.schemas import REFINED
 from storage.tables import ROW_GROUP_ROWS, TableWriter
 
 TABLES = 4
-VOCABULARY = 8192
 FIT_BYTES = 16 * 2**20
 CACHE_BYTES = 2**28  # the encoder's own
 N_DOCUMENTS = 100_000
@@ -184,7 +184,6 @@ def _large_tables(folder: Path, tables: Sequence[Path]) -> Iterator[Path]:
 
 def added(rounds: int) -> Iterator[Row]:
     """CPU time of preparation, from refined texts to the dataset: of 100,000 documents, and then of one more."""
-    from benchmarks.adding import FEW_DOCUMENTS, add_documents
 
     found = add_documents(N_DOCUMENTS, rounds)
     more, cold = found.added - found.few_added, found.cold - found.few_cold
