@@ -2,10 +2,10 @@
 
 A run reports that it lives every half minute. One that began or lived and is not heard of for three times as long is
 marked as lost, and one that was handed to a worker and never began likewise; whoever is lost or crashed, or failed
-because Prefect's server itself was away, is queued again, as the same run. Nothing is computed twice, because the store
-knows what is done; a run that was begun too often is ended by `flows.context`. Marking and queueing are two steps,
-because Prefect refuses to mark a run that has ended as lost, so a last sign of life that overtakes the end of its run
-does no harm.
+because a server was away, Prefect's own or MLflow's, is queued again, as the same run. Nothing is computed twice,
+because the store knows what is done; a run that was begun too often is ended by `flows.context`. Marking and queueing
+are two steps, because Prefect refuses to mark a run that has ended as lost, so a last sign of life that overtakes the
+end of its run does no harm.
 
 That documents came is a trigger of `retrain/on-new-documents`, which stands with it in `prefect.yaml`.
 """
@@ -31,13 +31,17 @@ STOPPED, NEVER_BEGAN, QUEUE_AGAIN, SERVER_AWAY = NAMES = (
     "sheepfold: find runs that stopped",
     "sheepfold: find runs that never began",
     "sheepfold: queue lost runs again",
-    "sheepfold: queue runs again that the server was away for",
+    "sheepfold: queue runs again that a server was away for",
 )
-# How the message of a run begins that failed because the server was away, by httpx's names for it. Prefect's client
-# tries some of it again for a while; a connection that is refused it does not.
+# How the message of a run begins that failed because a server was away: Prefect's, by httpx's names for it, or
+# MLflow's. Clients try some of it again for a while; Prefect's no connection that is refused, MLflow's no cut answer.
 AWAY = tuple(
-    f"Flow run encountered an exception: {name}:"
-    for name in ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError", "WriteError")
+    f"Flow run encountered an exception: {error}"
+    for error in (
+        *("ConnectError:", "ConnectTimeout:", "ReadError:", "ReadTimeout:", "RemoteProtocolError:", "WriteError:"),
+        "MlflowException: API request to ",  # not one that MLflow answered and refused
+        "Unreachable: MLflow does not answer ",
+    )
 )
 
 
@@ -112,7 +116,7 @@ def automations() -> list[AutomationCore]:
         ),
         AutomationCore(
             name=SERVER_AWAY,
-            description="A run that failed because Prefect's server was away, once more.",
+            description="A run that failed because Prefect's server or MLflow's was away, once more.",
             trigger=away,
             actions=[again],
         ),

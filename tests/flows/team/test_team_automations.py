@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from prefect.events.schemas.events import Resource
 from prefect.states import exception_to_failed_state
 
@@ -13,7 +19,9 @@ from flows.context import MOST_BEGINNINGS, flow_run_begins
 from flows.team.automations import BEGIN_SECONDS, MISSED, NAMES, automations
 from flows.team.register import _plain
 from flows.team.services import HEARTBEAT_SECONDS
-from storage.errors import UserError
+from storage.errors import Unreachable, UserError
+from storage.home import Home
+from storage.tracking import Tracking
 
 
 def test_every_automation_is_one_that_the_server_is_asked_for() -> None:
@@ -31,18 +39,68 @@ def test_only_runs_of_the_deployments_are_watched() -> None:
         assert item.trigger.match_related.root["prefect.resource.id"] == "prefect.tag.sheepfold"
 
 
-def test_a_run_that_failed_without_the_server_is_queued_again_and_one_that_failed_by_itself_is_not() -> None:
-    async def message(error: Exception) -> str:
-        return str((await exception_to_failed_state(error, message="Flow run encountered an exception:")).message)
+def queued_again(error: Exception) -> bool:
+    """Whether a run that failed with it is queued again."""
+    state = asyncio.run(exception_to_failed_state(error, message="Flow run encountered an exception:"))
+    told = {"prefect.resource.id": "prefect.flow-run.1", "prefect.state-message": str(state.message)}
+    return bool(automations()[-1].trigger.match.matches(Resource(told)))
 
-    trigger = automations()[-1].trigger
-    for error, queued in (
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
         (httpx.ConnectError("All connection attempts failed"), True),
         (httpx.ReadError("gone"), True),
         (UserError("no such file"), False),
-    ):
-        told = {"prefect.resource.id": "prefect.flow-run.1", "prefect.state-message": asyncio.run(message(error))}
-        assert trigger.match.matches(Resource(told)) == queued
+    ],
+)
+def test_a_run_that_failed_without_prefects_server_is_queued_again_and_one_that_failed_by_itself_is_not(
+    error: Exception, expected: bool
+) -> None:
+    assert queued_again(error) == expected
+
+
+class Cutting(BaseHTTPRequestHandler):
+    """Ends in the middle of every answer."""
+
+    def do_GET(self) -> None:
+        """Promise more than there is."""
+        self.send_response(200)
+        self.send_header("Content-Length", "652")
+        self.end_headers()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers, that it will not."""
+
+    def do_GET(self) -> None:
+        """Refuse in MLflow's way."""
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such run"}')
+
+
+@pytest.mark.parametrize(("handler", "expected"), [(Cutting, True), (Refusing, False)])
+def test_a_run_that_mlflow_was_away_for_is_queued_again_and_one_that_it_refused_something_is_not(
+    handler: type[BaseHTTPRequestHandler], expected: bool
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(MlflowException) as raised:
+            MlflowClient(f"http://127.0.0.1:{server.server_port}").get_run("1")
+        server.shutdown()
+    assert queued_again(raised.value) == expected
+
+
+def test_a_run_that_began_while_mlflow_was_away_is_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound and never listening: whoever asks is refused
+        with pytest.raises(Unreachable) as raised:
+            Tracking(Home(tmp_path, "", f"http://127.0.0.1:{held.getsockname()[1]}"))
+    assert queued_again(raised.value)
 
 
 def test_an_automation_that_comes_back_from_the_server_is_the_same() -> None:
