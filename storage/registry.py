@@ -104,11 +104,14 @@ class Registry:
     def by_digest(self, digest: str) -> ModelVersion | None:
         """The version whose weights have this digest, or None."""
         self._ensure_model()
-        found = self.client.search_model_versions(f"name = '{MODEL_NAME}' and tags.`{DIGEST_TAG}` = '{digest}'")
-        if not found:
-            return None
+        numbers = self._numbers(digest)
         # a search does not say under which aliases a version stands
-        return self.by_number(min((str(entry.version) for entry in found), key=int))
+        return self.by_number(min(numbers, key=int)) if numbers else None
+
+    def _numbers(self, digest: str) -> list[str]:
+        """Numbers of the versions whose weights have this digest."""
+        found = self.client.search_model_versions(f"name = '{MODEL_NAME}' and tags.`{DIGEST_TAG}` = '{digest}'")
+        return [str(entry.version) for entry in found]
 
     def by_alias(self, alias: str) -> ModelVersion | None:
         """The version an alias stands at, or None."""
@@ -196,7 +199,7 @@ class Registry:
         }
         # one call with all tags, so that a version is never there without what it is found by
         while True:
-            created = self.client.create_model_version(
+            self.client.create_model_version(
                 MODEL_NAME,
                 source=model_uri,
                 run_id=run_id,
@@ -204,9 +207,13 @@ class Registry:
                 description=description,
                 model_id=model_uri.rpartition("/")[2],
             )
-            if int(created.version) >= int(number or 0):
-                return self._read(self.client.get_model_version(MODEL_NAME, created.version))
-            self.client.delete_model_version(MODEL_NAME, str(created.version))  # MLflow gives no number twice
+            # MLflow gives no number twice, and its client asks again when an answer is lost: there may be two
+            made = sorted(map(int, self._numbers(checkpoint.digest)))
+            fitting = [version for version in made if version >= int(number or 0)][:1]
+            for version in set(made) - set(fitting):
+                self.client.delete_model_version(MODEL_NAME, str(version))
+            if fitting:
+                return self._read(self.client.get_model_version(MODEL_NAME, str(fitting[0])))
 
     def _logged_model(
         self, bundle: Path, script: Path, run_id: str, checkpoint: ArtifactRef, requirements: list[str]

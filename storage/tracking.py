@@ -140,10 +140,29 @@ class Tracking:
 
     def find_run(self, train_key: str) -> str | None:
         """Id of the run of a training, or None."""
-        runs = self.client.search_runs(
-            [self.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{train_key}'", max_results=1
+        return next(iter(self._runs(train_key)), None)
+
+    def _runs(self, train_key: str) -> list[str]:
+        """Ids of the runs of a training, the oldest first; they are several until `_create_run` is through."""
+        found = self.client.search_runs(
+            [self.experiment_id],
+            filter_string=f"tags.`{KEY_TAG}` = '{train_key}'",
+            order_by=["attributes.start_time ASC"],
         )
-        return str(runs[0].info.run_id) if runs else None
+        return [str(run.info.run_id) for run in found]
+
+    def _create_run(self, train_key: str, name: str, tags: Mapping[str, str]) -> str:
+        """Make the run of a training; returns its id.
+
+        MLflow's client asks again when an answer is lost, and then the run is there twice.
+        """
+        self.client.create_run(
+            self.experiment_id, run_name=name, tags={KEY_TAG: train_key, **tags, "mlflow.source.type": "PROJECT"}
+        )
+        first, *again = self._runs(train_key)
+        for run_id in again:
+            self.client.delete_run(run_id)
+        return first
 
     def train_keys(self) -> set[str]:
         """Keys of the trainings that have a run; a run that was deleted counts for none."""
@@ -161,12 +180,7 @@ class Tracking:
         Returns:
             The run's id; a run that failed or was killed is marked running again.
         """
-        run_id = self.find_run(train_key)
-        if run_id is None:
-            run = self.client.create_run(
-                self.experiment_id, run_name=name, tags={KEY_TAG: train_key, **tags, "mlflow.source.type": "PROJECT"}
-            )
-            run_id = str(run.info.run_id)
+        run_id = self.find_run(train_key) or self._create_run(train_key, name, tags)
         run = self.client.get_run(run_id)
         if run.info.status in ("FAILED", "KILLED"):
             self.client.update_run(run_id, status="RUNNING")

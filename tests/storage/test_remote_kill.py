@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from commit_child import KEY, REF, STAGE, text_in
-from s3 import KILL_AFTER, KILL_BEFORE, PASS, Proxy, lead_to
+from proxy import KILL_AFTER, KILL_BEFORE, PASS, Proxy
+from s3 import lead_to
 
 from storage.remote import RemoteStore
 

@@ -13,7 +13,8 @@ from threading import Thread
 
 import boto3
 import pytest
-from s3 import BUCKET, PASS, Answer, Proxy, lead_to
+from proxy import PASS, Answer, Proxy
+from s3 import BUCKET, lead_to
 
 from storage.bucket import Bucket, BucketError, BucketUnreachable, ObjectInfo
 from storage.digest import sha256_json

@@ -1,5 +1,5 @@
-"""A real MLflow server that goes away in the middle of a training: the training goes on, and no point is lost or told
-twice."""
+"""A real MLflow server that goes away in the middle of a training, or whose answers are lost: the training goes on, and
+nothing is lost or there twice."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, copy_of_store, direct_session, tiny_settings, train_in
+from proxy import LOSE, PASS, Answer, Proxy
+from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings, train_in
 
 import tasks.training
-from flows.actions import ensure_training_run
+from flows.actions import ensure_training_run, promote_model
 from storage.home import Home
+from storage.registry import Registry
 from storage.tables import read_rows
+from storage.tracking import Tracking
 from tasks.progress import StageProgress
+from tasks.session import artifact
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -134,3 +138,36 @@ def test_a_server_that_is_gone_in_the_middle_of_a_training_has_every_point_once_
     assert set(points.values()) == {1}
     told = [record.message for record in caplog.records if "does not take the training's curve" in record.message]
     assert len(told) == 1 and "the curve is completed later" in told[0]
+
+
+def test_what_is_asked_for_again_because_the_answer_was_lost_is_there_once(
+    tiny: Ran, tiny_source: Path, tmp_path: Path, server: Server
+) -> None:
+    proxy = Proxy(server.address)
+    waiting = {"runs/create", "model-versions/create"}
+
+    def lose_first(method: str, path: str) -> Answer:
+        asked = path.rpartition("/mlflow/")[2]
+        if method == "POST" and asked in waiting:
+            waiting.remove(asked)
+            return LOSE
+        return PASS
+
+    proxy.decide = lose_first
+    folder = copy_of_store(tiny, tmp_path / "home", *LATER)
+    home = Home(folder.path, folder.store, proxy.endpoint)
+    try:
+        ran = run_whole(home, tiny_source)
+        assert ran.checkpoint is not None
+        with direct_session(home) as session:
+            promote_model(session, ran.checkpoint, artifact(ran.evaluation))
+        tracking = Tracking(home)
+        runs = tracking.client.search_runs([tracking.experiment_id])
+        versions = Registry(tracking).versions()
+    finally:
+        proxy.close()
+        server.kill()
+    assert not waiting  # both answers were lost
+    (run,), (version,) = runs, versions
+    assert version.run_id == run.info.run_id
+    assert run.info.status == "FINISHED" and run.data.params
