@@ -4,6 +4,8 @@ What is needed: what a name stands at, what the caller names (registered models,
 was made or used lately; and everything that one of these was made from, down to the segments. Some artefacts are at the
 end of no such way, but say something about what stays (an evaluation of a model, its completions); they stay with it.
 
+What is needed stays although it is damaged, with what it was made from: `verify --repair` has to find both.
+
 Removal takes an artefact before those that it was made from, so that at no moment something stands there whose inputs
 are gone, and of each the manifest first (see `Store.remove`). It may be killed anywhere and started again.
 """
@@ -58,12 +60,14 @@ class Garbage:
 
     Attributes:
         artefacts: each before those that it was made from.
+        inputs: what each of them was made from.
         work: unfinished work that nobody went on with.
         records: manifests of removed artefacts, to which no lineage leads any more.
         sizes: by stage.
     """
 
     artefacts: list[Name] = field(default_factory=list)
+    inputs: dict[Name, set[Name]] = field(default_factory=dict)
     work: list[Unfinished] = field(default_factory=list)
     records: list[Name] = field(default_factory=list)
     sizes: list[StageSize] = field(default_factory=list)
@@ -76,11 +80,17 @@ class Garbage:
 
 @dataclass
 class _Store:
-    """The manifests of a store, by name and by content."""
+    """The manifests of a store, by name and by content.
+
+    Attributes:
+        bare: folders without a manifest, of artefacts whose removal was interrupted.
+        unreadable: what is wrong with a manifest that cannot be read.
+    """
 
     manifests: dict[Name, Manifest] = field(default_factory=dict)
     by_digest: dict[Name, list[Name]] = field(default_factory=lambda: defaultdict(list))
-    broken: list[Name] = field(default_factory=list)
+    bare: list[Name] = field(default_factory=list)
+    unreadable: dict[Name, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, store: Store) -> _Store:
@@ -88,11 +98,12 @@ class _Store:
         for stage in store.stages():
             for key in store.keys(stage):
                 try:
-                    manifest = store.find(stage, key)
-                except StoreError:
-                    continue  # `verify` says what is wrong with it
+                    manifest = store.told(stage, key)
+                except StoreError as error:
+                    found.unreadable[stage, key] = str(error)
+                    continue
                 if manifest is None:
-                    found.broken.append((stage, key))
+                    found.bare.append((stage, key))
                 else:
                     found.manifests[stage, key] = manifest
                     found.by_digest[stage, manifest.digest].append((stage, key))
@@ -110,6 +121,9 @@ def find_garbage(store: Store, roots: Iterable[Name], grace: float = GRACE_SECON
     Args:
         roots: artefacts that are needed although no name of the store stands at them.
         grace: seconds for which everything stays that was made or used; unfinished work too.
+
+    Raises:
+        StoreError: if the manifest of something that is needed cannot be read: it alone says what else is.
     """
     before = time.time() - grace
     known = _Store.read(store)
@@ -120,12 +134,20 @@ def find_garbage(store: Store, roots: Iterable[Name], grace: float = GRACE_SECON
         *named(store),
         *(name for item in work for name in (item.inputs or ())),
         *((item.stage, item.key) for item in work),
-        *(name for name in known.manifests if store.used(*name) > before),
+        *(name for name in (*known.manifests, *known.unreadable) if store.used(*name) > before),
     ]
     marked = _marked(store, known, needed)
-    names = _consumers_first({name: found for name, found in known.manifests.items() if name not in marked})
+    for name in marked & known.unreadable.keys():
+        raise StoreError(
+            f"{'/'.join(name)} is needed and its manifest cannot be read ({known.unreadable[name]}), so nobody knows "
+            "what it was made from and nothing is removed: `sheepfold verify --repair` first"
+        )
+    inputs = _inputs_of({name: found for name, found in known.manifests.items() if name not in marked}, known)
+    names = _consumers_first(inputs)
+    bare = [name for name in known.bare if name not in marked and store.used(*name) <= before]
     return Garbage(
-        artefacts=[*names, *(name for name in known.broken if store.used(*name) <= before)],
+        artefacts=[*names, *bare],
+        inputs=inputs,
         work=[item for item in idle if item.touched <= before],
         records=[name for name in store.records() if name not in marked],
         sizes=_sizes(known, set(names)),
@@ -133,21 +155,27 @@ def find_garbage(store: Store, roots: Iterable[Name], grace: float = GRACE_SECON
 
 
 def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS) -> list[Name]:
-    """Remove it; returns what was left because somebody came to use it meanwhile."""
-    left = []
-    for stage, key in garbage.artefacts:
-        if store.used(stage, key) > time.time() - grace:
-            left.append((stage, key))
+    """Remove it; returns what was left because somebody came to use it meanwhile, or what that was made from."""
+    left: list[Name] = []
+    needed: set[Name] = set()
+    for name in garbage.artefacts:
+        if name not in needed and store.used(*name) <= time.time() - grace and _removed(store, name):
             continue
-        try:
-            store.remove(stage, key)
-        except StoreError:
-            left.append((stage, key))
+        left.append(name)
+        needed |= garbage.inputs.get(name, set())
     for item in garbage.work:
         store.remove_work(item.stage, item.key)
     for stage, key in garbage.records:
         store.remove_record(stage, key)
     return left
+
+
+def _removed(store: Store, name: Name) -> bool:
+    try:
+        store.remove(*name)
+    except StoreError:
+        return False  # somebody works on it
+    return True
 
 
 def named(store: Store) -> Iterator[Name]:
@@ -200,14 +228,18 @@ def _stays(manifest: Manifest, known: _Store, marked: set[Name]) -> bool:
     return all(not marked.isdisjoint(_present(ref, known)) for ref in inputs)
 
 
-def _consumers_first(manifests: dict[Name, Manifest]) -> list[Name]:
-    """Artefacts in an order in which each comes before those that it was made from."""
-    inputs = {
-        name: {(ref.stage, ref.key) for ref in manifest.input_refs()} & manifests.keys()
+def _inputs_of(manifests: dict[Name, Manifest], known: _Store) -> dict[Name, set[Name]]:
+    """Those of some artefacts that each of them was made from."""
+    return {
+        name: {found for ref in manifest.input_refs() for found in _present(ref, known)} & manifests.keys() - {name}
         for name, manifest in manifests.items()
     }
+
+
+def _consumers_first(inputs: dict[Name, set[Name]]) -> list[Name]:
+    """Artefacts in an order in which each comes before those that it was made from."""
     consumers = Counter(name for names in inputs.values() for name in names)
-    ready = [name for name in sorted(manifests) if not consumers[name]]
+    ready = [name for name in sorted(inputs) if not consumers[name]]
     ordered = []
     while ready:
         name = ready.pop()

@@ -108,14 +108,15 @@ class RemoteStore(LocalStore):
         return cls(bucket, cache / "store" / hashlib.sha256(bucket.address.encode()).hexdigest()[:16])
 
     # what is there
-    def find(self, stage: str, key: str) -> Manifest | None:
-        objects = self._listed(stage).get(key, {})
-        record = objects.get(MANIFEST_NAME)
+    def told(self, stage: str, key: str) -> Manifest | None:
+        record = self._listed(stage).get(key, {}).get(MANIFEST_NAME)
         text = None if record is None else self._manifest_text(stage, key, record.etag)
-        if text is None:
-            return None
-        manifest = parse_manifest(text, f"{self._bucket.address}/{stage}/{key}")
-        for entry in manifest.files:
+        return None if text is None else parse_manifest(text, f"{self._bucket.address}/{stage}/{key}")
+
+    def find(self, stage: str, key: str) -> Manifest | None:
+        manifest = self.told(stage, key)
+        objects = self._listed(stage).get(key, {})
+        for entry in manifest.files if manifest is not None else ():
             found = objects.get(_object_name(entry))
             if found is None or found.size != entry.size:
                 return None

@@ -75,6 +75,10 @@ class Store(ABC):
         """The artefact's manifest, or None when it is not there, whole."""
 
     @abstractmethod
+    def told(self, stage: str, key: str) -> Manifest | None:
+        """The manifest that stands there, whether its files are whole or not; None where there is none."""
+
+    @abstractmethod
     def keys(self, stage: str) -> list[str]:
         """The keys under which a stage has something, whole or not."""
 
@@ -181,15 +185,13 @@ class LocalStore(Store):
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def told(self, stage: str, key: str) -> Manifest | None:
+        return _manifest_in(self.root / stage / key)
+
     def find(self, stage: str, key: str) -> Manifest | None:
-        folder = self.root / stage / key
-        try:
-            text = (folder / MANIFEST_NAME).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        manifest = parse_manifest(text, str(folder))
-        for entry in manifest.files:
-            data = folder / entry.name
+        manifest = _manifest_in(self.root / stage / key)
+        for entry in manifest.files if manifest is not None else ():
+            data = self.root / stage / key / entry.name
             if not data.is_file() or data.stat().st_size != entry.size:
                 return None  # somebody removed or cut a file: as good as never made, so it is made again
         return manifest
@@ -408,6 +410,14 @@ def _ref(name: str) -> str:
     if any(not part or part.startswith(".") for part in name.split("/")):
         raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
     return f".refs/{name}.json"
+
+
+def _manifest_in(folder: Path) -> Manifest | None:
+    try:
+        text = (folder / MANIFEST_NAME).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return parse_manifest(text, str(folder))
 
 
 def parse_manifest(text: bytes, folder: str) -> Manifest:

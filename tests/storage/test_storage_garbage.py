@@ -14,7 +14,7 @@ import pytest
 from storage.garbage import find_garbage, remove_garbage, sizes
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, RefSet
-from storage.store import LocalStore
+from storage.store import LocalStore, StoreError
 from storage.verify import check_store
 
 Put = Callable[..., ArtifactRef]
@@ -105,6 +105,51 @@ def test_after_it_the_rest_is_whole_and_there_is_no_more(store: LocalStore, name
     after = {item.stage: item.artefacts for item in sizes(store)}
     assert (before["extract"], after["extract"]) == (3, 2)
     assert (before["evaluate"], after["evaluate"]) == (2, 1)
+
+
+def test_what_is_needed_stays_although_it_is_damaged_with_what_it_was_made_from(
+    store: LocalStore, named: dict[str, ArtifactRef]
+) -> None:
+    expected = garbage_of(store, named)
+    (store.folder(named["one"]) / "pages").write_bytes(b"cut")
+    manifest = store.folder(named["corpus"]) / "manifest.json"
+    manifest.write_text(
+        manifest.read_text().replace('"files": []', '"files": [{"name": "gone", "size": 1, "sha256": ""}]')
+    )
+    assert store.find(named["corpus"].stage, named["corpus"].key) is None
+    assert store.find(named["one"].stage, named["one"].key) is None
+    assert garbage_of(store, named) == expected
+
+
+def test_what_is_damaged_and_not_needed_goes(store: LocalStore, named: dict[str, ArtifactRef]) -> None:
+    (store.folder(named["old"]) / "pages").unlink()
+    assert garbage_of(store, named) == {"old", "before", "frozen", "former"}
+    remove_garbage(store, find_garbage(store, (), grace=-1), grace=-1)
+    assert len(store.keys("extract")) == 2
+
+
+def test_nothing_goes_while_the_manifest_of_something_needed_cannot_be_read(
+    store: LocalStore, named: dict[str, ArtifactRef]
+) -> None:
+    (store.folder(named["model"]) / "manifest.json").write_text("{ torn")
+    with pytest.raises(StoreError, match=r"train/\w+ is needed and its manifest cannot be read .* verify --repair"):
+        find_garbage(store, (), grace=-1)
+    (store.folder(named["former"]) / "manifest.json").write_text("{ torn")  # nobody needs this one
+    store.remove_ref("corpus/default")
+    store.remove_ref("evalset/default")
+    assert find_garbage(store, (), grace=-1).artefacts
+
+
+def test_what_is_taken_up_while_others_go_keeps_what_it_was_made_from(
+    store: LocalStore, named: dict[str, ArtifactRef]
+) -> None:
+    for ref in named.values():
+        os.utime(store.folder(ref) / "manifest.json", (1_000, 1_000))
+    found = find_garbage(store, (), grace=3600)
+    assert store.use(named["frozen"])
+    left = remove_garbage(store, found, grace=3600)
+    assert {key for _, key in left} == {named[name].key for name in ("frozen", "before", "old")}
+    assert [problem for check in check_store(store) for problem in check.problems] == []
 
 
 class Killed(BaseException):
