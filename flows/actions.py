@@ -198,8 +198,8 @@ def _measured_champion(
     (evalset,) = manifest_of(session.store, evaluation).input_refs("evalset")
     if trained_on(session.store, found, evalset):
         session.note(
-            f"model version {champion.version} was champion, but it was trained on documents of this evaluation set; "
-            "its figures on it would say nothing, so it was not compared"
+            f"model version {champion.version}, which is champion, was trained on documents of this evaluation set; "
+            "its figures on it would say nothing, so the two were not compared and it stays champion"
         )
         return Rival(champion.version, None)
     return Rival(champion.version, artifact(evaluate_model(session, found, evalset, settings.evaluate)[0]))

@@ -2,8 +2,8 @@
 
 A challenger that passes all gates (`tasks.gates`) becomes champion, one that does not stays challenger: beside a
 champion that means fewer bits per byte on the same evaluation set. A champion that was trained on documents of that set
-has no figures that compare; the challenger, which was not, takes its place. A version that a person took back
-(`tasks.rollback`) never becomes champion by itself again.
+has no figures that compare: nobody knows which of the two is better, so it stays until a person decides (see
+`tasks.rollback`). A version that a person took back never becomes champion by itself again.
 
 Names move under a lock, one after the other, and in an order that a kill between two of them leaves nothing wrong and
 the same command mends: `previous` before `champion`, and what is told of a version before it bears a name.
@@ -102,9 +102,9 @@ def decide(
     if rival is None:
         return True, f"there was no champion ({own:.4f} bits per byte)"
     if rival.evaluation is None:
-        return True, (
+        return False, (
             "the champion was trained on documents of this evaluation set, so the two cannot be compared "
-            f"({own:.4f} bits per byte)"
+            f"({own:.4f} bits per byte); `sheepfold rollback --to VERSION` makes this one champion all the same"
         )
     return True, next(item.sentence for item in verdicts if item.gate == "bits_per_byte")
 

@@ -21,6 +21,7 @@ from storage.tracking import Tracking
 from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
 from tasks.promotion import ChampionChanged, Promotion, promote
+from tasks.rollback import roll_back
 from tasks.session import Session, artifact
 
 WORSE = ("train.max_steps=2",)
@@ -37,7 +38,7 @@ def promote_ran(session: Session, ran: Ran) -> Promotion:
     return promote_model(session, ran.checkpoint, artifact(ran.evaluation))[0]
 
 
-def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_gives_way(
+def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_stays_until_a_person_decides(
     tiny: Ran, tiny_source: Path, home: Home
 ) -> None:
     with direct_session(home) as session:
@@ -45,12 +46,16 @@ def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_gives_way(
     worse = run_whole(home, tiny_source, tiny_settings("curate.salt=other", *WORSE))
     with direct_session(home) as session:
         done = promote_ran(session, worse)
-        assert (done.alias, done.version.version) == (CHAMPION, "2")
+        assert (done.alias, done.version.version) == (CHALLENGER, "2")
         assert "the champion was trained on documents of this evaluation set" in done.reason
         assert session.notes == [
-            "model version 1 was champion, but it was trained on documents of this evaluation set; its figures on it "
-            "would say nothing, so it was not compared"
+            "model version 1, which is champion, was trained on documents of this evaluation set; its figures on it "
+            "would say nothing, so the two were not compared and it stays champion"
         ]
+        registry = Registry(session.resources.tracking)
+        assert registry.names() == {CHAMPION: "1", CHALLENGER: "2"}
+        roll_back(session.store, registry, "another split", to="2")
+        assert registry.names()[CHAMPION] == "2"
 
 
 def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_source: Path, home: Home) -> None:
