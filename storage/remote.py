@@ -273,7 +273,7 @@ class RemoteStore(LocalStore):
 
         with ThreadPoolExecutor(TRANSFERS) as threads:
             put = {f"{place}/{MANIFEST_NAME}", *threads.map(upload, manifest.files)}
-        self._leases[f"{manifest.stage}-{manifest.key}"].check()
+        self.check_lock(f"{manifest.stage}-{manifest.key}")
         etag = self._bucket.write(f"{place}/{MANIFEST_NAME}", (folder / MANIFEST_NAME).read_bytes())
         write_file(folder / ETAG_NAME, etag.encode())
         self._bucket.delete(info.name for info in self._bucket.objects(f"{place}/") if info.name not in put)
@@ -359,6 +359,9 @@ class RemoteStore(LocalStore):
                 yield
             finally:
                 del self._leases[name]
+
+    def check_lock(self, name: str) -> None:
+        self._leases[name].check()
 
     @cached_property
     def _place(self) -> str:

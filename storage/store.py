@@ -178,6 +178,14 @@ class Store(ABC):
     def lock(self, name: str) -> AbstractContextManager[None]:
         """Hold a named lock, for what must not happen twice at once."""
 
+    @abstractmethod
+    def check_lock(self, name: str) -> None:
+        """Make sure that a lock that is held here is ours still; to be asked before a write that it is held for.
+
+        Raises:
+            BucketError: if it may be another's by now, because this machine slept or lost its network.
+        """
+
 
 class LocalStore(Store):
     """The store on a folder of this machine (or one that several machines mount)."""
@@ -370,6 +378,9 @@ class LocalStore(Store):
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         return self._hold(name)
+
+    def check_lock(self, name: str) -> None:
+        pass  # the system holds the file for as long as the process lives
 
     # records: small files of JSON that are replaced in one step
     def _told(self, record: str) -> str:

@@ -213,14 +213,22 @@ def test_one_machine_waits_for_another_that_makes_the_same(here: RemoteStore, th
     assert order == ["first", "second"] and here.owners() == []
 
 
-def test_a_machine_that_gives_no_sign_of_life_loses_what_it_works_on_and_cannot_commit(
-    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def vanishing(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RemoteStore, RemoteStore]:
+    """Two machines, the first of which gives no signs of life."""
     vanishes, lives = 1.0, 3.0  # seconds of their leases; the second one's is kept, however slow this machine is
     keep = Lease.keep
     monkeypatch.setattr(Lease, "keep", lambda lease: None if lease._seconds == vanishes else keep(lease))
-    slow = RemoteStore(Bucket(s3_address), tmp_path / "slow", vanishes)
-    quick = RemoteStore(Bucket(s3_address), tmp_path / "quick", lives)
+    return (
+        RemoteStore(Bucket(s3_address), tmp_path / "slow", vanishes),
+        RemoteStore(Bucket(s3_address), tmp_path / "quick", lives),
+    )
+
+
+def test_a_machine_that_gives_no_sign_of_life_loses_what_it_works_on_and_cannot_commit(
+    vanishing: tuple[RemoteStore, RemoteStore],
+) -> None:
+    slow, quick = vanishing
     with pytest.raises(BucketError, match="without a sign of life"), slow.workspace("pages", "k") as work:
         made = Manifest("pages", 1, "k", "d", {}, {}, [])
         with quick.workspace("pages", "k") as other:
@@ -228,6 +236,16 @@ def test_a_machine_that_gives_no_sign_of_life_loses_what_it_works_on_and_cannot_
         slow.commit(work, made)
     found = quick.find("pages", "k")
     assert found is not None and found.digest == "e"
+
+
+def test_a_machine_that_gives_no_sign_of_life_is_told_that_its_lock_may_be_another_s(
+    vanishing: tuple[RemoteStore, RemoteStore],
+) -> None:
+    slow, quick = vanishing
+    with slow.lock("promote"), quick.lock("promote"):
+        quick.check_lock("promote")
+        with pytest.raises(BucketError, match="without a sign of life"):
+            slow.check_lock("promote")
 
 
 def test_a_copy_of_a_cache_does_not_take_the_leases_of_the_first(here: RemoteStore, s3_address: str) -> None:
