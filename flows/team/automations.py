@@ -15,11 +15,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from flows.team.services import HEARTBEAT_SECONDS
-
 if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore
 
+HEARTBEAT_SECONDS = 30  # the least that Prefect takes; every deployment's variables carry it to its runs
 MISSED = 3  # signs of life after which a run counts as lost
 BEGIN_SECONDS = 300  # a run that was handed to a worker and has not begun by then is lost
 REPEATED_SECONDS = 15  # an event that is handed on twice, as a busy server does, queues a run once

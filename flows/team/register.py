@@ -1,8 +1,9 @@
 """Tell Prefect about pools, queues, deployments and automations; done again, it changes nothing.
 
-    python -m flows.team.register FILE      the file of deployments, as `sheepfold up` writes it; addresses as variables
+    python -m flows.team.register FILE      FILE is `prefect.yaml` or a copy; PREFECT_API_URL says which server
 
-A process of its own, because Prefect reads its addresses when it is imported. What is there with the same version is
+`sheepfold up` calls it for its own server, people for theirs. A process of its own, because Prefect reads its addresses
+when it is imported. A pool that is there is used, of whatever type it is. What is there with the same version is
 left alone; a schedule that a person switched on stays on when its deployment is made anew, and a queue's limit stays
 what a person made it.
 """
@@ -15,9 +16,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.embedded import configured_api_url
 from flows.team.automations import automations
-from flows.team.deployments import full_name
+from flows.team.deployments import full_name, read_deployments
 from flows.team.services import GPU_POOL, POOL, RETRAIN_QUEUE
+from storage.errors import UserError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -135,8 +138,28 @@ def _plain(value: Any) -> Any:
     return _plain(value.model_dump(mode="json")) if hasattr(value, "model_dump") else value
 
 
-if __name__ == "__main__":
-    import yaml
+def main(arguments: list[str]) -> dict[str, list[str]]:
+    """Register what a file says with the server of the environment.
 
-    wanted = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))["deployments"]
-    print(json.dumps(asyncio.run(register(wanted))))
+    Raises:
+        UserError: if no file or no server is named, the file cannot be used, or the server does not answer.
+    """
+    import httpx
+
+    if len(arguments) != 1:
+        raise UserError(f"found {len(arguments)} arguments, expected one: python -m flows.team.register FILE")
+    server = configured_api_url()
+    if server is None:
+        raise UserError("no Prefect server is named: set PREFECT_API_URL, such as http://prefect:4200/api")
+    deployments = read_deployments(Path(arguments[0]))
+    try:
+        return asyncio.run(register(deployments))
+    except httpx.TransportError as error:
+        raise UserError(f"Prefect at {server} does not answer ({error}): see that it runs and is reached") from None
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(main(sys.argv[1:])))
+    except UserError as error:
+        sys.exit(f"sheepfold: {error}")

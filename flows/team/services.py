@@ -46,7 +46,6 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 LEAST_AT_ONCE = 4  # runs of the worker; more wait, for each is a process with its libraries
-HEARTBEAT_SECONDS = 30  # the least that Prefect takes; a run that misses three is lost
 
 
 @dataclass(frozen=True)
@@ -144,11 +143,7 @@ def _auth_file(users: Path, admin: str) -> str:
 
 
 def _worker(folder: TeamFolder, settings: TeamSettings, name: str, more: tuple[str, ...]) -> Service:
-    variables = {
-        **folder.client_variables(settings),
-        "PREFECT_HOME": str(folder.home.prefect),
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-    }
+    variables = {**folder.client_variables(settings), "PREFECT_HOME": str(folder.home.prefect)}
     command = _tool("prefect", "worker", "start", "--pool", WORKER_NAMES[name], "--type", "process", "--name", name)
     return Service(name, (*command, *more), variables)
 

@@ -10,7 +10,10 @@ import pytest
 import yaml
 
 from flows.context import flow_settings
+from flows.team.automations import HEARTBEAT_SECONDS
+from flows.team.deployments import HEARTBEAT, read_deployments
 from flows.team.services import GPU_POOL, POOL, RETRAIN_QUEUE
+from storage.errors import UserError
 from tasks.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,3 +107,60 @@ def test_the_person_may_ask_for_another_budget_than_the_deployments(deployment: 
     asked = {f"train__{name}": given.get(name, 0) for name in ("minutes", "max_steps", "max_tokens")}
     train = flow_settings("", given.get("overrides", ""), **asked).train
     assert train == load_settings(None, [f"train.{budget}=20"]).train
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
+def test_every_run_says_that_it_lives_as_often_as_is_listened_for(deployment: dict[str, Any]) -> None:
+    assert deployment["work_pool"]["job_variables"]["env"][HEARTBEAT] == str(HEARTBEAT_SECONDS)
+
+
+def a_copy(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = FILE.read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "copy.yaml").write_text(text)
+    return folder / "copy.yaml"
+
+
+def test_a_copy_carries_what_the_environment_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHEEPFOLD_HOME", "/srv/sheepfold")
+    found = read_deployments(a_copy(tmp_path))
+    assert {item["work_pool"]["job_variables"]["env"]["SHEEPFOLD_HOME"] for item in found} == {"/srv/sheepfold"}
+    triggers = [trigger for item in found for trigger in item.get("triggers", [])]
+    assert triggers[0]["parameters"]["corpus"] == "{{ event.payload.corpus }}"  # for Prefect to fill in
+
+
+def test_a_copy_with_variables_of_its_own_says_as_often_that_it_lives(tmp_path: Path) -> None:
+    own = "name: sheepfold\ndeployments:\n- entrypoint: flows.train.train\n  name: gpu\n  work_pool:\n    name: gpus\n"
+    for more in ("", "    job_variables:\n      env: {MLFLOW_TRACKING_URI: 'http://mlflow:5000'}\n"):
+        (tmp_path / "copy.yaml").write_text(own + more)
+        (found,) = read_deployments(tmp_path / "copy.yaml")
+        assert found["work_pool"]["job_variables"]["env"][HEARTBEAT] == str(HEARTBEAT_SECONDS)
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHEEPFOLD_HOME", raising=False)
+    with pytest.raises(UserError, match=r"copy\.yaml takes \$SHEEPFOLD_HOME from the environment, where it is not set"):
+        read_deployments(a_copy(tmp_path))
+
+
+def test_a_change_in_a_copy_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHEEPFOLD_HOME", "/srv/sheepfold")
+    before = {item["name"]: item["version"] for item in read_deployments(a_copy(tmp_path))}
+    after = {
+        item["name"]: item["version"] for item in read_deployments(a_copy(tmp_path, ("grace_days: 7", "grace_days: 8")))
+    }
+    assert {name for name in before if before[name] != after[name]} == {"nightly"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a: [", "is no YAML"), ("name: sheepfold", "has no list of `deployments`"), (None, "cannot be read")],
+)
+def test_a_file_that_is_no_list_of_deployments_is_named(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "copy.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=rf"copy\.yaml {said}"):
+        read_deployments(path)

@@ -16,9 +16,8 @@ from prefect.events.schemas.events import Resource
 from prefect.states import exception_to_failed_state
 
 from flows.context import MOST_BEGINNINGS, flow_run_begins
-from flows.team.automations import BEGIN_SECONDS, MISSED, NAMES, automations
+from flows.team.automations import BEGIN_SECONDS, HEARTBEAT_SECONDS, MISSED, NAMES, automations
 from flows.team.register import _plain
-from flows.team.services import HEARTBEAT_SECONDS
 from storage.errors import Unreachable, UserError
 from storage.home import Home
 from storage.tracking import Tracking
