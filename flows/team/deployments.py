@@ -30,6 +30,7 @@ def team_deployments(home: Home, settings: TeamSettings) -> list[dict[str, Any]]
     found = _load(FILE)
     for deployment in found:
         deployment["work_pool"]["job_variables"]["env"]["SHEEPFOLD_HOME"] = str(home.path)
+        deployment["pull"] = [{"flows.team.workplace.enter": {"directory": str(home.path.parent)}}]
         for name, value in (("source", settings.source), ("prompts", settings.prompts)):
             if name in deployment["parameters"]:
                 deployment["parameters"][name] = value

@@ -76,6 +76,8 @@ async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
     from prefect.deployments.runner import RunnerDeployment
     from prefect.exceptions import ObjectNotFound
 
+    from flows.team.workplace import Workplace
+
     active: dict[str | None, bool] = {}
     try:
         known = await client.read_deployment_by_name(full_name(item))
@@ -105,8 +107,15 @@ async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
         work_queue_name=item["work_pool"].get("work_queue_name"),
         job_variables=item["work_pool"]["job_variables"],
     )
+    made.storage = Workplace(_working_folder(item))
     await made.aapply()
     return True
+
+
+def _working_folder(item: dict[str, Any]) -> str:
+    """The folder that runs work in; this one where the file names none."""
+    found = [words["directory"] for step in item.get("pull", []) for words in step.values()]
+    return str(found[0] if found else Path.cwd())
 
 
 def _trigger(deployment: str, fields: dict[str, Any]) -> Any:
