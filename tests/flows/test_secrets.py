@@ -129,3 +129,15 @@ def test_a_password_in_an_address_is_not_told_where_nothing_answers_there(
     )
     assert "planted" not in done.stdout + done.stderr
     assert [path for path, data in contents(tmp_path) if b"planted" in data] == []
+
+
+@pytest.mark.parametrize("scheme", ["https", "git+https", "s3", "ftp"])
+@pytest.mark.parametrize("command", ["plan", "run", "up"])
+def test_a_password_in_the_address_of_a_source_is_neither_told_nor_kept(
+    tmp_path: Path, scheme: str, command: str
+) -> None:
+    source = f"{scheme}://shepherd:planted-in-source-8d4e@host.invalid/project.git"
+    done = call(tmp_path / "home", command, source)
+    assert done.returncode == 1 and "holds credentials" in done.stderr
+    assert "planted" not in done.stdout + done.stderr
+    assert [path for path, data in contents(tmp_path) if b"planted" in data] == []

@@ -19,6 +19,7 @@ stored with deployments and rows. A branch or a prefix is followed: each listing
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ from tasks.ingest.sources.walk import Filters, FolderRoot, Root, Walk, walk_root
 
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
+_SSH = frozenset({"ssh", "git+ssh"})  # whose addresses name a user, without a password
+_PASSWORD = re.compile(r"([^/:@\s]+:)[^/@\s]+@")  # of an address whose scheme was forgotten
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ def _resolve(text: str, base: Path) -> Source:
     """One source."""
     if text.startswith(SCHEME):
         return DocumentsSource(_resolve(text.removeprefix(SCHEME).strip(), base))
+    _refuse_credentials(text)
     if text.startswith("git+"):
         return _git_source(text.removeprefix("git+"), base)
     scheme, has_scheme, _ = text.partition("://")
@@ -187,6 +191,28 @@ def _resolve(text: str, base: Path) -> Source:
     if scheme in _GIT_SCHEMES:
         raise UserError(f"source {text!r}: write git+{text} for a git repository; web pages are not read")
     raise UserError(f"source {text!r}: {scheme}:// is not known; known are paths, file://, git+... and s3://")
+
+
+def _refuse_credentials(text: str) -> None:
+    """Refuses an address that holds a password before anything tells or keeps it."""
+    scheme, has_scheme, rest = text.partition("://")
+    if not has_scheme or "/" in scheme:
+        return
+    user, at, host = re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")
+    port = host.rpartition(":")[2] if ":" in host and not host.endswith("]") else ""  # of a [::1], nothing
+    if (at and (":" in user or scheme not in _SSH)) or port.strip(
+        "0123456789"
+    ):  # else a / in a password ended the host
+        shown = "" if port.strip("0123456789") else host
+        raise UserError(
+            f"source {scheme}://...@{shown}: the address holds credentials, which would be stored with every row; "
+            "leave them to git's credential helper, to ssh, or to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+
+
+def _shown(text: str) -> str:
+    """What was written, without a password."""
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 def _file_path(text: str) -> str:
@@ -208,7 +234,7 @@ def _local_source(text: str, base: Path) -> Source:
         repository, at, revision = str(path).rpartition("@")
         if at and _is_bare(Path(repository)):
             return GitSource(str(Path(repository).resolve()), revision)
-        missing = folder if pattern else text
+        missing = _shown(folder if pattern else text)
         raise UserError(f"source {missing!r} does not exist (looked in {base}): name a folder or a file with documents")
     try:
         path = path.resolve(strict=True)  # It may be a link: somebody named it on purpose.
@@ -241,11 +267,6 @@ def _git_source(text: str, base: Path) -> GitSource:
             raise UserError(
                 f"source 'git+{scheme}://...': write git+https://host/path, git+ssh://host/path or git+/path"
             )
-        if ("@" in host and scheme != "ssh") or ":" in host.rpartition("@")[0]:
-            raise UserError(
-                f"source git+{scheme}://...@{host.rpartition('@')[2]}/{path}: the address holds credentials, which "
-                "would be stored with every row; leave them to git's credential helper or to ssh"
-            )
         repository, _, revision = path.rpartition("@") if "@" in path else (path, "", "HEAD")
         if scheme == "file":
             address = str(Path(unquote(f"/{repository}", errors="surrogateescape")))
@@ -262,7 +283,10 @@ def _repository(path: str, text: str, base: Path) -> str:
     """Absolute path of a local repository."""
     found = base / Path(path).expanduser()
     if not found.is_dir():
-        raise UserError(f"source 'git+{text}': no repository at {found} (write git+PATH@REVISION, git+ssh://host/path)")
+        raise UserError(
+            f"source 'git+{_shown(text)}': no repository at that path (looked in {base}; write git+PATH@REVISION or "
+            "git+ssh://host/path)"
+        )
     if not ((found / ".git").exists() or (found / "HEAD").is_file()):
         raise UserError(f"source 'git+{text}': {found} is no git repository; leave out git+ to read it as a folder")
     return str(found.resolve())
