@@ -8,7 +8,8 @@
 
 The manifests of what goes are kept, so that the lineage of models still leads back. Before anything is touched, the
 tombstones note what will go; whoever finds that note goes on from it, so a kill costs nothing. The old segments and the
-texts made from them go last, because by them it is known what quotes a document.
+texts made from them go last, because by them it is known what quotes a document; pages in the home and beside MLflow
+runs go first, because by what goes it is known which they are.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import pyarrow.parquet as pq
 
 from storage.catalog import CORPUS_REF
 from storage.errors import UserError
+from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
 from storage.tables import read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
+from tasks.forgetting.pages import TRAIN, clear_pages, show_samples
 from tasks.forgetting.rewriting import (
     DOCUMENTS_FILE,
     holds,
@@ -60,6 +63,8 @@ class Sweep:
         selections: selections that are trimmed.
         trainings: trainings in which samples are taken out.
         removed: artefacts that go.
+        shown_by: keys of the trainings beside whose runs pages or samples may quote a document: they come from a corpus
+            that held it, though it may have dropped it, or were measured on what held it.
     """
 
     segments: list[Manifest] = field(default_factory=list)
@@ -67,6 +72,7 @@ class Sweep:
     selections: list[Manifest] = field(default_factory=list)
     trainings: list[Manifest] = field(default_factory=list)
     removed: list[tuple[str, str]] = field(default_factory=list)
+    shown_by: set[str] = field(default_factory=set)
 
     def counts(self) -> dict[str, int]:
         """How many artefacts of each stage go."""
@@ -95,16 +101,31 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
         *prompts,
         *spoken,
     ]
+    touched = [*made, *spoken, *trainings]
     return Sweep(
         segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
         evalsets=evalsets,
         selections=[manifest for manifest in made if manifest.stage in TRIMMED],
         trainings=trainings,
         removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
+        shown_by=_trainings_of(touched) | _seen_by(forgotten),
     )
 
 
-def finish_forgetting(store: Store) -> Sweep | None:
+def _trainings_of(touched: Iterable[Manifest]) -> set[str]:
+    """Keys of the trainings among some artefacts, and of those that the others were measured or written with."""
+    found = set()
+    for manifest in touched:
+        refs = [manifest.ref] if manifest.stage == TRAIN else manifest.input_refs()
+        found |= {ref.key for ref in refs if ref.stage == TRAIN}
+    return found
+
+
+def _seen_by(forgotten: Tombstones) -> set[str]:
+    return {name.rpartition("/")[2] for item in forgotten.documents.values() for name in item.seen_by}
+
+
+def finish_forgetting(home: Home, store: Store) -> Sweep | None:
     """Do what the tombstones say is still to be done; None if it is nothing.
 
     It may be killed at any moment and called again.
@@ -119,7 +140,9 @@ def finish_forgetting(store: Store) -> Sweep | None:
         found = plan_sweep(store, forgotten)
         forgotten = replace(forgotten, pending=found.removed)
         write_tombstones(store, forgotten)
+        clear_pages(home, found.shown_by)
         _carry_out(store, found, forgotten)
+        show_samples(home, store, found.shown_by)
         write_tombstones(store, replace(forgotten, pending=None))
         return found
 

@@ -29,6 +29,7 @@ from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.store import LocalStore, Store
 from storage.tables import read_columns, write_table
 from storage.tombstones import read_tombstones
+from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
 from tasks.generation.stage import PROMPTS
@@ -275,6 +276,8 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
     for number in itertools.count(0, KILLED_EVERY):
         home = home_at(tmp_path / str(number))
         shutil.copytree(Path(trained.ran.session.home.store), home.store, dirs_exist_ok=True)
+        home.reports_of("default").mkdir(parents=True)
+        (home.reports_of("default") / "report.md").write_text(SECRET)
         store, calls, killed = LocalStore(Path(home.store)), itertools.count(), False
 
         def counted(function: Any, calls: Iterator[int] = calls, number: int = number) -> Any:
@@ -293,7 +296,7 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
             except Killed:
                 killed = True
         if read_tombstones(store).documents:
-            finish_forgetting(store)
+            finish_forgetting(home, store)
         else:
             forget(str(home.path), "secret", "", "default", dry_run=False)
         assert holders_of(home, SECRET) == [], f"killed at call {number}"
@@ -303,3 +306,18 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
         if not killed:
             break
     assert number > 4 * KILLED_EVERY
+
+
+def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "show_samples", killed)
+        with pytest.raises(Killed):
+            forget(str(home.path), "secret", "", "default", dry_run=False)
+    forget(str(home.path), "secret", "", "default", dry_run=False)
+    assert read_tombstones(LocalStore(Path(home.store))).pending is None
+    assert holders_of(home, SECRET) == []
