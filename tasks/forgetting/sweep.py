@@ -4,6 +4,7 @@
     evaluation sets     rewritten, and pinned where the old ones were
     selections          trimmed: they say what a model was trained on
     models, figures     stay; samples and completions whose prompts quote a document go
+    texts from outside  go where they hold a document, with what was measured on them
     all else            goes (texts, measures, token shards, indexes, datasets); the next run makes it again
 
 The manifests of what goes are kept, so that the lineage of models still leads back. Before anything is touched, the
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -27,9 +29,11 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
+from storage.repair import discard_damaged
 from storage.store import Store
-from storage.tables import read_rows
+from storage.tables import read_columns, read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
+from tasks.curate.dedup.minhash import gram_hashes
 from tasks.forgetting.pages import TRAIN, clear_pages, show_samples
 from tasks.forgetting.rewriting import (
     DOCUMENTS_FILE,
@@ -48,7 +52,7 @@ QUOTING_WORDS = 5  # a prompt this long that stands in a document is taken to be
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
 KEPT = (
     *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam", "gates"),
-    *("complete", "generate", "prompts", "questions", "texts"),
+    *("complete", "generate", "prompts", "questions"),
 )
 TRIMMED = ("curate", "ablate")
 
@@ -93,15 +97,17 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     made = [manifest for manifest in made if manifest.stage != "evalset" or manifest.ref in held]
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
     prompts, trainings = _quoting(store, texts, forgotten)
-    spoken = descendants(store, [manifest.ref for manifest in prompts])
+    outside = _holding(store, texts, forgotten)
+    spoken = descendants(store, [manifest.ref for manifest in (*prompts, *outside)])
     going = [
         *segments,
         *evalsets,
         *(found for found in made if found.stage not in (*KEPT, *TRIMMED)),
         *prompts,
+        *outside,
         *spoken,
     ]
-    touched = [*made, *spoken, *trainings]
+    touched = [*made, *outside, *spoken, *trainings]
     return Sweep(
         segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
         evalsets=evalsets,
@@ -215,6 +221,19 @@ def _quoting(
     return [found for found, lines in asked if lines & quoted], [found for found, lines in drawn if lines & quoted]
 
 
+def _holding(store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones) -> list[Manifest]:
+    """Sets of texts from outside that hold a forgotten document: its bytes, or thirteen words of it in a row."""
+    asked = list(_manifests(store, ("texts",)))
+    known = [gram_hashes([text]).values for ref in sorted(texts) for text in _texts(store, ref, forgotten) if asked]
+    words = np.unique(np.concatenate([np.empty(0, np.uint64), *known]))
+    found = []
+    for manifest in asked:
+        rows = read_columns(store.folder(manifest.ref) / DOCUMENTS_FILE, ["doc_id", "text"])
+        if forgotten.contents.intersection(rows["doc_id"]) or np.isin(gram_hashes(rows["text"]).values, words).any():
+            found.append(manifest)
+    return found
+
+
 def _prompts(store: Store, kept: Manifest) -> set[str]:
     rows = read_rows(store.folder(kept.ref) / "prompts.parquet", ["prompt"])
     lines = {_line(row["prompt"]) for row in rows}
@@ -265,6 +284,7 @@ def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
         instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
     _move_refs(store, instead)
     _clear_work(store, found.removed)
+    discard_damaged(store)  # what cannot be read may hold anything
     for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
         store.remove(stage, key, keep_record=True)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import ingest, prose, write
-from tiny_run import Ran, home_at, run_prepare
+from tiny_run import Ran, direct_session, home_at, run_prepare
 
 from flows import pipeline
 from flows.direct import explain, verify_home
@@ -26,9 +26,11 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
+from storage.repair import repair
 from storage.store import LocalStore, Store
 from storage.tables import read_columns, write_table
 from storage.tombstones import read_tombstones
+from storage.verify import check_store
 from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
@@ -260,6 +262,38 @@ def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path:
     again = ingest(home, f"documents:{folder}")
     assert again.files()[path]["reason_code"] == "forgotten"
     assert len(again.texts()) == 6
+    assert holders_of(home, SECRET) == []
+
+
+def test_what_a_repair_set_aside_goes_too(home: Home, source: Path) -> None:
+    store = LocalStore(Path(home.store))
+    damaged = [next(Path(home.store).glob(f"{stage}/*/*.parquet")) for stage in ("normalise", "curate")]
+    for path in damaged:
+        path.write_bytes(path.read_bytes() + b"x")
+    repair(store, check_store(store))
+    run_prepare(home, source)
+    aside = Path(home.store) / ".damaged"
+    assert {path.name for path in aside.rglob("*.parquet")} >= {path.name for path in damaged}
+    forget(str(home.path), "secret", "", "default", dry_run=False)
+    assert list(aside.rglob("*.parquet")) == []
+
+
+def test_texts_from_outside_go_where_they_hold_the_document_with_what_was_measured_on_them(
+    trained: Trained, home: Home, tmp_path: Path
+) -> None:
+    files = {"same": secret_text(0), "part": prose(50) + prose(1001)[:200], "other": prose(51)}
+    rows = json.dumps({"text": secret_text(2).replace(".", " ;")})
+    with direct_session(home) as session:
+        for name, text in {**files, "rows": rows}.items():
+            path = tmp_path / f"{name}.{'jsonl' if name == 'rows' else 'txt'}"
+            path.write_text(text)
+            texts = pipeline.evaluation_texts(session, "default", str(path))
+            put(session.store, "evaluate", {"figures.txt": name}, checkpoint=trained.checkpoint, evalset=texts)
+        put(session.store, "evaluate", {"figures.txt": "usual"}, checkpoint=trained.checkpoint)
+    removed = forget(str(home.path), "secret", "", "default", dry_run=False)["removed"]
+    assert (removed["texts"], removed["evaluate"]) == (3, 3)
+    left = sorted(path.read_text() for path in (Path(home.store) / "evaluate").glob("*/figures.txt"))
+    assert left == ["other", "usual"]
     assert holders_of(home, SECRET) == []
 
 
