@@ -21,5 +21,5 @@ def compact_home(home: str, at_least: int = AT_LEAST, grace_days: float = 1, dry
     place = Home.from_environment(home or None)
     store = open_store(place.store, place.cache)
     if not dry_run:
-        finish_forgetting(store)  # what a kill left of it, before it is joined with what stays
+        finish_forgetting(place, store)  # what a kill left of it, before it is joined with what stays
     return {"dry_run": dry_run, **asdict(compact(store, at_least, grace_days * SECONDS_PER_DAY, dry_run))}

@@ -23,7 +23,7 @@ from flows.evaluation_page import write_evaluation_page
 from flows.gates_page import write_gates_page
 from flows.generation_page import write_generation_page
 from flows.patience import wait_for_server
-from flows.report import RunResult, run_report
+from flows.report import RunResult, run_report, sample_table
 from flows.stages import stage_names
 from flows.train_page import write_training_page
 from storage.catalog import check_corpus_name
@@ -174,6 +174,17 @@ def _link_mlflow(session: PrefectSession, run_id: str, promoted: Promotion | Non
         )
 
 
+def _leave_report(session: PrefectSession, corpus: str, result: RunResult) -> None:
+    """Write the report into the home, and show all of it but the sample in the UI."""
+    report = run_report(session.home, corpus, result)
+    file = session.home.reports_of(corpus) / "report.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sample = f"\n## Sample\n\n{sample_table(result.completions)}\n" if result.completions else ""
+    file.write_text(report + sample, encoding="utf-8")
+    where = f"\nThe report with what the model wrote: `{file}`\n" if sample else ""
+    create_markdown_artifact(report + where, key="sheepfold-report", description=f"Report of corpus {corpus}")
+
+
 def finish(
     session: PrefectSession,
     corpus: str,
@@ -183,6 +194,9 @@ def finish(
 ) -> dict[str, object]:
     """Leave the report in the UI and in the home; returns the flow's result.
 
+    What documents say, and what models wrote after their words, stands in the home alone: Prefect's database keeps what
+    it is given, and no `forget` reaches it.
+
     Args:
         measured: the model whose evaluation is to have a page.
         promoted: what the gates said of it.
@@ -190,11 +204,7 @@ def finish(
     with ThreadPoolExecutor(1) as aside:
         # drawn by a process of its own where the corpus is large, beside the report
         drawn = aside.submit(write_corpus_page, session, corpus) if snapshot.name in session.produced else None
-        report = run_report(session.home, corpus, result)
-        reports = session.home.reports_of(corpus)
-        reports.mkdir(parents=True, exist_ok=True)
-        (reports / "report.md").write_text(report, encoding="utf-8")
-        create_markdown_artifact(report, key="sheepfold-report", description=f"Report of corpus {corpus}")
+        _leave_report(session, corpus, result)
 
     def leave(topic: str, description: str, summary: str, *files: Path) -> None:
         """Show the summary of a page in the UI, and keep the page and what lies beside it with the run."""

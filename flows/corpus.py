@@ -183,7 +183,7 @@ def _union(session: Session, read: Documents, made: Sequence[Maybe], table: str)
 def _list(session: Session, sources: Sequence[Source], settings: Settings) -> tuple[list[ListedFile], dict[str, str]]:
     """Walk the sources and hash what changed; returns the files, and where each content lies."""
     if not session.dry:
-        finish_forgetting(session.store)  # what a kill left of it, before any of that is taken for found
+        finish_forgetting(session.home, session.store)  # what a kill left of it, before any of that is taken for found
     forgotten = read_tombstones(session.store)
     session.forgotten = frozenset(forgotten.documents)
     # what we write ourselves is no document

@@ -1,18 +1,15 @@
 """What `sheepfold forget` does: find the documents and the models that saw them, then take them out of the home.
 
-The store comes first (see `tasks.forgetting.sweep`), then what shows texts elsewhere: pages in the home, and the pages
-and samples beside the MLflow runs of the models that saw a document.
+How they are taken out, `tasks.forgetting.sweep` says.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.actions import has_registry
 from flows.direct import registered_versions
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
@@ -22,8 +19,6 @@ from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tomb
 from tasks.exposure import exposures, told
 from tasks.forgetting.sweep import finish_forgetting, plan_sweep, with_copies
 from tasks.forgetting.targets import Target, find_targets
-
-PAGES = (".html", ".md")  # beside a run; they quote documents
 
 
 def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:
@@ -39,7 +34,8 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
     store = open_store(place.store, place.cache)
     known = read_tombstones(store)
     targets = find_targets(store, corpus, thing)
-    if not targets and not any(doc_id.startswith(thing) for doc_id in known.documents):
+    # what a kill left is finished whatever it was called: what it was called by may be gone by now
+    if not targets and known.pending is None and not any(doc_id.startswith(thing) for doc_id in known.documents):
         raise UserError(
             f"no document of corpus {corpus!r} goes by {thing!r}: give an id or eight digits of one, a path or "
             "folder as `sheepfold sql \"select path, doc_id from files\"` shows it, or the beginning of paths and '*'"
@@ -59,10 +55,8 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
     else:
         seen_by = tuple(f"{item.checkpoint.stage}/{item.checkpoint.key}" for item in found)
         _bury(store, {doc_id: replace(wanted.documents[doc_id], seen_by=seen_by) for doc_id in new})
-        done = finish_forgetting(store)
+        done = finish_forgetting(place, store)
         sweep = done if done is not None else plan_sweep(store, Tombstones())
-        shutil.rmtree(place.reports, ignore_errors=True)  # the next run draws them again
-        _clear_runs(place, store)
     return {
         **result,
         "rewritten": {"extract": len(sweep.segments), "evalset": len(sweep.evalsets), "curate": len(sweep.selections)},
@@ -99,20 +93,3 @@ def _near_duplicates(store: Store, corpus: str, doc_ids: Collection[str]) -> lis
         "select distinct f.doc_id, f.path from clusters c join files f using (doc_id) where f.status = 'ok' and "
         f"c.cluster in (select cluster from clusters where doc_id in ({ids})) and f.doc_id not in ({ids}) order by path"
     )
-
-
-def _clear_runs(place: Home, store: Store) -> None:
-    """Take pages away that lie beside runs of models that saw forgotten documents, and samples that quote them."""
-    trainings = {name for item in read_tombstones(store).documents.values() for name in item.seen_by}
-    if not trainings or not has_registry(place):
-        return
-    from storage.tracking import Tracking
-    from tasks.train_report.watch import sync_samples
-
-    tracking = Tracking(place)
-    for name in sorted(trainings):
-        stage, _, key = name.partition("/")
-        run_id, training = tracking.find_run(key), store.find(stage, key)
-        if run_id is not None and training is not None:
-            tracking.remove_files(run_id, PAGES)
-            sync_samples(tracking, run_id, store.folder(training.ref))

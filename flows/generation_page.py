@@ -16,7 +16,7 @@ def write_generation_page(session: Session, corpus: str) -> tuple[Path, str]:
     """The page of this run's generation in the reports of the home; drawn anew only after a change.
 
     Returns:
-        The page, and a preview in Markdown.
+        The page, and a summary in Markdown.
     """
     (made,) = session.produced[generate.name]
     manifest = session.store.find(made.stage, made.key)
@@ -24,9 +24,9 @@ def write_generation_page(session: Session, corpus: str) -> tuple[Path, str]:
 
     def draw() -> tuple[str, str]:
         from tasks.generation.page import generation_page  # with it comes what draws
-        from tasks.generation.preview import collect_generation, preview_markdown
+        from tasks.generation.preview import collect_generation, generation_summary
 
         figures = collect_generation(session.store, made)
-        return generation_page(figures, corpus), preview_markdown(figures)
+        return generation_page(figures, corpus), generation_summary(figures)
 
     return draw_once(reports, "generation", [made.key, manifest.created if manifest else ""], draw)

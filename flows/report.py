@@ -117,7 +117,7 @@ def suggestion_text(suggestion: dict[str, Any]) -> str:
 
 
 def run_report(home: Home, corpus: str, result: RunResult) -> str:
-    """The whole report, Markdown."""
+    """The report, Markdown; without what was written, which begins with words of documents: see `sample_table`."""
     parts = [f"# Corpus `{corpus}`", corpus_table(home, corpus), "## Stages", stage_table(result.stages)]
     if result.suggestion:
         parts += ["## Suggestion", suggestion_text(result.suggestion)]
@@ -129,8 +129,6 @@ def run_report(home: Home, corpus: str, result: RunResult) -> str:
             f"**{result.model['alias']}**: {result.model['reason']}."
         )
         parts.append(gates_table(result.model["gates"]))
-    if result.completions:
-        parts += ["## Sample", sample_table(result.completions)]
     if result.notes:
         parts += ["## Notes", *(f"- {note}" for note in result.notes)]
     return "\n\n".join(part for part in parts if part) + "\n"

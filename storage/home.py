@@ -77,6 +77,11 @@ class Home:
         return without_password(self.tracking_uri)
 
     @property
+    def has_tracking(self) -> bool:
+        """Whether there is an MLflow database; asking one makes it."""
+        return (self.path / "mlflow.db").exists() or not self.tracking_uri.startswith("sqlite:")
+
+    @property
     def mlflow_artifacts(self) -> Path:
         """Folder of MLflow's own artefacts (model bundles, plots)."""
         return self.path / "mlflow-artifacts"

@@ -16,6 +16,7 @@ away: without them forgotten documents would come back.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,6 +77,17 @@ def repair(store: Store, checks: Iterable[Check]) -> list[Repair]:
         *(_repair_artefact(store, *thing.split("/", 1)) for thing in artefacts),
         *(_repair_name(store, name) for name in sorted(names, key=lambda name: name.startswith(WRITTEN_AGAIN))),
     ]
+
+
+def discard_damaged(store: Store) -> None:
+    """Take away the artefacts that were set aside, whatever they held; names hold no text, and stay."""
+    if isinstance(store, LocalStore):
+        for stage in _stages(store.root / DAMAGED):
+            shutil.rmtree(stage)
+
+
+def _stages(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
 
 def _repair_artefact(store: LocalStore, stage: str, key: str) -> Repair:

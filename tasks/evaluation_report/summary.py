@@ -1,21 +1,18 @@
-"""An evaluation in a few lines of Markdown, for the run's own page."""
+"""An evaluation in a few lines of Markdown, for the run's own page; without words of documents, which prompts are."""
 
 from __future__ import annotations
 
 from tasks.evaluation.sums import baselines_of
 from tasks.evaluation_report.figures import EvaluationFigures
-from tasks.evaluation_report.texts import in_a_line
 from tasks.evaluation_report.words import ZSTD, facts, lead, worries
 from tasks.pages.markdown import plain, table
 
 _ROWS = 8  # of slices
-_COMPLETIONS = 4
 _NOTES = 6
-_TEXT = 200  # characters of a completion
 
 
 def evaluation_summary(figures: EvaluationFigures) -> str:
-    """Figures, baselines, slices by kind, completions, what to look at: at most 60 lines of Markdown."""
+    """Figures, baselines, slices by kind, what to look at: at most 60 lines of Markdown."""
     found = figures.metrics
     lines = [plain(lead(figures), 600), ""]
     lines += table(["", ""], [[name, plain(value)] for name, value in facts(figures).items()])
@@ -28,10 +25,6 @@ def evaluation_summary(figures: EvaluationFigures) -> str:
     kinds = [item for item in figures.evaluation.slices if item.dimension == "kind"][:_ROWS]
     cells = [[plain(item.value), f"{item.sums.bits_per_byte:.4f}", f"{item.sums.documents:,}"] for item in kinds]
     lines += ["", *table(["kind", "bits per byte", "documents"], cells)]
-    if figures.completions:
-        lines += ["", "What it writes:", ""]
-        shown = figures.completions[:_COMPLETIONS]
-        lines += [f"- {plain(item.prompt)} **→** {plain(in_a_line(item, _TEXT), _TEXT)}" for item in shown]
     listed = worries(figures)[:_NOTES]
     if listed:
         lines += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.remedy}'.strip())}" for item in listed)]

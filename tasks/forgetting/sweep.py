@@ -4,11 +4,13 @@
     evaluation sets     rewritten, and pinned where the old ones were
     selections          trimmed: they say what a model was trained on
     models, figures     stay; samples and completions whose prompts quote a document go
+    texts from outside  go where they hold a document, with what was measured on them
     all else            goes (texts, measures, token shards, indexes, datasets); the next run makes it again
 
 The manifests of what goes are kept, so that the lineage of models still leads back. Before anything is touched, the
 tombstones note what will go; whoever finds that note goes on from it, so a kill costs nothing. The old segments and the
-texts made from them go last, because by them it is known what quotes a document.
+texts made from them go last, because by them it is known what quotes a document; pages in the home and beside MLflow
+runs go first, because by what goes it is known which they are.
 """
 
 from __future__ import annotations
@@ -17,17 +19,22 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.catalog import CORPUS_REF
 from storage.errors import UserError
+from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
+from storage.repair import discard_damaged
 from storage.store import Store
-from storage.tables import read_rows
+from storage.tables import read_columns, read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
+from tasks.curate.dedup.minhash import gram_hashes
+from tasks.forgetting.pages import TRAIN, clear_pages, show_samples
 from tasks.forgetting.rewriting import (
     DOCUMENTS_FILE,
     holds,
@@ -45,7 +52,7 @@ QUOTING_WORDS = 5  # a prompt this long that stands in a document is taken to be
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
 KEPT = (
     *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam", "gates"),
-    *("complete", "generate", "prompts", "questions", "texts"),
+    *("complete", "generate", "prompts", "questions"),
 )
 TRIMMED = ("curate", "ablate")
 
@@ -60,6 +67,8 @@ class Sweep:
         selections: selections that are trimmed.
         trainings: trainings in which samples are taken out.
         removed: artefacts that go.
+        shown_by: keys of the trainings beside whose runs pages or samples may quote a document: they come from a corpus
+            that held it, though it may have dropped it, or were measured on what held it.
     """
 
     segments: list[Manifest] = field(default_factory=list)
@@ -67,6 +76,7 @@ class Sweep:
     selections: list[Manifest] = field(default_factory=list)
     trainings: list[Manifest] = field(default_factory=list)
     removed: list[tuple[str, str]] = field(default_factory=list)
+    shown_by: set[str] = field(default_factory=set)
 
     def counts(self) -> dict[str, int]:
         """How many artefacts of each stage go."""
@@ -87,24 +97,41 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     made = [manifest for manifest in made if manifest.stage != "evalset" or manifest.ref in held]
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
     prompts, trainings = _quoting(store, texts, forgotten)
-    spoken = descendants(store, [manifest.ref for manifest in prompts])
+    outside = _holding(store, texts, forgotten)
+    spoken = descendants(store, [manifest.ref for manifest in (*prompts, *outside)])
     going = [
         *segments,
         *evalsets,
         *(found for found in made if found.stage not in (*KEPT, *TRIMMED)),
         *prompts,
+        *outside,
         *spoken,
     ]
+    touched = [*made, *outside, *spoken, *trainings]
     return Sweep(
         segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
         evalsets=evalsets,
         selections=[manifest for manifest in made if manifest.stage in TRIMMED],
         trainings=trainings,
         removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
+        shown_by=_trainings_of(touched) | _seen_by(forgotten),
     )
 
 
-def finish_forgetting(store: Store) -> Sweep | None:
+def _trainings_of(touched: Iterable[Manifest]) -> set[str]:
+    """Keys of the trainings among some artefacts, and of those that the others were measured or written with."""
+    found = set()
+    for manifest in touched:
+        refs = [manifest.ref] if manifest.stage == TRAIN else manifest.input_refs()
+        found |= {ref.key for ref in refs if ref.stage == TRAIN}
+    return found
+
+
+def _seen_by(forgotten: Tombstones) -> set[str]:
+    return {name.rpartition("/")[2] for item in forgotten.documents.values() for name in item.seen_by}
+
+
+def finish_forgetting(home: Home, store: Store) -> Sweep | None:
     """Do what the tombstones say is still to be done; None if it is nothing.
 
     It may be killed at any moment and called again.
@@ -119,7 +146,9 @@ def finish_forgetting(store: Store) -> Sweep | None:
         found = plan_sweep(store, forgotten)
         forgotten = replace(forgotten, pending=found.removed)
         write_tombstones(store, forgotten)
+        clear_pages(home, found.shown_by)
         _carry_out(store, found, forgotten)
+        show_samples(home, store, found.shown_by)
         write_tombstones(store, replace(forgotten, pending=None))
         return found
 
@@ -192,6 +221,19 @@ def _quoting(
     return [found for found, lines in asked if lines & quoted], [found for found, lines in drawn if lines & quoted]
 
 
+def _holding(store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones) -> list[Manifest]:
+    """Sets of texts from outside that hold a forgotten document: its bytes, or thirteen words of it in a row."""
+    asked = list(_manifests(store, ("texts",)))
+    known = [gram_hashes([text]).values for ref in sorted(texts) for text in _texts(store, ref, forgotten) if asked]
+    words = np.unique(np.concatenate([np.empty(0, np.uint64), *known]))
+    found = []
+    for manifest in asked:
+        rows = read_columns(store.folder(manifest.ref) / DOCUMENTS_FILE, ["doc_id", "text"])
+        if forgotten.contents.intersection(rows["doc_id"]) or np.isin(gram_hashes(rows["text"]).values, words).any():
+            found.append(manifest)
+    return found
+
+
 def _prompts(store: Store, kept: Manifest) -> set[str]:
     rows = read_rows(store.folder(kept.ref) / "prompts.parquet", ["prompt"])
     lines = {_line(row["prompt"]) for row in rows}
@@ -242,6 +284,7 @@ def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
         instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
     _move_refs(store, instead)
     _clear_work(store, found.removed)
+    discard_damaged(store)  # what cannot be read may hold anything
     for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
         store.remove(stage, key, keep_record=True)
 

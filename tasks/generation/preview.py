@@ -1,4 +1,4 @@
-"""The figures of a generation and its first completions, for the page and for Prefect's UI.
+"""The figures of a generation and its first completions, for the page, and the figures alone for Prefect's UI.
 
 In go an artefact of the stage `generate` and the tokeniser of its model, out come counts over all completions and, for
 the first of them, every token's text beside its log-probability.
@@ -24,7 +24,7 @@ from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 SHOWN = 40  # completions
 ERRORS_SHOWN = 40
-PREVIEW_ROWS = 8
+ERRORS_TOLD = 8
 _PROMPT_CHARS = 2_000  # of a prompt that are kept: its end, which is what is continued
 _CONTEXT = 8  # tokens before one whose text is asked for
 
@@ -187,15 +187,11 @@ def text_pieces(
     return pieces
 
 
-def preview_markdown(figures: GenerationFigures) -> str:
-    """The first completions as a table, with what came of all of them."""
-    lines = [summary(figures), "", "| id | prompt | continuation | ended by | tokens |", "|---|---|---|---|---:|"]
-    for item in figures.shown[:PREVIEW_ROWS]:
-        name = item.id if not item.sample else f"{item.id} ({item.sample})"
-        text = "".join(piece.text for piece in item.pieces)
-        cells = [plain(name, 24), plain(_ending(item.prompt, 90)), plain(text, 200), item.finish_reason]
-        lines.append(f"| {' | '.join(cells)} | {item.n_tokens} |")
-    lines += ["", *(f"- {plain(name, 40)}: {plain(error)}" for name, error in figures.errors[:PREVIEW_ROWS])]
+def generation_summary(figures: GenerationFigures) -> str:
+    """What came of all prompts, in Markdown for the run's own page; without their words, which may be of documents."""
+    lines = [summary(figures), "", "| ended by | continuations |", "|---|---:|"]
+    lines += [f"| {reason} | {n:,} |" for reason, n in sorted(figures.reasons.items())]
+    lines += ["", *(f"- {plain(name, 40)}: {plain(error)}" for name, error in figures.errors[:ERRORS_TOLD])]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -206,7 +202,3 @@ def summary(figures: GenerationFigures) -> str:
     if figures.n_errors:
         words += f"; {counted(figures.n_errors, 'prompt')} could not be continued"
     return words + "."
-
-
-def _ending(text: str, length: int) -> str:
-    return text if len(text) <= length else "…" + text[1 - length :]

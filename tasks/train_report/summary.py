@@ -1,4 +1,4 @@
-"""A training in a few lines of Markdown, for the run's own page."""
+"""A training in a few lines of Markdown, for the run's own page; without words of documents, which its samples have."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from tasks.train_report.words import event_name, facts, lead, number, worries
 
 _ROWS = 12  # of evaluations
 _NOTES = 6
-_TEXT = 200  # characters of a sample
 
 
 def training_summary(figures: TrainingFigures) -> str:
-    """Figures, evaluations, the last samples, what to look at: at most 50 lines of Markdown."""
+    """Figures, evaluations, what to look at: at most 50 lines of Markdown."""
     lines = [plain(lead(figures), 600), ""]
     lines += table(["", ""], [[name, plain(value)] for name, value in facts(figures).items()])
     if figures.validation:
         lines += ["", *table(["step", "loss", "validation loss"], _evaluations(figures))]
-    last = [found[-1] for found in figures.samples_by_prompt.values()]
-    if last:
-        lines += ["", "What it writes at the end:", ""]
-        lines += [f"- {plain(sample.prompt)} **→** {plain(sample.text, _TEXT)}" for sample in last]
     if figures.notes.events:
         shown = figures.notes.events[-_NOTES:]
         lines += ["", "Events:", ""]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.report import RunResult, run_report
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flows.report import RunResult, run_report, sample_table
 from storage.home import Home
 from tasks.gates.verdicts import Verdict
 from tasks.session import StageReport
@@ -16,6 +19,15 @@ def test_a_report_under_the_name_of_a_corpus_that_was_never_ingested_tells_of_th
     report = run_report(home, "never-run", result)
     assert report.startswith("# Corpus `never-run`\n\n## Stages\n\n| stage |")
     assert "| generate | 1 | 0 | 2.0 | 3 |" in report
+
+
+def test_a_report_quotes_neither_prompts_nor_continuations(tmp_path: Path) -> None:
+    table = tmp_path / "completions.parquet"
+    pq.write_table(pa.table({"prompt": ["seventeen violet"], "text": ["lanterns of dust"], "error": [None]}), table)
+    result = RunResult(stages=[], completions=str(table))
+    report = run_report(Home.from_environment(tmp_path), "fold", result)
+    assert "seventeen" not in report and "lanterns" not in report
+    assert "| seventeen violet | lanterns of dust |" in sample_table(str(table))
 
 
 def test_a_report_says_what_the_gates_said(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +106,17 @@ def test_no_file_of_the_home_holds_a_secret(ran: Home) -> None:
     assert found == []
     names = {path.name for path, _ in contents(ran.path)}
     assert {"prefect.db", "mlflow.db", "manifest.json", "report.md"} <= names
+
+
+def test_prefects_database_holds_no_words_of_documents_or_prompts(ran: Home) -> None:
+    (table,) = (ran.path / "store").glob("generate/*/completions.parquet")
+    begun = [" ".join(row["prompt"].split()[:4]) for row in pq.read_table(table).to_pylist()]
+    with closing(sqlite3.connect(ran.path / "prefect" / "prefect.db")) as database:
+        kept = "\n".join(database.iterdump())
+    assert "Report of corpus default" in kept and "The report with what the model wrote: " in kept
+    assert [words for words in (WORDS, *begun) if words in kept] == []
+    report = (ran.path / "reports" / "default" / "report.md").read_text()
+    assert begun and begun[0] in report
 
 
 def test_nothing_that_was_said_holds_a_secret(ran: Home) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import ingest, prose, write
-from tiny_run import Ran, home_at, run_prepare
+from tiny_run import Ran, direct_session, home_at, run_prepare
 
 from flows import pipeline
 from flows.direct import explain, verify_home
@@ -26,9 +26,12 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
+from storage.repair import repair
 from storage.store import LocalStore, Store
 from storage.tables import read_columns, write_table
 from storage.tombstones import read_tombstones
+from storage.verify import check_store
+from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
 from tasks.generation.stage import PROMPTS
@@ -262,6 +265,38 @@ def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path:
     assert holders_of(home, SECRET) == []
 
 
+def test_what_a_repair_set_aside_goes_too(home: Home, source: Path) -> None:
+    store = LocalStore(Path(home.store))
+    damaged = [next(Path(home.store).glob(f"{stage}/*/*.parquet")) for stage in ("normalise", "curate")]
+    for path in damaged:
+        path.write_bytes(path.read_bytes() + b"x")
+    repair(store, check_store(store))
+    run_prepare(home, source)
+    aside = Path(home.store) / ".damaged"
+    assert {path.name for path in aside.rglob("*.parquet")} >= {path.name for path in damaged}
+    forget(str(home.path), "secret", "", "default", dry_run=False)
+    assert list(aside.rglob("*.parquet")) == []
+
+
+def test_texts_from_outside_go_where_they_hold_the_document_with_what_was_measured_on_them(
+    trained: Trained, home: Home, tmp_path: Path
+) -> None:
+    files = {"same": secret_text(0), "part": prose(50) + prose(1001)[:200], "other": prose(51)}
+    rows = json.dumps({"text": secret_text(2).replace(".", " ;")})
+    with direct_session(home) as session:
+        for name, text in {**files, "rows": rows}.items():
+            path = tmp_path / f"{name}.{'jsonl' if name == 'rows' else 'txt'}"
+            path.write_text(text)
+            texts = pipeline.evaluation_texts(session, "default", str(path))
+            put(session.store, "evaluate", {"figures.txt": name}, checkpoint=trained.checkpoint, evalset=texts)
+        put(session.store, "evaluate", {"figures.txt": "usual"}, checkpoint=trained.checkpoint)
+    removed = forget(str(home.path), "secret", "", "default", dry_run=False)["removed"]
+    assert (removed["texts"], removed["evaluate"]) == (3, 3)
+    left = sorted(path.read_text() for path in (Path(home.store) / "evaluate").glob("*/figures.txt"))
+    assert left == ["other", "usual"]
+    assert holders_of(home, SECRET) == []
+
+
 KILLED_EVERY = 3  # calls
 
 
@@ -275,6 +310,8 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
     for number in itertools.count(0, KILLED_EVERY):
         home = home_at(tmp_path / str(number))
         shutil.copytree(Path(trained.ran.session.home.store), home.store, dirs_exist_ok=True)
+        home.reports_of("default").mkdir(parents=True)
+        (home.reports_of("default") / "report.md").write_text(SECRET)
         store, calls, killed = LocalStore(Path(home.store)), itertools.count(), False
 
         def counted(function: Any, calls: Iterator[int] = calls, number: int = number) -> Any:
@@ -293,7 +330,7 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
             except Killed:
                 killed = True
         if read_tombstones(store).documents:
-            finish_forgetting(store)
+            finish_forgetting(home, store)
         else:
             forget(str(home.path), "secret", "", "default", dry_run=False)
         assert holders_of(home, SECRET) == [], f"killed at call {number}"
@@ -303,3 +340,18 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
         if not killed:
             break
     assert number > 4 * KILLED_EVERY
+
+
+def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "show_samples", killed)
+        with pytest.raises(Killed):
+            forget(str(home.path), "secret", "", "default", dry_run=False)
+    forget(str(home.path), "secret", "", "default", dry_run=False)
+    assert read_tombstones(LocalStore(Path(home.store))).pending is None
+    assert holders_of(home, SECRET) == []

@@ -11,7 +11,7 @@ from browsing import Opened
 from generation_page_samples import HOSTILE, rich
 
 from tasks.generation.page import SECTIONS, generation_page
-from tasks.generation.preview import GenerationFigures, preview_markdown, text_pieces
+from tasks.generation.preview import GenerationFigures, generation_summary, text_pieces
 from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer
 
 
@@ -40,13 +40,15 @@ def test_a_generation_of_nothing_has_a_page() -> None:
     assert "None: every prompt was continued." in page
 
 
-def test_the_preview_is_a_table_of_the_first_completions() -> None:
-    lines = preview_markdown(rich()).splitlines()
-    assert lines[0].startswith("105 prompts got 107 continuations of ")
-    assert lines[0].endswith("; 2 prompts could not be continued.")
-    assert lines[4].startswith("| p0 | Every evening |  the shepherd counts")
-    assert len([line for line in lines if line.startswith("|")]) == 2 + 4
-    assert all("\\<img" in line for line in lines if "<img" in line)
+def test_the_summary_says_what_came_of_the_prompts_and_quotes_none() -> None:
+    figures = rich()
+    text = generation_summary(figures)
+    assert text.startswith("105 prompts got 107 continuations of ")
+    assert "; 2 prompts could not be continued." in text
+    assert sum(int(line.split("|")[2]) for line in text.splitlines()[4:] if line.startswith("|")) == 107
+    quoted = [words for item in figures.shown for words in (item.prompt, "".join(piece.text for piece in item.pieces))]
+    assert [words for words in quoted if words.strip() and words in text] == []
+    assert "<img" not in text.replace("\\<img", "")
 
 
 def test_pieces_are_the_text_with_its_log_probabilities() -> None:

@@ -56,6 +56,7 @@ def test_words_of_documents_are_only_words() -> None:
     assert not set(page) & {"\u202e", "\x00"}
     assert "<img src=x onerror=hit=1>" in words_of(rich()), "in a sample, an event and a prompt"
     summary = training_summary(rich())
+    assert all(sample.prompt not in summary for sample in rich().notes.samples)
     assert "\\<img" in summary and not set(summary) & {"\u202e", "\x00"}
 
 
