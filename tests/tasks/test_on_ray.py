@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray_stages import Place, place
-from tiny_run import direct_session, home_at, tiny_settings, write_texts
+from tiny_run import Ran, TinyResources, direct_session, home_at, run_in, run_whole, tiny_settings, write_texts
 
 from flows import pipeline
+from flows.actions import promote_model
 from storage.errors import UserError
 from storage.home import Home
 from tasks.cluster import on_ray, ray_runner
 from tasks.ingest.sources.resolve import resolve_sources
+from tasks.promotion import Promotion
 from tasks.resources import Resources
 from tasks.session import Call, PrefectSession, artifact
 
@@ -77,6 +80,32 @@ def test_segments_are_extracted_on_all_nodes_and_come_out_as_in_one_process(
     told = [(folder / "node.txt").read_text().split() for folder in folders]
     assert len({node for node, _ in told}) == NODES
     assert {workers for _, workers in told} == {"1"}  # as many processes as the task holds processors
+
+
+@pytest.mark.full
+@pytest.mark.prefect
+def test_a_run_on_a_cluster_with_all_files_on_s3_promotes_the_model_of_a_run_on_a_laptop(
+    s3_address: str, on_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 3)
+    monkeypatch.setattr(Resources, "device", TinyResources.device)  # bits depend on the number of threads
+    source = write_texts(tmp_path / "source")
+
+    def whole(session: PrefectSession) -> tuple[Ran, Promotion]:
+        ran = run_in(session, source, tiny_settings())
+        assert ran.checkpoint is not None
+        return ran, promote_model(session, ran.checkpoint, artifact(ran.evaluation))[0]
+
+    home = replace(home_at(tmp_path / "there"), store=s3_address, artifacts=f"{s3_address}-artifacts")
+    ran, promoted = in_flow(home, whole)
+    laptop = run_whole(home_at(tmp_path / "here"), source)
+    assert (ran.checkpoint, ran.evaluation, ran.completions) == (
+        laptop.checkpoint,
+        laptop.evaluation,
+        laptop.completions,
+    )
+    assert promoted.alias == "champion" and promoted.version.checkpoint == laptop.checkpoint
+    assert not (home.path / "store").exists()
 
 
 def test_a_runner_that_does_not_exist_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

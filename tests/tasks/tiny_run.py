@@ -146,21 +146,25 @@ def run_whole(
     Args:
         before: is handed the session before anything runs.
     """
-    settings = settings or tiny_settings()
     with direct_session(home, refresh) as session:
         before(session)
-        ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-        prepared = pipeline.prepare(session, "default", settings, ingested)
-        checkpoint = artifact(pipeline.train_model(session, settings, prepared))
-        evaluation, metrics = pipeline.evaluate_model(session, checkpoint, prepared.evalset)
-        sample = pipeline.sample(session, settings, checkpoint, prepared.evalset)
-        pipeline.remember_ingested(session, ingested)
-        pipeline.remember_prepared(session, prepared)
-        pipeline.remember(session, train=checkpoint, evaluate=evaluation, generate=sample)
-        pipeline.publish(session, "default")
-        return Ran(
-            session.reports, ingested, prepared, session, checkpoint, artifact(evaluation), artifact(sample), metrics
-        )
+        return run_in(session, source, settings or tiny_settings())
+
+
+def run_in(session: Session, source: Path, settings: Settings) -> Ran:
+    """Files to completions, in a session."""
+    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
+    prepared = pipeline.prepare(session, "default", settings, ingested)
+    checkpoint = artifact(pipeline.train_model(session, settings, prepared))
+    evaluation, metrics = pipeline.evaluate_model(session, checkpoint, prepared.evalset)
+    sample = pipeline.sample(session, settings, checkpoint, prepared.evalset)
+    pipeline.remember_ingested(session, ingested)
+    pipeline.remember_prepared(session, prepared)
+    pipeline.remember(session, train=checkpoint, evaluate=evaluation, generate=sample)
+    pipeline.publish(session, "default")
+    return Ran(
+        session.reports, ingested, prepared, session, checkpoint, artifact(evaluation), artifact(sample), metrics
+    )
 
 
 def plan_of(
