@@ -21,6 +21,9 @@ def up(
     postgres: Annotated[
         str | None, typer.Option(help="postgresql:// address for both servers; '' goes back to SQLite.")
     ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="More names under which MLflow answers, with commas; '' takes them back.")
+    ] = None,
     auth: Annotated[bool | None, typer.Option("--auth/--no-auth", help="Ask for names and passwords.")] = None,
     prompts: Annotated[str, typer.Option(help="File that generate/batch continues (default: ./prompts.txt).")] = "",
     schedules: Annotated[bool, typer.Option("--schedules", help="Switch the deployments' schedules on.")] = False,
@@ -49,6 +52,7 @@ def up(
             "mlflow_port": mlflow_port or None,
             "postgres": postgres,
             "auth": auth,
+            "allowed_hosts": allowed_hosts,
             "source": _sources(sources) if sources else kept.source or _usual_source(),
             "prompts": _absolute(prompts) if prompts else kept.prompts or _absolute("prompts.txt"),
         }

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mlflow.server.security_utils import is_allowed_host_header, should_block_cors_request
+from test_servers import service as serving
+from test_team_box import free_port
 
 from flows.team.postgres import MLFLOW_SCHEMA, mlflow_address, prefect_address, prepare, shown
-from flows.team.services import services
+from flows.team.services import MLFLOW, services
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.errors import UserError
 from storage.home import Home
@@ -29,6 +36,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeamFolder:
     [
         (TeamSettings(prefect_port=5000), "both servers cannot listen on port 5000"),
         (TeamSettings(host="0.0.0.0"), "give --auth too"),
+        (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts has 'http://x'; it takes names"),
+        (TeamSettings(allowed_hosts="*"), "--allowed-hosts has '\\*'"),
         (TeamSettings(postgres="mysql://x"), "--postgres has mysql; it takes postgresql://"),
     ],
 )
@@ -80,6 +89,58 @@ def test_no_password_stands_in_a_command_line(folder: TeamFolder, monkeypatch: p
     for service in services(folder, TeamSettings(auth=True, postgres=ADDRESS)):
         line = " ".join(service.command)
         assert not any(secret in line for secret in (known.prefect, known.mlflow_password, "p%40ss"))
+
+
+def known_to_mlflow(folder: TeamFolder, settings: TeamSettings) -> Callable[[str], bool]:
+    """Whether MLflow answers a page that was reached under a name, by MLflow's own judgement."""
+    given = next(one for one in services(folder, settings) if one.name == MLFLOW).variables
+    hosts = given["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    origins = given["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+
+    def known(host: str) -> bool:
+        answered = is_allowed_host_header(hosts, host)
+        assert answered != should_block_cors_request(f"http://{host}", "POST", origins)
+        return answered
+
+    return known
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3"])
+def test_mlflow_answers_under_the_names_of_its_machine(
+    folder: TeamFolder, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.team.services.socket.gethostname", lambda: "Flock")
+    monkeypatch.setattr("flows.team.services.socket.getfqdn", lambda: "flock.example.org")
+    card = [SimpleNamespace(family=socket.AF_INET, address="10.1.2.3")]
+    monkeypatch.setattr("flows.team.services.psutil.net_if_addrs", lambda: {"eth0": card})
+    known = known_to_mlflow(folder, TeamSettings(host=host, auth=True, mlflow_port=5001))
+    for name in ("flock:5001", "flock.example.org:5001", "10.1.2.3:5001", "localhost:5001", "127.0.0.1:5001"):
+        assert known(name), name
+    for name in ("evil.example.org:5001", "flock.example.org.evil.org:5001", "10.1.2.3.evil.org:5001"):
+        assert not known(name), name
+
+
+def test_mlflow_on_loopback_answers_there_and_under_the_names_it_is_given(folder: TeamFolder) -> None:
+    known = known_to_mlflow(folder, TeamSettings(allowed_hosts="mlflow.example.org, flock:80"))
+    for name in ("localhost:5999", "[::1]:5000", "mlflow.example.org", "mlflow.example.org:5000", "flock:80"):
+        assert known(name), name
+    for name in (f"{socket.gethostname()}:5000", "flock:81", "evil.example.org"):
+        assert not known(name), name
+
+
+@pytest.mark.full
+def test_mlflow_that_listens_everywhere_answers_under_the_name_of_its_machine(folder: TeamFolder) -> None:
+    settings = TeamSettings(host="0.0.0.0", auth=True, mlflow_port=free_port())
+    server = next(one for one in services(folder, settings) if one.name == MLFLOW)
+
+    def status(host: str) -> int:
+        connection = HTTPConnection("127.0.0.1", settings.mlflow_port, timeout=60)
+        connection.request("GET", "/api/2.0/mlflow/experiments/search?max_results=1", headers={"Host": host})
+        return connection.getresponse().status
+
+    with serving(list(server.command), server.environment(), folder.path, server.health):
+        assert status(f"{socket.gethostname()}:{settings.mlflow_port}") == 401  # and not 403: it asks for the password
+        assert status(f"evil.example.org:{settings.mlflow_port}") == 403
 
 
 def test_the_servers_do_not_read_what_the_persons_shell_talks_to(
