@@ -97,8 +97,7 @@ def _prefect(folder: TeamFolder, settings: TeamSettings) -> Service:
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # else runs of years ago stay for ever
     }
     if settings.postgres:
-        variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = postgres.prefect_address(settings.postgres)
-        variables["PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH"] = postgres.PREFECT_SCHEMA
+        variables |= postgres.prefect_variables(settings.postgres)
     if settings.auth:
         known = folder.secrets()
         variables["PREFECT_SERVER_API_AUTH_STRING"] = known.prefect

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from flows.team import postgres
 from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
@@ -60,9 +61,8 @@ class TeamSettings:
             raise UserError(
                 f"on {self.host} everyone who reaches this machine could start runs and read models: give --auth too"
             )
-        if self.postgres and not self.postgres.startswith(("postgresql://", "postgres://")):
-            scheme = self.postgres.partition("://")[0] if "://" in self.postgres else "no scheme"
-            raise UserError(f"--postgres has {scheme}; it takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        if self.postgres:
+            postgres.check_address(self.postgres)
         for name in self.more_names:
             if not _HOST.fullmatch(name):
                 raise UserError(

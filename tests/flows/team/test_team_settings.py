@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import socket
 import subprocess
 from collections.abc import Callable
@@ -10,12 +12,17 @@ from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 
+import asyncpg
 import pytest
 from mlflow.server.security_utils import is_allowed_host_header, should_block_cors_request
+from postgres_server import postgres_server
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 from test_servers import service as serving
 from test_team_box import free_port
 
-from flows.team.postgres import MLFLOW_SCHEMA, mlflow_address, prefect_address, prepare, shown
+from flows.team.postgres import MLFLOW_SCHEMA, PREFECT_SCHEMA, mlflow_address, prefect_variables, prepare, shown
 from flows.team.services import MLFLOW, services
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.errors import UserError
@@ -38,6 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeamFolder:
         (TeamSettings(host="0.0.0.0"), "give --auth too"),
         (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts has 'http://x'; it takes names"),
         (TeamSettings(allowed_hosts="*"), "--allowed-hosts has '\\*'"),
+        (TeamSettings(postgres=f"{ADDRESS}?channel_binding=require"), "--postgres has the option channel_binding"),
         (TeamSettings(postgres="mysql://x"), "--postgres has mysql; it takes postgresql://"),
     ],
 )
@@ -170,10 +178,48 @@ def test_the_registry_of_a_home_on_postgres_is_the_teams_server(folder: TeamFold
 
 
 def test_each_server_has_its_driver_and_its_schema() -> None:
-    assert prefect_address(ADDRESS) == "postgresql+asyncpg://shepherd:p%40ss@db:5432/flock"
+    assert prefect_variables(ADDRESS) == {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "postgresql+asyncpg://shepherd:p%40ss@db:5432/flock",
+        "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": PREFECT_SCHEMA,
+    }
     assert mlflow_address(ADDRESS) == (
         f"postgresql+psycopg2://shepherd:p%40ss@db:5432/flock?options=-csearch_path%3D{MLFLOW_SCHEMA}"
     )
+
+
+def test_prefects_driver_is_given_no_option_that_it_does_not_take() -> None:
+    asked = "sslmode=verify-full&sslrootcert=/srv/ca.crt&sslcert=/srv/me.crt&sslkey=/srv/me.key"
+    given = prefect_variables(f"postgresql://shepherd@/flock?host=/run/postgresql&{asked}")
+    address = make_url(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"])
+    _, arguments = create_async_engine(address).dialect.create_connect_args(address)
+    assert arguments["host"] == "/run/postgresql"
+    assert set(arguments) <= set(inspect.signature(asyncpg.connect).parameters) | {"prepared_statement_cache_size"}
+    assert {name: value for name, value in given.items() if name.startswith("PG")} == {
+        "PGSSLMODE": "verify-full",
+        "PGSSLROOTCERT": "/srv/ca.crt",
+        "PGSSLCERT": "/srv/me.crt",
+        "PGSSLKEY": "/srv/me.key",
+    }
+
+
+def test_an_address_that_asks_for_tls_is_one_that_both_drivers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    encrypted = text("select ssl from pg_stat_ssl where pid = pg_backend_pid()")
+
+    async def as_prefect(address: str) -> object:
+        async with create_async_engine(address).connect() as connection:
+            return (await connection.execute(encrypted)).scalar_one()
+
+    with postgres_server(free_port()) as database:
+        prepare(database.over_tls)
+        with create_engine(mlflow_address(database.over_tls)).connect() as connection:
+            assert connection.execute(encrypted).scalar_one() is True
+        given = prefect_variables(database.over_tls)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        assert asyncio.run(as_prefect(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"])) is True
+        monkeypatch.setenv("PGSSLROOTCERT", "/nowhere")
+        with pytest.raises(FileNotFoundError):
+            asyncio.run(as_prefect(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"]))
 
 
 def test_an_address_is_shown_without_its_password() -> None:
