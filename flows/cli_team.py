@@ -19,7 +19,12 @@ def up(
     prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server (default 4200).", min=0, max=65535)] = 0,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server (default 5000).", min=0, max=65535)] = 0,
     postgres: Annotated[
-        str | None, typer.Option(help="postgresql:// address for both servers; '' goes back to SQLite.")
+        str | None,
+        typer.Option(
+            help="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "
+            "the variable: everyone on this machine can read a command line.",
+            envvar="SHEEPFOLD_POSTGRES",
+        ),
     ] = None,
     allowed_hosts: Annotated[
         str | None, typer.Option(help="More names under which MLflow answers, with commas; '' takes them back.")

@@ -41,6 +41,7 @@ OTHERS = (
     "MLFLOW_BACKEND_STORE_URI",
     "MLFLOW_AUTH_ADMIN_PASSWORD",
     "MLFLOW_RUN_ID",
+    "SHEEPFOLD_POSTGRES",  # whose password is the servers' business and no run's
 )
 # Nothing leaves the machine.
 QUIET = {

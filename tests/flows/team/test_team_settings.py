@@ -21,9 +21,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from test_servers import service as serving
 from test_team_box import free_port
+from typer.testing import CliRunner
 
+from flows.cli import app
+from flows.team.box import Up
 from flows.team.postgres import MLFLOW_SCHEMA, PREFECT_SCHEMA, mlflow_address, prefect_variables, prepare, shown
-from flows.team.services import MLFLOW, services
+from flows.team.services import MLFLOW, PREFECT, services
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.errors import UserError
 from storage.home import Home
@@ -134,6 +137,20 @@ def test_mlflow_on_loopback_answers_there_and_under_the_names_it_is_given(folder
         assert known(name), name
     for name in (f"{socket.gethostname()}:5000", "flock:81", "evil.example.org"):
         assert not known(name), name
+
+
+def test_the_address_of_the_database_comes_from_the_environment_and_reaches_no_run(
+    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[TeamSettings] = []
+    monkeypatch.setattr("flows.team.box.bring_up", lambda home, settings, say: asked.append(settings) or Up([], {}))
+    monkeypatch.setenv("SHEEPFOLD_POSTGRES", ADDRESS)
+    done = CliRunner().invoke(app, ["up", str(folder.path), "--home", str(folder.home.path)])
+    assert done.exit_code == 0 and [settings.postgres for settings in asked] == [ADDRESS]
+    assert "p%40ss" not in done.output
+    for service in services(folder, TeamSettings(postgres=ADDRESS)):
+        holds = any("p%40ss" in value for value in service.environment().values())
+        assert holds == (service.name in (PREFECT, MLFLOW)), service.name
 
 
 @pytest.mark.full
