@@ -109,7 +109,16 @@ def verify(
     """Check a store: digests, schemas, split, token round trips."""
     with plain_errors():
         from flows.direct import verify_home
+        from storage.catalog import corpora, unknown_corpus
+        from storage.home import Home
+        from storage.store import open_store
 
+        place = Home.from_environment(home or None)
+        store = open_store(place.store, place.cache)
+        known = corpora(store)
+        # what is repaired are artefacts, whosever they are; and a store without a corpus has artefacts to look at too
+        if not mend and corpus not in known and (known or corpus != "default"):
+            raise unknown_corpus(store, corpus)
         report = verify_home(home, corpus, mend)
         if as_json:
             print_json(report)

@@ -23,6 +23,8 @@ def rollback(
         if as_json:
             print_json(done)
             return
+        if done["rebuilt"]:
+            print(f"the registry was empty, so {done['rebuilt']} version(s) were put back into it from the store")
         words = f"version {done['champion']} is champion"
         if done["withdrawn"]:
             words += (

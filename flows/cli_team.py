@@ -19,7 +19,15 @@ def up(
     prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server (default 4200).", min=0, max=65535)] = 0,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server (default 5000).", min=0, max=65535)] = 0,
     postgres: Annotated[
-        str | None, typer.Option(help="postgresql:// address for both servers; '' goes back to SQLite.")
+        str | None,
+        typer.Option(
+            help="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "
+            "the variable: everyone on this machine can read a command line.",
+            envvar="SHEEPFOLD_POSTGRES",
+        ),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="More names under which MLflow answers, with commas; '' takes them back.")
     ] = None,
     auth: Annotated[bool | None, typer.Option("--auth/--no-auth", help="Ask for names and passwords.")] = None,
     prompts: Annotated[str, typer.Option(help="File that generate/batch continues (default: ./prompts.txt).")] = "",
@@ -49,6 +57,7 @@ def up(
             "mlflow_port": mlflow_port or None,
             "postgres": postgres,
             "auth": auth,
+            "allowed_hosts": allowed_hosts,
             "source": _sources(sources) if sources else kept.source or _usual_source(),
             "prompts": _absolute(prompts) if prompts else kept.prompts or _absolute("prompts.txt"),
         }

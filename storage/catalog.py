@@ -82,6 +82,20 @@ def read_state(store: Store, corpus: str) -> dict[str, list[ArtifactRef]]:
     return {name: [ArtifactRef(**ref) for ref in refs] for name, refs in value.items()}
 
 
+def corpora(store: Store) -> list[str]:
+    """Names of the corpora that have a completed run."""
+    return [name.partition("/")[2] for name in store.refs(f"{CORPUS_REF}/")]
+
+
+def unknown_corpus(store: Store, corpus: str) -> StoreError:
+    """What to say of a corpus without a completed run."""
+    known = ", ".join(corpora(store)) or "none"
+    return StoreError(
+        f"corpus {corpus!r} has no completed run in this store (corpora with one: {known}): "
+        "run `sheepfold run SOURCE` or `sheepfold ingest SOURCE` first"
+    )
+
+
 class Catalog:
     """Views of one corpus.
 
@@ -96,11 +110,7 @@ class Catalog:
         self.store = store
         self.state = read_state(store, corpus)
         if not self.state:
-            known = ", ".join(name.partition("/")[2] for name in store.refs(f"{CORPUS_REF}/")) or "none"
-            raise StoreError(
-                f"corpus {corpus!r} has no completed run in this store (corpora with one: {known}): "
-                "run `sheepfold run SOURCE` or `sheepfold ingest SOURCE` first"
-            )
+            raise unknown_corpus(store, corpus)
         self.connection: duckdb.DuckDBPyConnection = duckdb.connect(":memory:")
         # also when the program ends: an open connection with a function of ours makes DuckDB complain of leaks
         weakref.finalize(self, self.connection.close)

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from storage.errors import UserError
 
 PREFECT_SCHEMA = "sheepfold_prefect"
 MLFLOW_SCHEMA = "sheepfold_mlflow"
 CONNECT_SECONDS = 10.0
+# options of an address, and the variables by which every driver of PostgreSQL knows them
+TLS = {"sslmode": "PGSSLMODE", "sslrootcert": "PGSSLROOTCERT", "sslcert": "PGSSLCERT", "sslkey": "PGSSLKEY"}
+PLACE = ("host", "port")  # options too: the folder of a socket has no other place in an address
 
 
-def prefect_address(address: str) -> str:
-    """The address as Prefect takes it; its schema is a setting beside it."""
-    return _with_driver(address, "postgresql+asyncpg")
+def check_address(address: str) -> None:
+    """Refuse an address that one of the two servers could not use.
+
+    Raises:
+        UserError: if so.
+    """
+    if not address.startswith(("postgresql://", "postgres://")):
+        scheme = address.partition("://")[0] if "://" in address else "no scheme"
+        raise UserError(f"--postgres has {scheme}; it takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    for name, _ in parse_qsl(urlsplit(address).query):
+        if name not in (*TLS, *PLACE):
+            raise UserError(
+                f"--postgres has the option {name}, which Prefect's server does not take; leave it out (options that "
+                f"both servers take: {', '.join((*TLS, *PLACE))})"
+            )
+
+
+def prefect_variables(address: str) -> dict[str, str]:
+    """What Prefect's server reads: address, schema, and TLS as its driver reads it; of an address it takes no TLS."""
+    parts = urlsplit(_with_driver(address, "postgresql+asyncpg"))
+    options = parse_qsl(parts.query)
+    place = urlencode([(name, value) for name, value in options if name not in TLS])
+    return {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": urlunsplit(parts._replace(query=place)),
+        "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": PREFECT_SCHEMA,
+        **{TLS[name]: value for name, value in options if name in TLS},
+    }
 
 
 def mlflow_address(address: str) -> str:

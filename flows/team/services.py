@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from flows.team import postgres
-from flows.team.settings import EVERYWHERE, TeamFolder, TeamSettings, write_private
+from flows.team.settings import EVERYWHERE, LOOPBACK, TeamFolder, TeamSettings, write_private
 from storage.errors import UserError
 
 PREFECT, MLFLOW, WORKER, GPU_WORKER = "prefect", "mlflow", "worker", "gpu-worker"
 POOL, GPU_POOL = "sheepfold", "sheepfold-gpu"
 RETRAIN_QUEUE = "retrain"  # of the first, for retrainings: one at a time
+LOOPBACK_HOSTS = ("localhost", "localhost:*", "127.0.0.1", "127.0.0.1:*", "[[]::1]", "[[]::1]:*")  # also of a tunnel
 WORKER_NAMES = {WORKER: POOL, GPU_WORKER: GPU_POOL}
 
 # Set anew for the servers, whatever the person's own shell talks to.
@@ -37,6 +41,7 @@ OTHERS = (
     "MLFLOW_BACKEND_STORE_URI",
     "MLFLOW_AUTH_ADMIN_PASSWORD",
     "MLFLOW_RUN_ID",
+    "SHEEPFOLD_POSTGRES",  # whose password is the servers' business and no run's
 )
 # Nothing leaves the machine.
 QUIET = {
@@ -93,8 +98,7 @@ def _prefect(folder: TeamFolder, settings: TeamSettings) -> Service:
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # else runs of years ago stay for ever
     }
     if settings.postgres:
-        variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = postgres.prefect_address(settings.postgres)
-        variables["PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH"] = postgres.PREFECT_SCHEMA
+        variables |= postgres.prefect_variables(settings.postgres)
     if settings.auth:
         known = folder.secrets()
         variables["PREFECT_SERVER_API_AUTH_STRING"] = known.prefect
@@ -112,6 +116,7 @@ def _mlflow(folder: TeamFolder, settings: TeamSettings) -> Service:
         "MLFLOW_ARTIFACTS_DESTINATION": home.mlflow_artifacts.as_uri(),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_ENABLE_AI_GATEWAY": "false",
+        **_known_names(settings),
     }
     if settings.postgres:
         variables["MLFLOW_BACKEND_STORE_URI"] = postgres.mlflow_address(settings.postgres)
@@ -129,6 +134,33 @@ def _mlflow(folder: TeamFolder, settings: TeamSettings) -> Service:
         more = ("--app-name", "basic-auth")
     command = _tool("mlflow", "server", "--host", settings.host, "--port", str(settings.mlflow_port), "--workers", "1")
     return Service(MLFLOW, (*command, *more), variables, f"{settings.mlflow_url}/health", settings.mlflow_port)
+
+
+def _known_names(settings: TeamSettings) -> dict[str, str]:
+    """What MLflow answers to: it refuses other names, lest a page elsewhere that renames itself to us reads our data.
+
+    The same names are those from which its own pages may change something.
+    """
+    names = [] if settings.host in LOOPBACK else _own_names(settings.host)
+    hosts = [f"{name}:{settings.mlflow_port}" for name in names]
+    for name in settings.more_names:  # without a port: behind a proxy, or as the server listens
+        hosts += [name] if name.rpartition(":")[2].isdigit() else [name, f"{name}:{settings.mlflow_port}"]
+    origins = [f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")]
+    return {
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join([*LOOPBACK_HOSTS, *hosts]),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+    }
+
+
+def _own_names(host: str) -> list[str]:
+    """How a machine elsewhere may write the address that a server on this one listens on."""
+    names = [socket.gethostname(), socket.getfqdn()]
+    found = [host]
+    if host in EVERYWHERE:
+        wanted = (socket.AF_INET, socket.AF_INET6)
+        found = [item.address for card in psutil.net_if_addrs().values() for item in card if item.family in wanted]
+    addresses = [f"[{address.partition('%')[0]}]" if ":" in address else address for address in found]
+    return list(dict.fromkeys(name.lower() for name in (*names, *addresses)))
 
 
 def _auth_file(users: Path, admin: str) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from flows.team import postgres
 from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
@@ -22,6 +24,7 @@ from storage.home import TEAM_TRACKING, Home
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 ADMIN = "admin"
+_HOST = re.compile(r"(\[[0-9a-f:]+\]|[\w.-]+)(:\d+)?")  # no patterns: `*` would let any page of the web in
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class TeamSettings:
         auth: whether both ask for a name and a password.
         source: folders or files that the deployments read, absolute, one per line.
         prompts: file that `generate/batch` continues, absolute.
+        allowed_hosts: further names by which MLflow's server may be asked for, with commas between them.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +47,7 @@ class TeamSettings:
     auth: bool = False
     source: str = ""
     prompts: str = ""
+    allowed_hosts: str = ""
 
     def check(self) -> None:
         """Refuse what could not work or would open the box to everyone.
@@ -56,13 +61,23 @@ class TeamSettings:
             raise UserError(
                 f"on {self.host} everyone who reaches this machine could start runs and read models: give --auth too"
             )
-        if self.postgres and not self.postgres.startswith(("postgresql://", "postgres://")):
-            scheme = self.postgres.partition("://")[0] if "://" in self.postgres else "no scheme"
-            raise UserError(f"--postgres has {scheme}; it takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        if self.postgres:
+            postgres.check_address(self.postgres)
+        for name in self.more_names:
+            if not _HOST.fullmatch(name):
+                raise UserError(
+                    f"--allowed-hosts has {name!r}; it takes names with commas between them, each with a port or "
+                    "without one, such as mlflow.example.org,flock:5000"
+                )
 
     def of_servers(self) -> TeamSettings:
         """What needs the servers to start anew when it changes; what deployments read does not."""
         return replace(self, source="", prompts="")
+
+    @property
+    def more_names(self) -> list[str]:
+        """The further names, one by one."""
+        return [name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()]
 
     @property
     def reached_at(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tasks.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "flows" / "prefect.yaml"
+CLUSTER = ROOT / "docs" / "cluster.md"
 EXPECTED = {
     "ingest/watch",
     "retrain/weekly",
@@ -112,6 +115,31 @@ def test_the_person_may_ask_for_another_budget_than_the_deployments(deployment: 
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
 def test_every_run_says_that_it_lives_as_often_as_is_listened_for(deployment: dict[str, Any]) -> None:
     assert deployment["work_pool"]["job_variables"]["env"][HEARTBEAT] == str(HEARTBEAT_SECONDS)
+
+
+def template_of(kind: str) -> dict[str, Any]:
+    """The job variables that pools of a type know, as Prefect's server lists them without the type's own package."""
+    import prefect.server.api
+
+    listed = Path(prefect.server.api.__file__).parent / "collections_data" / "views" / "aggregate-worker-metadata.json"
+    (found,) = (types[kind] for types in json.loads(listed.read_text()).values() if kind in types)
+    variables: dict[str, Any] = found["default_base_job_configuration"]["variables"]["properties"]
+    return variables
+
+
+def test_the_job_variables_shown_for_docker_are_ones_that_its_pools_know() -> None:
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", CLUSTER.read_text(), re.MULTILINE | re.DOTALL)
+    variables = yaml.safe_load(shown)["work_pool"]["job_variables"]
+    known = template_of("docker")
+    assert set(variables) <= set(known)
+    assert variables["image_pull_policy"] in known["image_pull_policy"]["enum"]
+    assert variables["env"][HEARTBEAT] == str(HEARTBEAT_SECONDS)
+
+
+def test_the_job_variables_named_for_kubernetes_are_ones_that_its_pools_know() -> None:
+    (listed,) = re.findall(r"For Kubernetes the variables are(.*?)\.", CLUSTER.read_text(), re.DOTALL)
+    named = re.findall(r"`(\w+)`", listed)
+    assert len(named) > 4 and set(named) <= set(template_of("kubernetes"))
 
 
 def a_copy(folder: Path, *changes: tuple[str, str]) -> Path:

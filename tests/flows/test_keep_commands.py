@@ -57,6 +57,12 @@ def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
     assert "'pdf' is no kind of document" in done.stderr
 
 
+def test_verify_refuses_a_corpus_that_does_not_exist(home: Path) -> None:
+    done = invoke(home, "verify", "--corpus", "nosuch")
+    assert done.exit_code == 1 and done.stdout == ""
+    assert "corpus 'nosuch' has no completed run in this store (corpora with one: default)" in done.stderr
+
+
 def test_verify_sets_aside_what_is_damaged_and_is_content_with_the_rest(home: Path) -> None:
     assert "nothing is damaged" in invoke(home, "verify", "--repair").stdout
     (path,) = (home / "store" / "extract").glob("*/extracts.parquet")

@@ -163,10 +163,17 @@ def test_what_a_version_rests_on_is_not_cleared_up_even_if_the_registry_is_lost(
 
 def test_a_champion_is_taken_back_once_with_the_reason(home: Home) -> None:
     done = alone(roll_back_champion, home, "it swears")
-    assert done == {"champion": "1", "withdrawn": "3", "moved": True, "reason": "it swears"}
+    assert done == {"champion": "1", "withdrawn": "3", "moved": True, "reason": "it swears", "rebuilt": 0}
     assert names(home) == {"champion": "1", "challenger": "3"}
     again = alone(roll_back_champion, home, "it swears")
     assert again == {**done, "moved": False}
+    assert names(home) == {"champion": "1", "challenger": "3"}
+
+
+def test_taking_a_champion_back_brings_a_lost_registry_back_first(home: Home) -> None:
+    (home.path / "mlflow.db").unlink()
+    done = alone(roll_back_champion, home, "it swears")
+    assert (done["champion"], done["withdrawn"], done["moved"], done["rebuilt"]) == ("1", "3", True, 3)
     assert names(home) == {"champion": "1", "challenger": "3"}
 
 

@@ -21,10 +21,10 @@ SERVERS = Path("/usr/lib/postgresql")
 
 
 def program(name: str) -> str:
-    """Path of one of PostgreSQL's programs; skips where it is missing."""
+    """Path of OpenSSL's program or one of PostgreSQL's; skips where it is missing."""
     found = shutil.which(name) or next((str(path) for path in sorted(SERVERS.glob(f"*/bin/{name}"))), None)
     if found is None:
-        pytest.skip("no PostgreSQL: install it to test on it (apt install postgresql)")
+        pytest.skip(f"no {name}: install PostgreSQL and OpenSSL to test on them (apt install postgresql openssl)")
     return found
 
 
@@ -42,12 +42,23 @@ class Postgres:
         """Where it is, with its password."""
         return f"postgresql://shepherd:{QUOTED}@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def over_tls(self) -> str:
+        """The same, with no way in but a connection that is encrypted and of a server whose certificate is known."""
+        return f"{self.address}?sslmode=verify-full&sslrootcert={self.place / 'server.crt'}"
+
     def make(self) -> None:
-        """Make an empty database."""
+        """Make an empty database, and a certificate."""
         password = self.place / "password"
         password.write_text(PASSWORD)
+        certificate = [self.place / "server.crt", self.place / "server.key"]
+        for_itself = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        out = ["-out", str(certificate[0]), "-keyout", str(certificate[1])]
+        made = [program("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", *for_itself, *out]
+        subprocess.run(made, check=True, capture_output=True)
         if self.as_user:
-            for path in (self.place, password):
+            self.place.chmod(0o755)  # whoever connects reads the certificate
+            for path in (self.place, password, *certificate):
                 shutil.chown(path, "postgres", "postgres")
         options = ["-D", str(self.place / "data"), "-U", "shepherd", "-A", "scram-sha-256", "--pwfile", str(password)]
         subprocess.run([program("initdb"), *options], check=True, capture_output=True, cwd="/", **self.as_user)  # type: ignore[call-overload]
@@ -55,8 +66,10 @@ class Postgres:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         place = ["-D", str(self.place / "data"), "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.place)]
+        certificate, key = self.place / "server.crt", self.place / "server.key"
+        tls = ["-c", "ssl=on", "-c", f"ssl_cert_file={certificate}", "-c", f"ssl_key_file={key}"]
         self.process = subprocess.Popen(
-            [program("postgres"), *place, "-c", "fsync=off"], cwd="/", stderr=subprocess.DEVNULL, **self.as_user
+            [program("postgres"), *place, *tls, "-c", "fsync=off"], cwd="/", stderr=subprocess.DEVNULL, **self.as_user
         )
         ready = [program("pg_isready"), "-h", "127.0.0.1", "-p", str(self.port)]
         while subprocess.run(ready, capture_output=True).returncode:

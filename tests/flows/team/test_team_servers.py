@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> It
         for made in new_box(tmp_path_factory.mktemp("guarded")):
             shutil.copytree(sample_folder / "text", made.folder / "documents")
             ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
-            made.run("up", "--postgres", database.address, "--auth", *ports)
+            given = {**made.variables, "SHEEPFOLD_POSTGRES": database.over_tls}
+            replace(made, variables=given).run("up", "--auth", *ports)
             made.wait(made.start("retrain/weekly", preset="tiny", max_steps=5), "Completed")
             yield made
 
@@ -222,6 +223,9 @@ def test_no_password_is_in_a_log_a_state_or_a_command_line(guarded: Box) -> None
     ]
     assert len(lines) >= 4
     assert not any(text in line for text in secret for line in lines)
+    for name in ("worker", "gpu-worker"):
+        variables = " ".join(family(str(guarded.home.path))[name][0].environ().values()).encode()
+        assert not any(text in variables for text in (PASSWORD.encode(), QUOTED.encode()))
     for run in guarded.ask("flow_runs/filter", {}):
         assert not any(text in json.dumps(run).encode() for text in secret)
     for deployment in guarded.ask("deployments/filter", {}):

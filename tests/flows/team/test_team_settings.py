@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 
+import asyncpg
 import pytest
+from mlflow.server.security_utils import is_allowed_host_header, should_block_cors_request
+from postgres_server import postgres_server
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from test_servers import service as serving
+from test_team_box import free_port
+from typer.testing import CliRunner
 
-from flows.team.postgres import MLFLOW_SCHEMA, mlflow_address, prefect_address, prepare, shown
-from flows.team.services import services
+from flows.cli import app
+from flows.team.box import Up
+from flows.team.postgres import MLFLOW_SCHEMA, PREFECT_SCHEMA, mlflow_address, prefect_variables, prepare, shown
+from flows.team.services import MLFLOW, PREFECT, services
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.errors import UserError
 from storage.home import Home
@@ -29,6 +46,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeamFolder:
     [
         (TeamSettings(prefect_port=5000), "both servers cannot listen on port 5000"),
         (TeamSettings(host="0.0.0.0"), "give --auth too"),
+        (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts has 'http://x'; it takes names"),
+        (TeamSettings(allowed_hosts="*"), "--allowed-hosts has '\\*'"),
+        (TeamSettings(postgres=f"{ADDRESS}?channel_binding=require"), "--postgres has the option channel_binding"),
         (TeamSettings(postgres="mysql://x"), "--postgres has mysql; it takes postgresql://"),
     ],
 )
@@ -82,6 +102,72 @@ def test_no_password_stands_in_a_command_line(folder: TeamFolder, monkeypatch: p
         assert not any(secret in line for secret in (known.prefect, known.mlflow_password, "p%40ss"))
 
 
+def known_to_mlflow(folder: TeamFolder, settings: TeamSettings) -> Callable[[str], bool]:
+    """Whether MLflow answers a page that was reached under a name, by MLflow's own judgement."""
+    given = next(one for one in services(folder, settings) if one.name == MLFLOW).variables
+    hosts = given["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    origins = given["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+
+    def known(host: str) -> bool:
+        answered = is_allowed_host_header(hosts, host)
+        assert answered != should_block_cors_request(f"http://{host}", "POST", origins)
+        return answered
+
+    return known
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3"])
+def test_mlflow_answers_under_the_names_of_its_machine(
+    folder: TeamFolder, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.team.services.socket.gethostname", lambda: "Flock")
+    monkeypatch.setattr("flows.team.services.socket.getfqdn", lambda: "flock.example.org")
+    card = [SimpleNamespace(family=socket.AF_INET, address="10.1.2.3")]
+    monkeypatch.setattr("flows.team.services.psutil.net_if_addrs", lambda: {"eth0": card})
+    known = known_to_mlflow(folder, TeamSettings(host=host, auth=True, mlflow_port=5001))
+    for name in ("flock:5001", "flock.example.org:5001", "10.1.2.3:5001", "localhost:5001", "127.0.0.1:5001"):
+        assert known(name), name
+    for name in ("evil.example.org:5001", "flock.example.org.evil.org:5001", "10.1.2.3.evil.org:5001"):
+        assert not known(name), name
+
+
+def test_mlflow_on_loopback_answers_there_and_under_the_names_it_is_given(folder: TeamFolder) -> None:
+    known = known_to_mlflow(folder, TeamSettings(allowed_hosts="mlflow.example.org, flock:80"))
+    for name in ("localhost:5999", "[::1]:5000", "mlflow.example.org", "mlflow.example.org:5000", "flock:80"):
+        assert known(name), name
+    for name in (f"{socket.gethostname()}:5000", "flock:81", "evil.example.org"):
+        assert not known(name), name
+
+
+def test_the_address_of_the_database_comes_from_the_environment_and_reaches_no_run(
+    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[TeamSettings] = []
+    monkeypatch.setattr("flows.team.box.bring_up", lambda home, settings, say: asked.append(settings) or Up([], {}))
+    monkeypatch.setenv("SHEEPFOLD_POSTGRES", ADDRESS)
+    done = CliRunner().invoke(app, ["up", str(folder.path), "--home", str(folder.home.path)])
+    assert done.exit_code == 0 and [settings.postgres for settings in asked] == [ADDRESS]
+    assert "p%40ss" not in done.output
+    for service in services(folder, TeamSettings(postgres=ADDRESS)):
+        holds = any("p%40ss" in value for value in service.environment().values())
+        assert holds == (service.name in (PREFECT, MLFLOW)), service.name
+
+
+@pytest.mark.full
+def test_mlflow_that_listens_everywhere_answers_under_the_name_of_its_machine(folder: TeamFolder) -> None:
+    settings = TeamSettings(host="0.0.0.0", auth=True, mlflow_port=free_port())
+    server = next(one for one in services(folder, settings) if one.name == MLFLOW)
+
+    def status(host: str) -> int:
+        connection = HTTPConnection("127.0.0.1", settings.mlflow_port, timeout=60)
+        connection.request("GET", "/api/2.0/mlflow/experiments/search?max_results=1", headers={"Host": host})
+        return connection.getresponse().status
+
+    with serving(list(server.command), server.environment(), folder.path, server.health):
+        assert status(f"{socket.gethostname()}:{settings.mlflow_port}") == 401  # and not 403: it asks for the password
+        assert status(f"evil.example.org:{settings.mlflow_port}") == 403
+
+
 def test_the_servers_do_not_read_what_the_persons_shell_talks_to(
     folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,10 +195,48 @@ def test_the_registry_of_a_home_on_postgres_is_the_teams_server(folder: TeamFold
 
 
 def test_each_server_has_its_driver_and_its_schema() -> None:
-    assert prefect_address(ADDRESS) == "postgresql+asyncpg://shepherd:p%40ss@db:5432/flock"
+    assert prefect_variables(ADDRESS) == {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "postgresql+asyncpg://shepherd:p%40ss@db:5432/flock",
+        "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": PREFECT_SCHEMA,
+    }
     assert mlflow_address(ADDRESS) == (
         f"postgresql+psycopg2://shepherd:p%40ss@db:5432/flock?options=-csearch_path%3D{MLFLOW_SCHEMA}"
     )
+
+
+def test_prefects_driver_is_given_no_option_that_it_does_not_take() -> None:
+    asked = "sslmode=verify-full&sslrootcert=/srv/ca.crt&sslcert=/srv/me.crt&sslkey=/srv/me.key"
+    given = prefect_variables(f"postgresql://shepherd@/flock?host=/run/postgresql&{asked}")
+    address = make_url(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"])
+    _, arguments = create_async_engine(address).dialect.create_connect_args(address)
+    assert arguments["host"] == "/run/postgresql"
+    assert set(arguments) <= set(inspect.signature(asyncpg.connect).parameters) | {"prepared_statement_cache_size"}
+    assert {name: value for name, value in given.items() if name.startswith("PG")} == {
+        "PGSSLMODE": "verify-full",
+        "PGSSLROOTCERT": "/srv/ca.crt",
+        "PGSSLCERT": "/srv/me.crt",
+        "PGSSLKEY": "/srv/me.key",
+    }
+
+
+def test_an_address_that_asks_for_tls_is_one_that_both_drivers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    encrypted = text("select ssl from pg_stat_ssl where pid = pg_backend_pid()")
+
+    async def as_prefect(address: str) -> object:
+        async with create_async_engine(address).connect() as connection:
+            return (await connection.execute(encrypted)).scalar_one()
+
+    with postgres_server(free_port()) as database:
+        prepare(database.over_tls)
+        with create_engine(mlflow_address(database.over_tls)).connect() as connection:
+            assert connection.execute(encrypted).scalar_one() is True
+        given = prefect_variables(database.over_tls)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        assert asyncio.run(as_prefect(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"])) is True
+        monkeypatch.setenv("PGSSLROOTCERT", "/nowhere")
+        with pytest.raises(FileNotFoundError):
+            asyncio.run(as_prefect(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"]))
 
 
 def test_an_address_is_shown_without_its_password() -> None:
