@@ -3,27 +3,35 @@
 What is compared are documents, not files: a copy or a move changes nothing. They are held against the documents of the
 corpus's latest training, and against those of which was told before, so that each change is told once, small ones as
 soon as they add up, and none that a training has seen already. An automation starts `retrain/on-new-documents` then.
+What was told holds for some hours: if no training has come of it by then, it is told again.
+
+Both sets of documents are noted, by the beginnings of their ids, because their listings may go: with a document that is
+forgotten, say.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.events import Event
 
 from storage.catalog import read_state
-from storage.lineage import ancestor
+from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef
 from storage.store import Store, StoreError
 from storage.tables import read_rows
 from tasks.ingest.snapshot import snapshot
 from tasks.session import PrefectSession
+from tasks.tokens.dataset import dataset
 from tasks.training import train
 
 EVENT = "sheepfold.corpus.changed"
-TOLD_REF = "announced"
+TOLD_REF = "told"
+READ_REF = "read"
+HOLDS = timedelta(hours=6)  # from telling to the training that comes of it, which may wait for another
+_DIGITS = 12  # of an id, by which documents are told apart
 
 
 def announce(session: PrefectSession, corpus: str, source: str, least: float) -> float:
@@ -52,18 +60,25 @@ def announce(session: PrefectSession, corpus: str, source: str, least: float) ->
     return share
 
 
-def untold_share(store: Store, corpus: str, now: ArtifactRef) -> float:
-    """How much a corpus changed since its latest training, and since that was last told; 0 without documents."""
+def untold_share(store: Store, corpus: str, now: ArtifactRef, at: datetime | None = None) -> float:
+    """How much a corpus changed since its latest training, and since that was last told; 0 without documents.
+
+    Notes of which documents the training read.
+
+    Args:
+        at: when this is asked; now if it is None.
+    """
     documents = _documents(store, now)
     if not documents:
         return 0.0
-    known = (_trained_on(store, corpus), _told(store, corpus))
-    return min(changed_share(documents, _documents(store, before)) for before in known)
+    known = (_read(store, corpus, documents), _told(store, corpus, at or datetime.now(UTC)))
+    return min(changed_share(documents, before) for before in known)
 
 
-def note_told(store: Store, corpus: str, now: ArtifactRef) -> None:
-    """Remember of which documents was told."""
-    store.write_ref(f"{TOLD_REF}/{corpus}", asdict(now))
+def note_told(store: Store, corpus: str, now: ArtifactRef, at: datetime | None = None) -> None:
+    """Remember of which documents was told, and when; now if `at` is None."""
+    since = (at or datetime.now(UTC)).isoformat(timespec="seconds")
+    store.write_ref(f"{TOLD_REF}/{corpus}", {"since": since, "documents": sorted(_documents(store, now))})
 
 
 def changed_share(now: set[str], before: set[str]) -> float:
@@ -73,25 +88,54 @@ def changed_share(now: set[str], before: set[str]) -> float:
     return len(now ^ before) / len(before)
 
 
-def _documents(store: Store, listing: ArtifactRef | None) -> set[str]:
-    """Documents of a snapshot; none where it was cleared away."""
-    if listing is None or store.find(listing.stage, listing.key) is None:
-        return set()
+def _documents(store: Store, listing: ArtifactRef) -> set[str]:
+    """Beginnings of the ids of a snapshot's documents."""
     rows = read_rows(store.folder(listing) / "files.parquet", ["doc_id", "status"])
-    return {row["doc_id"] for row in rows if row["status"] == "ok"}
+    return {row["doc_id"][:_DIGITS] for row in rows if row["status"] == "ok"}
 
 
-def _trained_on(store: Store, corpus: str) -> ArtifactRef | None:
-    """The snapshot behind the corpus's latest training."""
+def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
+    """The documents that the corpus's latest training read.
+
+    Args:
+        documents: those of now, which count as read where nobody noted in time which they were.
+    """
     trained = read_state(store, corpus).get(train.name)
+    listing = _listing_behind(store, corpus)
+    if not trained or listing is None:
+        return set()
+    name, training = f"{READ_REF}/{corpus}", trained[0].key
+    note = store.read_ref(name)
+    known = set(note["documents"]) if note is not None and note["training"] == training else None
+    if store.find(listing.stage, listing.key) is not None:
+        found = _documents(store, listing)
+    else:
+        found = documents if known is None else known
+    if found != known:
+        store.write_ref(name, {"training": training, "documents": sorted(found)})
+    return found
+
+
+def _listing_behind(store: Store, corpus: str) -> ArtifactRef | None:
+    """The snapshot behind what the corpus's latest training read: the newest, where others gave the same dataset."""
+    state = read_state(store, corpus)
+    trained, prepared = state.get(train.name), state.get(dataset.name)
     if not trained:
         return None
     try:
-        return ancestor(store, trained[0], snapshot.name).ref
+        read = manifest_of(store, trained[0]).inputs.get("dataset", {}).get("digest")
+        newest = prepared[0] if prepared and prepared[0].digest == read else trained[0]
+        return ancestor(store, newest, snapshot.name).ref
     except StoreError:
         return None  # a model that was taken in comes from no documents of ours
 
 
-def _told(store: Store, corpus: str) -> ArtifactRef | None:
-    known = store.read_ref(f"{TOLD_REF}/{corpus}")
-    return ArtifactRef(**known) if known else None
+def _told(store: Store, corpus: str, at: datetime) -> set[str]:
+    """The documents of which was told; none where that was long ago, unless something is being trained still."""
+    note = store.read_ref(f"{TOLD_REF}/{corpus}")
+    if note is None:
+        return set()
+    old = at - datetime.fromisoformat(note["since"]) > HOLDS
+    if old and not any(work.stage == train.name for work in store.unfinished(owned=True)):
+        return set()
+    return set(note["documents"])

@@ -28,9 +28,9 @@ from storage.registry import MODEL_NAME, ModelVersion, Registry
 from storage.repair import repair
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
-from storage.tombstones import read_tombstones
+from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from storage.verify import Check, check_store
-from tasks.exposure import exposures, told
+from tasks.exposure import continued, exposures, told
 from tasks.forgetting.targets import find_targets
 from tasks.generation.prompts import Prompt, one_prompt, read_prompts
 from tasks.generation.stage import COMPLETIONS_FILE, complete
@@ -344,12 +344,25 @@ def registered_versions(place: Home) -> list[ModelVersion]:
 
 def _forgotten(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
     """What is known of a forgotten document."""
-    item = read_tombstones(store).documents.get(thing)
-    if item is None:
-        return None
+    items = read_tombstones(store).named(thing)
+    return _tombstone(place, store, thing, items) if items else None
+
+
+def _tombstone(place: Home, store: Store, thing: str, items: Sequence[Tombstone]) -> dict[str, Any]:
+    """The one forgotten document that is meant, and the models that saw it or continue one that did.
+
+    Raises:
+        UserError: if there are several.
+    """
+    if len(items) > 1:
+        listed = ", ".join(item.doc_id for item in items)
+        raise UserError(f"{thing!r} stands for {len(items)} forgotten documents: give one of {listed}")
+    (item,) = items
+    versions = registered_versions(place)
+    trainings = {**dict.fromkeys(item.seen_by, ""), **continued(store, item.seen_by)}
     seen = [
-        {"training": name, "versions": [found.version for found in registered_versions(place) if _is(found, name)]}
-        for name in item.seen_by
+        {"training": name, "versions": [found.version for found in versions if _is(found, name)], "through": through}
+        for name, through in trainings.items()
     ]
     return {"forgotten": {"doc_id": item.doc_id, "since": item.since, "reason": item.reason}, "seen_by": seen}
 
@@ -384,6 +397,11 @@ def _by_document(place: Home, store: Store, corpus: str, thing: str) -> dict[str
     )
     if not files:
         return None
+    if all(row["reason_code"] == FORGOTTEN for row in files):  # the files are still at their source
+        known, contents = read_tombstones(store), {row["sha256"] for row in files}
+        same = [item for item in known.documents.values() if item.sha256 in contents]
+        if items := known.named(thing) or same[:1]:
+            return {"files": files, **_tombstone(place, store, thing, items)}
     doc_ids = {row["doc_id"] for row in files if row["doc_id"]}
     ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids)) or "''"
     return {

@@ -18,7 +18,7 @@ from storage.store import Store, open_store
 from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tombstones, write_tombstones
 from tasks.exposure import exposures, told
 from tasks.forgetting.sweep import finish_forgetting, plan_sweep, with_copies
-from tasks.forgetting.targets import Target, find_targets
+from tasks.forgetting.targets import Target, find_targets, places_of
 
 
 def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:
@@ -34,8 +34,9 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
     store = open_store(place.store, place.cache)
     known = read_tombstones(store)
     targets = find_targets(store, corpus, thing)
-    # what a kill left is finished whatever it was called: what it was called by may be gone by now
-    if not targets and known.pending is None and not any(doc_id.startswith(thing) for doc_id in known.documents):
+    before = {item.doc_id for item in known.named(thing)} | known.documents.keys() & {item.doc_id for item in targets}
+    # what a kill left is finished by whatever it is called: what it was called by may be gone by now
+    if not targets and not before and known.pending is None:
         raise UserError(
             f"no document of corpus {corpus!r} goes by {thing!r}: give an id or eight digits of one, a path or "
             "folder as `sheepfold sql \"select path, doc_id from files\"` shows it, or the beginning of paths and '*'"
@@ -45,7 +46,7 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
     found = exposures(store, new) if new else []
     result: dict[str, Any] = {
         "documents": [{"doc_id": target.doc_id, "path": target.path} for target in targets if target.doc_id in new],
-        "known": len(targets) - sum(target.doc_id in new for target in targets),
+        "known": len(before),
         "seen_by": told(found, registered_versions(place)),
         "near_duplicates": _near_duplicates(store, corpus, wanted.documents.keys()) if new else [],
         "dry_run": dry_run,
@@ -54,7 +55,9 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
         sweep = plan_sweep(store, wanted)
     else:
         seen_by = tuple(f"{item.checkpoint.stage}/{item.checkpoint.key}" for item in found)
-        _bury(store, {doc_id: replace(wanted.documents[doc_id], seen_by=seen_by) for doc_id in new})
+        places = places_of(store, {doc_id: wanted.documents[doc_id].sha256 for doc_id in new})
+        buried = {doc_id: replace(wanted.documents[doc_id], seen_by=seen_by, places=places[doc_id]) for doc_id in new}
+        _bury(store, buried)
         done = finish_forgetting(place, store)
         sweep = done if done is not None else plan_sweep(store, Tombstones())
     return {

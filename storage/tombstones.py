@@ -8,9 +8,11 @@ step, so whoever finds the note after a kill goes on from it.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 from storage.store import Store
@@ -19,6 +21,7 @@ TOMBSTONES_REF = "forgotten/documents"
 FORGETTING_LOCK = "forgetting"
 FORGOTTEN: Final = "forgotten"  # the code of the reason
 REASON = "it was asked to be forgotten (`sheepfold forget`)"
+_ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
 _NOTHING = hashlib.sha256(b"").hexdigest()  # the bytes of nothing are no document
 
 
@@ -30,7 +33,9 @@ class Tombstone:
         sha256: of its bytes; of a container's member, the member's.
         reason: why, as the person said.
         since: when, ISO 8601.
-        seen_by: models that were trained on it, in words.
+        seen_by: trainings that saw it, STAGE/KEY; those that continue them later are found by their bases.
+        places: sha256 of the paths at which it lay, of each within its source and whole: by them it is found again, and
+            they tell nothing.
     """
 
     doc_id: str
@@ -38,6 +43,7 @@ class Tombstone:
     reason: str = ""
     since: str = ""
     seen_by: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,21 @@ class Tombstones:
         """Whether a document is forgotten."""
         return doc_id in self.documents or sha256 in self.contents
 
+    def named(self, name: str) -> list[Tombstone]:
+        """Those that go by an id, eight digits of one or more, or a path."""
+        beginning = name if _ID.fullmatch(name) else None
+        places = {place_digest(name.removeprefix("./")), place_digest(str(Path(name).expanduser().absolute()))}
+        return [
+            item
+            for doc_id, item in sorted(self.documents.items())
+            if (beginning and doc_id.startswith(beginning)) or places.intersection(item.places)
+        ]
+
+
+def place_digest(path: str) -> str:
+    """What a tombstone keeps of a path."""
+    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
+
 
 def read_tombstones(store: Store) -> Tombstones:
     """The forgotten documents."""
@@ -68,7 +89,9 @@ def read_tombstones(store: Store) -> Tombstones:
     if value is None:
         return Tombstones()
     documents = {
-        doc_id: Tombstone(doc_id, **{**entry, "seen_by": tuple(entry["seen_by"])})
+        doc_id: Tombstone(
+            doc_id, **{**entry, "seen_by": tuple(entry["seen_by"]), "places": tuple(entry.get("places", ()))}
+        )
         for doc_id, entry in value["documents"].items()
     }
     pending = value["pending"]

@@ -66,6 +66,22 @@ def exposures(store: Store, doc_ids: Collection[str]) -> list[Exposure]:
     return found
 
 
+def continued(store: Store, trainings: Collection[str]) -> dict[str, str]:
+    """Those that continue some trainings, directly or not, and the key of the one through which, the oldest first.
+
+    Args:
+        trainings: STAGE/KEY of each.
+    """
+    found = {}
+    for training in sorted(store.manifests("train"), key=lambda item: (item.created, item.key)):
+        bases = [base for base in _chain(store, training) if base.key != training.key]
+        through = next((base.key for base in bases if f"{base.stage}/{base.key}" in trainings), None)
+        name = f"{training.stage}/{training.key}"
+        if through is not None and name not in trainings:
+            found[name] = through
+    return found
+
+
 def _chain(store: Store, training: Manifest) -> Iterator[Manifest]:
     """A training and those that it continues."""
     current: Manifest | None = training

@@ -157,7 +157,7 @@ def with_copies(store: Store, forgotten: Tombstones) -> Tombstones:
     """The forgotten documents, and those of the same bytes elsewhere: in an archive, say."""
     reasons = {item.sha256: item for item in forgotten.documents.values()}
     copies = {
-        row["doc_id"]: replace(reasons[row["sha256"]], doc_id=row["doc_id"])
+        row["doc_id"]: replace(reasons[row["sha256"]], doc_id=row["doc_id"], places=())
         for segment in _manifests(store, SEGMENT_STAGES)
         for row in _held(store, segment, forgotten)
         if row["doc_id"] not in forgotten.documents

@@ -7,7 +7,7 @@ for what lies in it: the members of an archive, the files of a folder.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from storage.catalog import read_state
 from storage.manifest import ArtifactRef
 from storage.store import Store
+from storage.tombstones import place_digest
 from tasks.ingest.segments import document_id
 
 SEGMENT_STAGES = ("extract", "import")  # whose artefacts hold documents as they were read
@@ -54,6 +55,24 @@ def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
     for target in _by_path(store, corpus, thing):
         found[target.doc_id] = target
     return sorted(found.values(), key=lambda target: (target.path, target.doc_id))
+
+
+def places_of(store: Store, targets: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Digests of the paths at which documents lay in any listing, by id: each path within its source and whole.
+
+    Args:
+        targets: sha256 of the documents' bytes, by id.
+    """
+    found: dict[str, set[str]] = {doc_id: set() for doc_id in targets}
+    wanted = pa.array(sorted(set(targets.values())), pa.string())
+    for ref in _refs(store, "snapshot"):
+        columns = ["doc_id", "sha256", "source", "path"]
+        table = pq.read_table(store.folder(ref) / "files.parquet", columns=columns)
+        for row in table.filter(pc.is_in(table["sha256"], value_set=wanted)).to_pylist():
+            doc_id = row["doc_id"] or document_id(row["sha256"])
+            if doc_id in found:
+                found[doc_id] |= {place_digest(row["path"]), place_digest(f"{row['source'].rstrip('/')}/{row['path']}")}
+    return {doc_id: tuple(sorted(digests)) for doc_id, digests in found.items()}
 
 
 def _by_id(store: Store, beginning: str) -> Iterator[Target]:

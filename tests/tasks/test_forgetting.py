@@ -197,6 +197,52 @@ def test_the_models_that_saw_a_document_are_named_before_and_after_it_is_forgott
     assert [item["training"] for item in known["seen_by"]] == [training]
 
 
+def test_a_forgotten_document_goes_by_id_eight_digits_and_path_also_when_a_run_has_seen_its_file_again(
+    home: Home, source: Path
+) -> None:
+    done = forget(str(home.path), "secret/1.txt", "a mistake", "default", dry_run=False)
+    (doc_id,) = (item["doc_id"] for item in done["documents"])
+    names = (doc_id, doc_id[:8], "secret/1.txt", "./secret/1.txt", str(source / "secret" / "1.txt"))
+    for name in names:
+        assert explain(str(home.path), name, "default")["forgotten"]["doc_id"] == doc_id, name
+    assert forget(str(home.path), "secret/1.txt", "", "default", dry_run=False)["known"] == 1
+    run_prepare(home, source)
+    for name in names:
+        assert explain(str(home.path), name, "default")["forgotten"]["reason"] == "a mistake", name
+    kept = (Path(home.store) / ".refs" / "forgotten" / "documents.json").read_text()
+    assert "secret/" not in kept
+
+
+def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_their_ids(
+    home: Home, source: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(source, tmp_path / "in"))
+    run_prepare(home, changed)
+    (changed / "secret" / "2.txt").write_text(secret_text(9))
+    run_prepare(home, changed)
+    done = forget(str(home.path), "secret/2.txt", "", "default", dry_run=False)
+    with pytest.raises(UserError, match="stands for 2 forgotten documents: give one of") as refused:
+        explain(str(home.path), "secret/2.txt", "default")
+    assert all(item["doc_id"] in str(refused.value) for item in done["documents"])
+
+
+def test_a_model_that_goes_on_from_one_that_saw_a_forgotten_document_is_named(trained: Trained, home: Home) -> None:
+    done = forget(str(home.path), "secret", "", "default", dry_run=False)
+    store = LocalStore(Path(home.store))
+    dataset = put(store, "dataset", {"words.txt": "later"}, curated=ArtifactRef("curate", "gone", "gone"))
+    saw = [item["training"] for item in done["seen_by"]]
+    assert saw == [f"train/{trained.checkpoint.key}"]
+    later = put(store, "train", {"words.txt": "later"}, dataset=dataset, base=trained.checkpoint)
+    latest = put(store, "train", {"words.txt": "latest"}, dataset=dataset, base=later)
+    put(store, "train", {"words.txt": "of its own"}, dataset=dataset)
+    seen = explain(str(home.path), done["documents"][0]["doc_id"], "default")["seen_by"]
+    assert {item["training"]: item["through"] for item in seen} == {
+        saw[0]: "",
+        f"train/{later.key}": trained.checkpoint.key,
+        f"train/{latest.key}": trained.checkpoint.key,
+    }
+
+
 def test_the_lineage_of_a_model_leads_back_to_what_was_removed(trained: Trained, home: Home) -> None:
     forget(str(home.path), "secret", "", "default", dry_run=False)
     stages = {entry["stage"] for entry in explain(str(home.path), trained.checkpoint.key, "default")["made_from"]}
