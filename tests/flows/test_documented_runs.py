@@ -10,10 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +29,6 @@ TEAM = {"up", "down"}  # proved with real servers by tests of their own
 TRAINS = {"run", "train"}
 BUDGET = re.compile(r"--(minutes|max-steps|max-tokens) \S+")
 LINES = [
-    # the very same name for all lines of a page, by which pytest knows that the person need not be made anew
     pytest.param(page, line, id=f"{page}-{block.line + number}")
     for page in PAGES
     for block in shown()
@@ -84,10 +83,8 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     pq.write_table(pa.table({"body": [path.read_text() for path in prose[2:12]]}), folder / "corpus.parquet")
 
 
-@pytest.fixture(scope="module")
-def person(request: Any, tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Iterator[Person]:
+def person_at(folder: Path, sample_folder: Path) -> Person:
     """A person at the beginning of a page."""
-    folder = tmp_path_factory.mktemp(Path(request.param).stem)
     write_files(folder, sample_folder)
     home = folder / ".sheepfold"
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -106,10 +103,16 @@ def person(request: Any, tmp_path_factory: pytest.TempPathFactory, sample_folder
     made.known["3f9c0b12"] = next((home / "store" / "dataset").iterdir()).name[:8]
     exported = made.type("sheepfold export champion gpt2")
     assert exported.returncode == 0, exported.stderr[-3000:]
-    yield made
+    return made
 
 
-@pytest.mark.parametrize(("person", "line"), LINES, indirect=["person"])
-def test_a_shown_command_does_what_it_says(person: Person, line: str) -> None:
-    done = person.type(line)
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Callable[[str], Person]:
+    """The person who reads a page: one for all its lines, whose files are as the lines before left them."""
+    return cache(lambda page: person_at(tmp_path_factory.mktemp(Path(page).stem), sample_folder))
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_a_shown_command_does_what_it_says(people: Callable[[str], Person], page: str, line: str) -> None:
+    done = people(page).type(line)
     assert done.returncode == 0, f"{line}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
