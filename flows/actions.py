@@ -10,7 +10,6 @@ from typing import Any
 from flows.report import RunResult
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
-from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registered import noted_version
@@ -120,14 +119,9 @@ def log_evaluation(
     tracking.log_figures(run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)
 
 
-def has_registry(place: Home) -> bool:
-    """Whether there is an MLflow database; asking one makes it."""
-    return (place.path / "mlflow.db").exists() or not place.tracking_uri.startswith("sqlite:")
-
-
 def version_of(session: Session, checkpoint: ArtifactRef) -> ModelVersion | None:
     """The registered version of a checkpoint; a home without a registry has none, and gets none."""
-    if checkpoint.stage != "train" or not has_registry(session.home):
+    if checkpoint.stage != "train" or not session.home.has_tracking:
         return None
     return Registry(session.resources.tracking).by_digest(checkpoint.digest)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from flows.actions import checkpoint_of, has_registry, resolve_version
+from flows.actions import checkpoint_of, resolve_version
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
@@ -122,7 +122,7 @@ def continuing(session: Session, settings: Settings, base: str) -> Settings:
 
 
 def _has_champion(session: Session) -> bool:
-    return has_registry(session.home) and Registry(session.resources.tracking).by_alias(CHAMPION) is not None
+    return session.home.has_tracking and Registry(session.resources.tracking).by_alias(CHAMPION) is not None
 
 
 def champion_of(session: Session, base: str, dataset: ArtifactRef) -> ArtifactRef | None:

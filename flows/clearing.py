@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from flows.actions import has_registry
 from flows.direct import registered_versions
 from storage.garbage import find_garbage, remove_garbage, sizes
 from storage.home import Home
@@ -45,7 +44,7 @@ def sizes_of(home: str) -> dict[str, dict[str, int]]:
 
 def _roots(place: Home) -> set[tuple[str, str]]:
     """The checkpoints of registered models, and the trainings that have a run."""
-    if not has_registry(place):
+    if not place.has_tracking:
         return set()
     from storage.tracking import Tracking
 

@@ -15,7 +15,6 @@ from flows.actions import (
     champion_entry,
     checkpoint_of,
     completions_path,
-    has_registry,
     resolve_version,
 )
 from flows.generation_page import write_generation_page
@@ -139,7 +138,7 @@ def status_of(home: str) -> dict[str, Any]:
     place = Home.from_environment(home or None)
     store = open_store(place.store, place.cache)
     champion = None
-    if has_registry(place):
+    if place.has_tracking:
         champion = champion_entry(Registry(Tracking(place)))
     return {
         "home": str(place.path),
@@ -316,7 +315,7 @@ def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[s
 
 def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
     """The registered version that goes by this name; a home without a registry has none, and gets none."""
-    if not has_registry(place):
+    if not place.has_tracking:
         return None
     from storage.tracking import Tracking
 
@@ -335,7 +334,7 @@ def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
 
 def registered_versions(place: Home) -> list[ModelVersion]:
     """All versions of a home's registry; a home without one has none, and gets none."""
-    if not has_registry(place):
+    if not place.has_tracking:
         return []
     from storage.tracking import Tracking
 

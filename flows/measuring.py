@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows import pipeline
-from flows.actions import has_registry, version_checkpoint
+from flows.actions import version_checkpoint
 from flows.tracing import trace_model
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, PREVIOUS, Registry
@@ -52,7 +52,7 @@ def _other_champion(
     session: Session, checkpoint: ArtifactRef, evalset: ArtifactRef, settings: EvaluationSettings
 ) -> tuple[tuple[str, ArtifactRef] | None, dict[str, float]]:
     """The champion, or of the champion itself the one before it, measured on the same documents."""
-    if not has_registry(session.home):
+    if not session.home.has_tracking:
         return None, {}
     registry = Registry(session.resources.tracking)
     for alias, name in ((CHAMPION, "the champion"), (PREVIOUS, "the previous champion")):

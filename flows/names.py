@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from flows.actions import has_registry
 from storage.errors import UserError
 from storage.home import Home
 from storage.registered import noted_names
@@ -27,7 +26,7 @@ def roll_back_champion(home: str, reason: str = "", to: str = "") -> dict[str, A
     """
     place = Home.from_environment(home or None)
     store = open_store(place.store, place.cache)
-    if not has_registry(place) and not noted_names(store):
+    if not place.has_tracking and not noted_names(store):
         raise UserError(f"the home {place.path} has no registered model: `sheepfold run SOURCE` makes the first one")
     registry = Registry(Tracking(place))
     rebuilt = len(rebuild(store, registry.tracking).versions) if is_lost(store, registry) else 0
