@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from storage.errors import UserError
 
 Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
 Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
@@ -53,7 +58,20 @@ def plain_errors() -> Iterator[None]:
     except UserError as error:
         fail(error)
     except Exception as error:
-        told = lasting_fault(error)
+        told = lasting_fault(error) or _refused(error)
         if told is None:
             raise
         fail(told)
+
+
+def _refused(error: Exception) -> UserError | None:
+    """What to tell of a file or folder that this account may not write or read, or that is not a folder."""
+    from storage.errors import UserError
+
+    if not isinstance(error, PermissionError | NotADirectoryError) or error.filename is None:
+        return None
+    place = Path(os.fsdecode(error.filename)).absolute()
+    return UserError(
+        f"{place}: {error.strerror}. Let this account write there, or work in another folder (--home or SHEEPFOLD_HOME "
+        "names the one where everything is kept)"
+    )

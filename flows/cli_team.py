@@ -16,8 +16,12 @@ def up(
         typer.Argument(help="What the deployments read (default: ./documents).", show_default=False),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on (default: this machine only).")] = "",
-    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server (default 4200).", min=0, max=65535)] = 0,
-    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server (default 5000).", min=0, max=65535)] = 0,
+    prefect_port: Annotated[
+        int, typer.Option(help="Port of Prefect's server (default 4200).", min=0, max=65535, show_default=False)
+    ] = 0,
+    mlflow_port: Annotated[
+        int, typer.Option(help="Port of MLflow's server (default 5000).", min=0, max=65535, show_default=False)
+    ] = 0,
     postgres: Annotated[
         str | None,
         typer.Option(
@@ -31,7 +35,9 @@ def up(
     ] = None,
     auth: Annotated[bool | None, typer.Option("--auth/--no-auth", help="Ask for names and passwords.")] = None,
     prompts: Annotated[str, typer.Option(help="File that generate/batch continues (default: ./prompts.txt).")] = "",
-    schedules: Annotated[bool, typer.Option("--schedules", help="Switch the deployments' schedules on.")] = False,
+    schedules: Annotated[
+        bool | None, typer.Option("--schedules/--no-schedules", help="Switch the deployments' schedules on or off.")
+    ] = None,
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
@@ -64,12 +70,13 @@ def up(
         settings = replace(kept, **{name: value for name, value in given.items() if value is not None})
         with ends_in_order():
             done = bring_up(place, settings, say)
-            if schedules:
-                PrefectServer.of(TeamFolder(place), settings).switch_schedules_on()
+            if schedules is not None:
+                PrefectServer.of(TeamFolder(place), settings).switch_schedules(schedules)
         if as_json:
             print_json({"started": done.started, "made": done.made, **team_status(place)})
             return
         print(f"Prefect  {settings.prefect_url}\nMLflow   {settings.mlflow_url}")
+        print(f"reads    {', '.join(settings.source.splitlines())}")
         print(f"logs     {TeamFolder(place).logs}")
         print(f"to reach them from a shell: . {TeamFolder(place).environment}")
         if settings.auth:

@@ -39,7 +39,9 @@ def evaluate(
     settings = EvaluationSettings(stride=stride)
     usual = not (on or stride)  # other figures stand beside the usual ones, never in their place
     if drift and not usual:
-        raise UserError("drift is measured against the usual evaluation: leave out `on` and `stride`, or `drift`")
+        raise UserError(
+            "drift is measured against the usual evaluation: leave out `on` and `stride`, or give `drift=false`"
+        )
     with flow_session(home, corpus, refresh) as session:
         checkpoint = checkpoint_of(session, model)
         evalset = pipeline.evaluation_texts(session, corpus, on, column)

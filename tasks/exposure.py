@@ -110,6 +110,8 @@ def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen
 def _rows(
     store: Store, ref: ArtifactRef, name: str, doc_ids: Collection[str], columns: list[str]
 ) -> list[dict[str, str]]:
+    if not doc_ids:  # files without a document; an empty list has no type to filter by
+        return []
     wanted = [("doc_id", "in", sorted(doc_ids))]
     found: list[dict[str, str]] = pq.read_table(store.folder(ref) / name, columns=columns, filters=wanted).to_pylist()
     return found

@@ -90,11 +90,11 @@ class PrefectServer:
             return False
         return any(worker["name"] == name and worker["status"] == "ONLINE" for worker in found)
 
-    def switch_schedules_on(self) -> None:
-        """Let every schedule of the deployments run."""
+    def switch_schedules(self, active: bool) -> None:
+        """Let every schedule of the deployments run, or none."""
         for item in self.ask("deployments/filter", {}):
             for schedule in item["schedules"]:
-                self.ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
+                self.ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": active}, "PATCH")
 
     def queue_lost_again(self) -> list[str]:
         """Queue runs that were lost while nobody listened: a server that just started may miss its own first events."""

@@ -127,6 +127,9 @@ def _mlflow(folder: TeamFolder, settings: TeamSettings) -> Service:
                 "MLflow's names and passwords need Flask-WTF, which is not installed: pip install sheepfold[team]"
             )
         known = folder.secrets()
+        if not folder.mlflow_users.exists():
+            write_private(folder.mlflow_users, "")  # MLflow would make it readable for all
+        folder.mlflow_users.chmod(0o600)
         write_private(folder.mlflow_auth, _auth_file(folder.mlflow_users, known.mlflow_user))
         variables["MLFLOW_AUTH_CONFIG_PATH"] = str(folder.mlflow_auth)
         variables["MLFLOW_AUTH_ADMIN_PASSWORD"] = known.mlflow_password

@@ -20,6 +20,7 @@ from storage.home import Home
 from storage.registry import Registry
 from storage.store import LocalStore
 from storage.tracking import Tracking
+from tasks.exposure import exposures
 
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
 
@@ -125,6 +126,16 @@ def test_the_lineage_of_a_document_names_its_pages_and_its_side(first: dict[str,
     tree = answer(home, "why", path)
     assert tree["pages"][0]["pages"] >= 1
     assert tree["documents"][0]["split"] in ("train", "validation")
+
+
+def test_a_file_without_a_document_is_told_with_the_reason_and_was_seen_by_no_model(
+    first: dict[str, Any], home: Path
+) -> None:
+    row = sql(home, "select path, reason_code from files where status not in ('ok', 'duplicate') order by path")[0]
+    tree = answer(home, "why", row["path"])
+    assert tree["files"][0]["reason_code"] == row["reason_code"]
+    assert tree["seen_by"] == []
+    assert list(exposures(LocalStore(home / "store"), [])) == []  # some files never got an id
 
 
 def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, Any], home: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
+import stat
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,6 +152,18 @@ def test_the_address_of_the_database_comes_from_the_environment_and_reaches_no_r
     for service in services(folder, TeamSettings(postgres=ADDRESS)):
         holds = any("p%40ss" in value for value in service.environment().values())
         assert holds == (service.name in (PREFECT, MLFLOW)), service.name
+
+
+def test_a_home_that_cannot_be_made_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    done = CliRunner().invoke(app, ["up", str(tmp_path), "--home", str(tmp_path / "file")])
+    assert done.exit_code == 1 and not isinstance(done.exception, NotADirectoryError)
+    assert f"{tmp_path / 'file'}" in done.output and "work in another folder" in done.output
+
+
+def test_nobody_else_may_read_the_names_that_mlflow_keeps(folder: TeamFolder) -> None:
+    services(folder, TeamSettings(auth=True))
+    assert stat.S_IMODE(folder.mlflow_users.stat().st_mode) == 0o600
 
 
 @pytest.mark.full
