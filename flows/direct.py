@@ -211,8 +211,8 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
     if found is None:
         raise StoreError(
             f"nothing goes by {thing!r}: it is no model (alias, version, models:/ address, run id), no artefact "
-            "(STAGE/KEY, or eight digits of the key), no completion (KEY/ID[#SAMPLE], or its ID), and no document of "
-            f"corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and the champion, "
+            "(STAGE/KEY, or eight digits of the key or digest), no completion (KEY/ID[#SAMPLE], or its ID), and no "
+            f"document of corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and the champion, "
             '`sheepfold sql "select path, doc_id from files"` the documents'
         )
     return {"thing": thing, **found}
@@ -254,12 +254,21 @@ def _led_to(place: Home, store: Store, ref: ArtifactRef) -> dict[str, Any]:
 
 
 def _by_key(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
-    """The artefact named by its key, or eight digits of it, with or without its stage."""
+    """The artefact named by its key or digest, or eight digits of one, with or without its stage.
+
+    Tags and cards name content by digest; of several artefacts with the same content the newest is taken.
+    """
     stage, _, key = thing.rpartition("/")
     if not _DIGITS.fullmatch(key):
         return None
     stages = [stage] if stage else store.stages()
-    found = [manifest for name in stages for manifest in store.manifests(name) if manifest.key.startswith(key)]
+    known = [manifest for name in stages for manifest in store.manifests(name)]
+    by_digest = {
+        (manifest.stage, manifest.digest): manifest
+        for manifest in sorted(known, key=lambda manifest: manifest.created)
+        if manifest.digest.startswith(key)
+    }
+    found = [manifest for manifest in known if manifest.key.startswith(key)] or [*by_digest.values()]
     if len(found) > 1:
         listed = ", ".join(f"{manifest.stage}/{manifest.key}" for manifest in found)
         raise UserError(f"{thing!r} is the beginning of {len(found)} artefacts: give one of {listed}")

@@ -121,6 +121,13 @@ def test_the_lineage_of_the_champion_ends_at_files(first: dict[str, Any], home: 
     assert any(row["path"].startswith("text/") for row in tree["files"])
 
 
+def test_a_dataset_is_found_by_the_digest_that_the_version_s_tags_name(first: dict[str, Any], home: Path) -> None:
+    tags = answer(home, "why", "champion")["tags"]
+    tree = answer(home, "why", tags["sheepfold.dataset"][:8])
+    assert tree["artifact"].startswith("dataset/")
+    assert [found["version"] for found in tree["models"]] == [first["model"]["version"]]
+
+
 def test_the_lineage_of_a_document_names_its_pages_and_its_side(first: dict[str, Any], home: Path) -> None:
     path = sql(home, "select path from files where status = 'ok' order by path")[0]["path"]
     tree = answer(home, "why", path)
