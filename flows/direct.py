@@ -212,8 +212,8 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
         raise StoreError(
             f"nothing goes by {thing!r}: it is no model (alias, version, models:/ address, run id), no artefact "
             "(STAGE/KEY, or eight digits of the key or digest), no completion (KEY/ID[#SAMPLE], or its ID), and no "
-            f"document of corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and the champion, "
-            '`sheepfold sql "select path, doc_id from files"` the documents'
+            f"document of corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and "
+            'the champion, `sheepfold sql "select path, doc_id from files"` the documents'
         )
     return {"thing": thing, **found}
 
