@@ -29,6 +29,7 @@ from flows.team.services import GPU_POOL, POOL
 from flows.team.settings import TeamFolder
 from storage.home import Home
 
+SCHEDULED = {"ingest/watch", "retrain/weekly", "evaluate/champion", "cleanup/nightly"}
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
@@ -166,6 +167,23 @@ def wait_for_heartbeat(box: Box, run: str) -> None:
         time.sleep(0.5)
 
 
+def test_schedules_that_are_switched_on_stay_on_and_make_runs(box: Box) -> None:
+    assert not any(item["scheduled"] for item in box.run("status")["deployments"])
+    box.run("up", "--schedules")
+    assert on_schedule(box) == SCHEDULED
+    box.run("up")
+    assert on_schedule(box) == SCHEDULED
+    for name in SCHEDULED:
+        deployment = box.ask(f"deployments/name/{name}")
+        query = {"deployments": {"id": {"any_": [deployment["id"]]}}}
+        while not any(run["auto_scheduled"] for run in box.ask("flow_runs/filter", query)):
+            time.sleep(0.5)
+
+
+def on_schedule(box: Box) -> set[str]:
+    return {item["name"] for item in box.run("status")["deployments"] if item["scheduled"]}
+
+
 def test_a_killed_server_is_started_again_and_knows_what_it_knew(box: Box) -> None:
     before = {item["name"] for item in box.run("status")["deployments"]}
     box.kill("prefect")
@@ -230,6 +248,55 @@ def test_no_password_is_in_a_log_a_state_or_a_command_line(guarded: Box) -> None
         assert not any(text in json.dumps(run).encode() for text in secret)
     for deployment in guarded.ask("deployments/filter", {}):
         assert not any(text in json.dumps(deployment).encode() for text in secret)
+
+
+def artifacts_of(box: Box, run: str) -> dict[str, str]:
+    """What a run left on Prefect's pages, by its key."""
+    found = box.ask("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
+    return {item["key"]: item["data"] for item in found}
+
+
+def test_the_champion_is_measured_by_its_deployment(guarded: Box) -> None:
+    page = guarded.home.reports_of("default") / "evaluation.html"
+    before = page.read_bytes()
+    page.unlink()
+    run = guarded.start("evaluate/champion")
+    guarded.wait(run, "Completed")
+    assert "bits per byte" in artifacts_of(guarded, run)["sheepfold-evaluation"]
+    assert len(page.read_bytes()) > len(before) / 2
+
+
+def test_prompts_of_a_file_are_continued_by_its_deployment(guarded: Box) -> None:
+    (guarded.folder / "prompts.txt").write_text("The first prompt\nThe second prompt\n")  # where `up` looked for it
+    guarded.wait(guarded.start("generate/batch", max_new_tokens=8), "Completed")
+    found = guarded.run("sql", "select prompt from completions order by prompt")
+    assert [row["prompt"] for row in found] == ["The first prompt", "The second prompt"]
+
+
+def test_the_store_is_cleared_up_by_its_deployment_and_stays_whole(guarded: Box) -> None:
+    passing = guarded.folder / "documents" / "passing.txt"
+    passing.write_text("A text that comes, is read once and goes again, so that what was made of it is garbage.\n" * 9)
+    guarded.run("ingest", str(passing.parent))
+    passing.unlink()
+    guarded.run("ingest", str(passing.parent))
+    assert garbage(guarded) > 0
+    run = guarded.start("cleanup/nightly", grace_days=0)
+    guarded.wait(run, "Completed")
+    assert "are removed" in artifacts_of(guarded, run)["sheepfold-cleanup"]
+    assert garbage(guarded) == 0
+    assert guarded.run("verify")["ok"]
+    assert guarded.run("status")["champion"]["version"] == "1"
+
+
+def garbage(box: Box) -> int:
+    """Artefacts that nothing needs."""
+    return sum(item["garbage"] for item in box.run("gc", "--dry-run", "--grace-days", "0")["sizes"])
+
+
+def test_trainings_for_the_gpu_run_one_at_a_time(guarded: Box) -> None:
+    asked = [guarded.start("train/gpu", preset="tiny", max_steps=5, seed=seed) for seed in (1, 2)]
+    first, second = sorted((guarded.wait(run, "Completed") for run in asked), key=lambda run: str(run["start_time"]))
+    assert first["end_time"] <= second["start_time"]
 
 
 def test_up_again_needs_no_password_typed(guarded: Box) -> None:
