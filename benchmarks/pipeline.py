@@ -21,7 +21,8 @@ ROWS = {
     "one-percent": ("benchmarks.one_percent", "one_percent_rows"),
     "ray": ("benchmarks.ray_ingest", "ray_rows"),
     "orchestration": ("benchmarks.orchestration", "ten_minute_rows"),
-    "day": ("benchmarks.pipeline_day", "rows"),
+    "day-sqlite": ("benchmarks.pipeline_day", "sqlite_rows"),
+    "day-postgres": ("benchmarks.pipeline_day", "postgres_rows"),
 }
 
 

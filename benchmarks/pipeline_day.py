@@ -36,11 +36,13 @@ class Day:
         states: runs by the name of their last state.
         seconds: from the first start to the last end.
         pages: seconds until each page showed what it is about.
+        unanswered: questions about runs that Prefect's server left without an answer.
     """
 
     states: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     pages: dict[str, float] = field(default_factory=dict)
+    unanswered: int = 0
 
     @property
     def failed(self) -> int:
@@ -73,7 +75,7 @@ def live_through(box: TeamBox, full: bool) -> Day:
     for now in pattern(full):
         ended = box.wait([box.start(name, **parameters) for name, parameters in now])
         day.states.update(run["state_name"] for run in ended)
-    day.seconds = time.perf_counter() - started
+    day.seconds, day.unanswered = time.perf_counter() - started, len(box.unanswered)
     day.pages = dict(open_pages(box, first[0]))
     return day
 
@@ -101,10 +103,14 @@ def open_pages(box: TeamBox, run: dict[str, Any]) -> Iterator[tuple[str, float]]
         browser.close()
 
 
-def rows(full: bool) -> Iterator[Row]:
-    """Failed runs and page loads on SQLite and on PostgreSQL."""
+def sqlite_rows(full: bool) -> Iterator[Row]:
+    """Failed runs and page loads on SQLite."""
     with team_box() as box:
         yield from _rows("SQLite", live_through(box, full))
+
+
+def postgres_rows(full: bool) -> Iterator[Row]:
+    """Failed runs and page loads on PostgreSQL."""
     with postgres_server() as address:
         if not address:
             yield Row("a day on PostgreSQL", "not measured: no PostgreSQL here", "", float("nan"))
@@ -118,6 +124,7 @@ def _rows(database: str, day: Day) -> Iterator[Row]:
     shown = ", ".join(f"{count} {name}" for name, count in day.states.most_common())
     what = f"{total} flow runs on {database}, {AT_ONCE} generations at once: runs that failed"
     yield Row(what, shown, f"{day.seconds / total:.1f} s a run", float(day.failed), 0.0, True)
+    yield Row(f"questions about them without an answer, {database}", str(day.unanswered), "", float(day.unanswered))
     for name, seconds in day.pages.items():
         yield Row(f"{name} after them, s", f"{seconds:.2f} s", database, seconds, PAGE_SECONDS, True)
 

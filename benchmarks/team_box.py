@@ -10,10 +10,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from flows.team.api import NoAnswer
 from flows.team.prefect_server import PrefectServer
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.home import Home
@@ -29,12 +30,14 @@ class TeamBox:
 
     Attributes:
         documents: folder that its deployments read.
+        unanswered: questions about runs that the server left without an answer; they were asked again.
     """
 
     folder: Path
     documents: Path
     settings: TeamSettings
     prefect: PrefectServer
+    unanswered: list[str] = field(default_factory=list)
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment; its id."""
@@ -45,10 +48,18 @@ class TeamBox:
         """The runs, once all of them have ended."""
         ended = []
         for run in runs:
-            while (found := self.prefect.ask(f"flow_runs/{run}"))["state_type"] not in ENDS:
+            while (found := self._run(run)).get("state_type") not in ENDS:
                 time.sleep(0.2)
             ended.append(found)
         return ended
+
+    def _run(self, run: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = self.prefect.ask(f"flow_runs/{run}")
+        except NoAnswer as error:
+            self.unanswered.append(str(error))
+            return {}
+        return found
 
     def task_states(self, run: str) -> dict[str, str]:
         """States of a run's tasks by their names without the digits at the end."""

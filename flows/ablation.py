@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from flows import pipeline
 from flows.actions import checkpoint_of
 from flows.compare import Compared, compare_checkpoints
-from storage.catalog import Catalog
+from storage.catalog import Catalog, waits_for_run
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
@@ -66,6 +66,8 @@ def ablate_source(session: Session, without: str, corpus: str, model: str = "", 
         UserError: if the source or the model is not there, or the model was not trained on the source, or on nothing
             else.
     """
+    if waits := waits_for_run(session.store, corpus):
+        raise UserError(waits)
     left_out = documents_of(Catalog(session.store, corpus), without)
     checkpoint = checkpoint_of(session, model) if model else pipeline.latest_training(session, corpus)
     pipeline.frozen_evalset(session, corpus)  # before an hour of training: without one there is nothing to compare on

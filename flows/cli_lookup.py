@@ -21,12 +21,15 @@ def sql(
 ) -> None:
     """Query the tables of the corpus's last completed run."""
     with plain_errors():
-        from storage.catalog import Catalog
+        from storage.catalog import Catalog, waits_for_run
         from storage.home import Home
         from storage.store import open_store
 
         place = Home.from_environment(home or None)
-        rows = Catalog(open_store(place.store, place.cache), corpus).query(query)
+        store = open_store(place.store, place.cache)
+        rows = Catalog(store, corpus).query(query)
+        if waits := waits_for_run(store, corpus):
+            say(waits)
         if as_json:
             print_json(rows)
         else:

@@ -82,6 +82,17 @@ def read_state(store: Store, corpus: str) -> dict[str, list[ArtifactRef]]:
     return {name: [ArtifactRef(**ref) for ref in refs] for name, refs in value.items()}
 
 
+def waits_for_run(store: Store, corpus: str) -> str:
+    """What to say of a corpus whose list of files went with a forgotten document; empty where it is there."""
+    state = read_state(store, corpus)
+    if not state or state.get("snapshot"):
+        return ""
+    return (
+        f"documents of corpus {corpus!r} were forgotten since its last run, so its tables are empty until the next: "
+        "`sheepfold ingest SOURCE` makes them without those"
+    )
+
+
 def corpora(store: Store) -> list[str]:
     """Names of the corpora that have a completed run."""
     return [name.partition("/")[2] for name in store.refs(f"{CORPUS_REF}/")]

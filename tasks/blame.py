@@ -72,14 +72,23 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int], s
 
 
 def first_paths(store: Store, dataset: ArtifactRef, doc_ids: list[str]) -> dict[str, str]:
-    """The first path of each document in the snapshot that the dataset was made from."""
-    snapshot = store.folder(ancestor(store, dataset, "snapshot").ref)
-    files = pq.read_table(snapshot / "files.parquet", columns=["doc_id", "status", "path"])
-    wanted = pc.and_(
-        pc.equal(files["status"], "ok"), pc.is_in(files["doc_id"], value_set=pa.array(doc_ids, pa.string()))
-    )
-    files = files.filter(wanted).sort_by([("path", "descending")])
-    return dict(zip(files["doc_id"].to_pylist(), files["path"].to_pylist(), strict=True))
+    """The first path of each document in the snapshot that the dataset was made from.
+
+    That one is gone once a document of it was forgotten; others name the rest, the newest what several do.
+    """
+    listing = ancestor(store, dataset, "snapshot")
+    listings = [listing]
+    if store.find(listing.stage, listing.key) is None:
+        listings = sorted(store.manifests(listing.stage), key=lambda manifest: manifest.created)
+    found: dict[str, str] = {}
+    for manifest in listings:
+        files = pq.read_table(store.folder(manifest.ref) / "files.parquet", columns=["doc_id", "status", "path"])
+        wanted = pc.and_(
+            pc.equal(files["status"], "ok"), pc.is_in(files["doc_id"], value_set=pa.array(doc_ids, pa.string()))
+        )
+        files = files.filter(wanted).sort_by([("path", "descending")])
+        found |= zip(files["doc_id"].to_pylist(), files["path"].to_pylist(), strict=True)
+    return found
 
 
 def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -> str:

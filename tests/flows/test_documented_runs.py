@@ -24,6 +24,13 @@ from tests.documented import arguments_of, shown
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
+GERMAN = """Die Schafe stehen am Abend in der Hürde, und der Hirte zählt sie, ehe es dunkel wird.
+Wenn eines fehlt, geht er noch einmal hinaus und sucht es am Bach, wo das Gras auch im Sommer grün bleibt.
+Der Hund läuft voraus und wartet am Tor, bis alle anderen wieder ruhig geworden sind.
+Im Winter bleibt die Herde im Stall, und das Heu vom letzten Jahr muss bis zum ersten warmen Tag reichen.
+Wer früh genug mäht, hat im März noch Vorrat; wer zu lange wartet, kauft beim Nachbarn teuer ein.
+Die Wolle wird im Mai geschoren, gewaschen und nach Farben getrennt in die Stadt gebracht.
+"""
 PAGES = ("README.md", "docs/guide.md", "docs/keeping.md")
 TEAM = {"up", "down"}  # proved with real servers by tests of their own
 TRAINS = {"run", "train"}
@@ -70,6 +77,7 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     (documents / "mails").mkdir()
     shutil.copyfile(prose[0], documents / "notes" / "letter.txt")
     shutil.copyfile(prose[1], documents / "mails" / "one.eml")
+    (documents / "notes" / "brief.txt").write_text(GERMAN)
     (folder / "notes").mkdir()
     for path in prose[2:12]:
         shutil.copyfile(path, folder / "notes" / path.name)
