@@ -20,7 +20,7 @@ from tiny_run import Ran, direct_session, home_at, run_prepare
 from flows import pipeline
 from flows.direct import explain, verify_home
 from flows.forgetting import forget
-from storage.catalog import read_state
+from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.home import Home
@@ -28,9 +28,10 @@ from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.repair import repair
 from storage.store import LocalStore, Store
-from storage.tables import read_columns, write_table
+from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
 from storage.verify import check_store
+from tasks.blame import first_paths
 from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
@@ -401,3 +402,21 @@ def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
     forget(str(home.path), "secret", "", "default", dry_run=False)
     assert read_tombstones(LocalStore(Path(home.store))).pending is None
     assert holders_of(home, SECRET) == []
+
+
+def test_what_is_left_is_named_by_its_path_again_once_the_corpus_was_listed_anew(
+    home: Home, trained: Trained, source: Path
+) -> None:
+    store = LocalStore(Path(home.store))
+    evalset = artifact(trained.ran.prepared.evalset)
+    doc_ids = [row["doc_id"] for row in read_rows(store.folder(evalset) / "documents.parquet", ["doc_id"])]
+    expected = first_paths(store, evalset, doc_ids)
+    assert len(expected) == len(doc_ids) > 0
+    assert waits_for_run(store, "default") == ""
+    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
+    kept = {doc_id: path for doc_id, path in expected.items() if path != "secret/0.txt"}
+    assert first_paths(store, evalset, doc_ids) == {}
+    assert "`sheepfold ingest SOURCE` makes them without those" in waits_for_run(store, "default")
+    run_prepare(home, source)
+    assert first_paths(store, evalset, doc_ids) == kept
+    assert waits_for_run(store, "default") == ""
