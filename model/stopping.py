@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LOOK_SECONDS = 1.0  # between two looks of who waits
+
 STOPPED_EXIT = 128 + signal.SIGTERM  # exit status of a process that stopped as asked: what a shell calls terminated
 
 
@@ -81,10 +83,10 @@ def stoppable(function: Callable[[], T], stop: StopRequest) -> T:
     thread = threading.Thread(target=contextvars.copy_context().run, args=(call.run,), name="training", daemon=True)
     try:
         thread.start()
-        call.done.wait()
+        call.wait()
     except BaseException as interruption:
         stop.ask()
-        call.done.wait()
+        call.wait()
         raise interruption from call.error
     if call.error is not None:
         raise call.error
@@ -96,7 +98,9 @@ class _Call:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
-        self.done = threading.Event()
+        self._ended = False
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -106,4 +110,14 @@ class _Call:
         except BaseException as error:  # noqa: BLE001 - raised where the outcome is waited for
             self.error = error
         finally:
-            self.done.set()
+            self._ended = True
+            self._bell.release()
+
+    def wait(self) -> None:
+        """Wait until it has ended; signal handlers may raise here at any moment.
+
+        Not an Event: an exception within its wait leaves its lock in disorder. And not without a look now and then: a
+        signal that comes just before the thread falls asleep does not wake it.
+        """
+        while not self._ended:
+            self._bell.acquire(timeout=LOOK_SECONDS)
