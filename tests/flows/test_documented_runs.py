@@ -81,6 +81,8 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     (folder / "notes").mkdir()
     for path in prose[2:12]:
         shutil.copyfile(path, folder / "notes" / path.name)
+    (folder / "letters").mkdir()
+    shutil.copyfile(prose[12], folder / "letters" / prose[12].name)
     questions = {
         "questions.jsonl": '{"type": "exact_match", "id": "1", "prompt": "2 + 2 =", "answer": "4"}\n',
         "questions.csv": "question\nWhat is a sheepfold?\n",
