@@ -21,6 +21,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
+def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
+    done = invoke(home, "ablate", "--without", "pdf")
+    assert done.exit_code == 1
+    assert "'pdf' is no kind of document" in done.stderr
+
+
 def test_forget_says_what_it_would_do_does_it_and_why_knows_of_it(home: Path) -> None:
     said = invoke(home, "forget", "notes/3.txt", "--dry-run")
     assert said.exit_code == 0, said.stderr
@@ -29,6 +35,14 @@ def test_forget_says_what_it_would_do_does_it_and_why_knows_of_it(home: Path) ->
     assert document["path"] == "notes/3.txt"
     assert answer(home, "why", document["doc_id"])["forgotten"]["reason"] == "asked for"
     assert answer(home, "verify")["ok"]
+
+
+def test_after_a_forgetting_it_is_said_that_the_corpus_waits_for_its_next_run(home: Path) -> None:
+    waits = "documents of corpus 'default' were forgotten since its last run"
+    done = invoke(home, "ablate", "--without", "text")
+    assert done.exit_code == 1 and waits in done.stderr
+    asked = invoke(home, "sql", "select count(*) as n from files", "--json")
+    assert asked.exit_code == 0 and '"n": 0' in asked.stdout and waits in asked.stderr
 
 
 def test_forget_refuses_what_it_does_not_know_in_one_sentence(home: Path) -> None:
@@ -49,12 +63,6 @@ def test_compact_says_what_it_would_join(home: Path) -> None:
     assert said.exit_code == 0, said.stderr
     assert said.stdout == "0 segment(s) would be joined into 0\n"
     assert answer(home, "compact")["joined"] == {}
-
-
-def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
-    done = invoke(home, "ablate", "--without", "pdf")
-    assert done.exit_code == 1
-    assert "'pdf' is no kind of document" in done.stderr
 
 
 def test_verify_refuses_a_corpus_that_does_not_exist(home: Path) -> None:
