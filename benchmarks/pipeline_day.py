@@ -76,17 +76,22 @@ def live_through(box: TeamBox, full: bool) -> Day:
         ended = box.wait([box.start(name, **parameters) for name, parameters in now])
         day.states.update(run["state_name"] for run in ended)
     day.seconds, day.unanswered = time.perf_counter() - started, len(box.unanswered)
-    day.pages = dict(open_pages(box, first[0]))
+    day.pages = dict(open_pages(box, first[0], ended[-1]))
     return day
 
 
-def open_pages(box: TeamBox, run: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Seconds from asking for a page to seeing what it is about, in a headless browser that has nothing stored."""
+def open_pages(box: TeamBox, run: dict[str, Any], newest: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Seconds from asking for a page to seeing what it is about, in a headless browser that has nothing stored.
+
+    Args:
+        run: whose page is opened.
+        newest: the run that stands first in the list.
+    """
     from playwright.sync_api import sync_playwright
 
     prefect, mlflow = box.prefect.api.removesuffix("/api"), box.settings.mlflow_url
     pages = {
-        "Prefect's runs": (f"{prefect}/runs", "batch"),
+        "Prefect's runs": (f"{prefect}/runs", newest["name"]),
         "Prefect's page of a run": (f"{prefect}/runs/flow-run/{run['id']}", run["name"]),
         "MLflow's runs": (f"{mlflow}/#/experiments/1/runs", "sheepfold"),
         "MLflow's model": (f"{mlflow}/#/models/sheepfold", "Version 1"),
