@@ -200,10 +200,9 @@ def _refuse_credentials(text: str) -> None:
         return
     user, at, host = re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")
     port = host.rpartition(":")[2] if ":" in host and not host.endswith("]") else ""  # of a [::1], nothing
-    if (at and (":" in user or scheme not in _SSH)) or port.strip(
-        "0123456789"
-    ):  # else a / in a password ended the host
-        shown = "" if port.strip("0123456789") else host
+    cut = bool(port.strip("0123456789"))  # a slash in a password ended what looks like the host
+    if cut or (at and (":" in user or scheme not in _SSH)):
+        shown = "" if cut else host
         raise UserError(
             f"source {scheme}://...@{shown}: the address holds credentials, which would be stored with every row; "
             "leave them to git's credential helper, to ssh, or to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
