@@ -99,7 +99,7 @@ def invoke(home: Path, *arguments: str) -> Result:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHEEPFOLD_HOME", str(home))
-        for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):  # MLflow sets its own for the processes of this one
+        for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
             patch.setenv(name, "")
         done = CliRunner().invoke(app, list(arguments))
     if done.exception is not None and not isinstance(done.exception, SystemExit):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import mlflow
 import pytest
 
-from storage.tracking import KEY_TAG, Point, PointBuffer, pages_under
+from storage.home import Home
+from storage.tracking import KEY_TAG, Point, PointBuffer, client, pages_under
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
@@ -40,6 +44,23 @@ def run_id(tracking: Tracking, key: str) -> str:
 )
 def test_only_a_server_shows_pages(address: str, pages: str | None) -> None:
     assert pages_under(address) == pages
+
+
+def test_a_second_home_of_a_process_has_its_own_database_and_not_that_of_the_first(
+    tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    mlflow.set_tracking_uri(None)  # as a process begins: MLflow writes an address into the environment where it changes
+    client(tracking.home)
+    assert Home.from_environment(tmp_path).tracking_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def test_the_address_that_a_person_set_stays(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    mlflow.set_tracking_uri(None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    client(tracking.home)
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
 
 
 def curve(tracking: Tracking, run_id: str) -> list[Point]:
