@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,10 @@ def team_deployments(home: Home, settings: TeamSettings) -> list[dict[str, Any]]
     """The deployments with addresses that mean the same from every folder, each with its version."""
     found = _load(FILE)
     for deployment in found:
-        deployment["work_pool"]["job_variables"]["env"]["SHEEPFOLD_HOME"] = str(home.path)
+        variables = deployment["work_pool"]["job_variables"]
+        variables["env"]["SHEEPFOLD_HOME"] = str(home.path)
+        # told what to run, a worker runs it; else it starts one more process, which fetches code and then starts this
+        variables["command"] = shlex.join([sys.executable, "-m", "prefect.engine"])
         deployment["pull"] = [{"flows.team.workplace.enter": {"directory": str(home.path.parent)}}]
         for name, value in (("source", settings.source), ("prompts", settings.prompts)):
             if name in deployment["parameters"]:

@@ -50,6 +50,7 @@ QUIET = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+QUERY_SECONDS = 2  # between two questions of a worker for runs; Prefect's own ten are felt by who waits
 LEAST_AT_ONCE = 4  # runs of the worker; more wait, for each is a process with its libraries
 
 
@@ -178,7 +179,11 @@ def _auth_file(users: Path, admin: str) -> str:
 
 
 def _worker(folder: TeamFolder, settings: TeamSettings, name: str, more: tuple[str, ...]) -> Service:
-    variables = {**folder.client_variables(settings), "PREFECT_HOME": str(folder.home.prefect)}
+    variables = {
+        **folder.client_variables(settings),
+        "PREFECT_HOME": str(folder.home.prefect),
+        "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_SECONDS),
+    }
     command = _tool("prefect", "worker", "start", "--pool", WORKER_NAMES[name], "--type", "process", "--name", name)
     return Service(name, (*command, *more), variables)
 
