@@ -188,15 +188,15 @@ def _measured_champion(
         return None
     found = version_checkpoint(session, registry, champion)
     if found == checkpoint:
-        return Rival(champion.version, evaluation)
+        return Rival(champion.version, found, evaluation)
     (evalset,) = manifest_of(session.store, evaluation).input_refs("evalset")
     if trained_on(session.store, found, evalset):
         session.note(
             f"model version {champion.version}, which is champion, was trained on documents of this evaluation set; "
             "its figures on it would say nothing, so the two were not compared and it stays champion"
         )
-        return Rival(champion.version, None)
-    return Rival(champion.version, artifact(evaluate_model(session, found, evalset, settings.evaluate)[0]))
+        return Rival(champion.version, found, None)
+    return Rival(champion.version, found, artifact(evaluate_model(session, found, evalset, settings.evaluate)[0]))
 
 
 def _judged(
@@ -210,6 +210,8 @@ def _judged(
             return session.reuse(gates, known.gates)
     elif rival is not None and rival.evaluation is not None:
         inputs["champion"] = rival.evaluation
+    elif rival is not None:
+        inputs["champion_that_knew"] = rival.checkpoint
     (evalset,) = manifest_of(session.store, evaluation).input_refs("evalset")
     leaks = known_leaks(session.store, checkpoint, evalset)
     if leaks is not None:

@@ -1,9 +1,8 @@
 """Promotion: registers a model version and moves names. It makes nothing, and run again it changes nothing.
 
 A challenger that passes all gates (`tasks.gates`) becomes champion, one that does not stays challenger: beside a
-champion that means fewer bits per byte on the same evaluation set. A champion that was trained on documents of that set
-has no figures that compare: nobody knows which of the two is better, so it stays until a person decides (see
-`tasks.rollback`). A version that a person took back never becomes champion by itself again.
+champion that means fewer bits per byte on the same evaluation set. A version that a person took back never becomes
+champion by itself again.
 
 Names move under a lock, one after the other, and in an order that a kill between two of them leaves nothing wrong and
 the same command mends: `previous` before `champion`, and what is told of a version before it bears a name.
@@ -56,10 +55,12 @@ class Rival:
 
     Attributes:
         version: its number in the registry.
+        checkpoint: the model.
         evaluation: its figures on the challenger's evaluation set; None if it was trained on documents of that set.
     """
 
     version: str
+    checkpoint: ArtifactRef
     evaluation: ArtifactRef | None
 
 
@@ -101,11 +102,6 @@ def decide(
         return False, "; ".join(item.sentence for item in held)
     if rival is None:
         return True, f"there was no champion ({own:.4f} bits per byte)"
-    if rival.evaluation is None:
-        return False, (
-            "the champion was trained on documents of this evaluation set, so the two cannot be compared "
-            f"({own:.4f} bits per byte); `sheepfold rollback --to VERSION` makes this one champion all the same"
-        )
     return True, next(item.sentence for item in verdicts if item.gate == "bits_per_byte")
 
 

@@ -2,7 +2,8 @@
 
 A gate looks at facts and settings and at nothing else: the same model beside the same champion gets the same verdict. A
 model that fails any gate does not become champion; one that passes all of them does. What cannot be measured (no
-champion to compare with, no page read by OCR) holds nobody back.
+champion to compare with, no page read by OCR) holds nobody back; a champion whose figures do not compare does, for
+nobody knows which of the two is better.
 """
 
 from __future__ import annotations
@@ -105,6 +106,13 @@ def _leaks(facts: Facts, _: GateSettings) -> Measured | str:
 
 
 def _bits(facts: Facts, settings: GateSettings) -> Measured | str:
+    if facts.champion_knew:
+        return Measured(
+            math.nan,
+            "the champion was trained on documents of this evaluation set, so the two cannot be compared "
+            f"({facts.bits_per_byte:.4f} bits per byte); `sheepfold rollback --to VERSION` makes this one champion all "
+            "the same",
+        )
     if facts.comparison is None:
         return f"there is no champion to compare with ({facts.bits_per_byte:.4f} bits per byte)"
     found = facts.comparison
@@ -133,6 +141,8 @@ def _reach(difference: Difference) -> str:
 
 
 def _slices(facts: Facts, settings: GateSettings) -> Measured | str:
+    if facts.champion_knew:
+        return "the champion was trained on documents of this evaluation set, so no slice was compared"
     if facts.comparison is None:
         return "there is no champion to compare with"
     counted = _counted(facts.comparison, settings.slice_documents)

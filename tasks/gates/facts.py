@@ -50,6 +50,7 @@ class Facts:
         leaks: documents that stand in training text and in the evaluation set alike; None where nobody looked.
         bits_per_byte: of the model on the evaluation set.
         comparison: with the champion, the model first; None where there is none to compare with.
+        champion_knew: whether there is one that was trained on documents of the evaluation set.
         size: bytes of the weights.
         tokens_per_second: that the evaluation read; None where it took no measurable time.
     """
@@ -60,6 +61,7 @@ class Facts:
     comparison: Comparison | None
     size: int
     tokens_per_second: float | None
+    champion_knew: bool = False
 
 
 def collect_facts(
@@ -68,6 +70,7 @@ def collect_facts(
     evaluation: ArtifactRef,
     champion: ArtifactRef | None = None,
     leaks: ArtifactRef | None = None,
+    champion_knew: bool = False,
 ) -> Facts:
     """Read what gates judge a model by.
 
@@ -75,6 +78,7 @@ def collect_facts(
         evaluation: of the model.
         champion: the champion's evaluation on the same documents.
         leaks: what was found of the evaluation set in the training text, see `known_leaks`.
+        champion_knew: the champion was trained on documents of the evaluation set, and has no evaluation on it.
     """
     trained, measured = manifest_of(store, checkpoint), manifest_of(store, evaluation)
     curated = curated_of(store, checkpoint)
@@ -86,6 +90,7 @@ def collect_facts(
         comparison=None if champion is None else compare_evaluations(store, evaluation, champion),
         size=next(entry.size for entry in trained.files if entry.name == WEIGHTS_FILE),
         tokens_per_second=measured.counts["tokens"] / measured.seconds if measured.seconds else None,
+        champion_knew=champion_knew,
     )
 
 

@@ -164,7 +164,8 @@ def _slices_section(figures: GateFigures) -> str:
         "first. Left of the middle this model is better; colour where the 95 % interval leaves out 0."
     )
     if figures.comparison is None:
-        return section("slices", "Beside the champion", why, element("p", "There was no champion to compare with."))
+        words = next((item.sentence for item in figures.verdicts if item.gate == "worst_slice"), "nothing was compared")
+        return section("slices", "Beside the champion", why, element("p", escape(words)))
     slices = sorted(figures.comparison.slices, key=lambda item: (-clear_loss(item), -item.a.bytes))[:_SLICES]
     reach = max((abs(value) for item in slices for value in _bounds(item)), default=0.0)
     head = "".join(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from tasks.gates.definitions import judge
@@ -22,9 +20,16 @@ def gates(
     evaluation: ArtifactRef,
     champion: ArtifactRef | None = None,
     leaks: ArtifactRef | None = None,
+    champion_that_knew: ArtifactRef | None = None,
 ) -> str:
-    """Judge a model by its evaluation, and by the champion's where there is one to compare with."""
-    verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks), settings)
+    """Judge a model by its evaluation, and by the champion's where there is one to compare with.
+
+    Args:
+        champion: its evaluation on the same documents.
+        champion_that_knew: its checkpoint instead, where it was trained on documents of the evaluation set.
+    """
+    knew = champion_that_knew is not None
+    verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew), settings)
     work.counts["rows"] = write_verdicts(work.out, verdicts)
     work.counts["failed"] = len(failed(verdicts))
-    return sha256_json([asdict(item) for item in verdicts])
+    return sha256_json([item.document() for item in verdicts])

@@ -22,7 +22,7 @@ class Verdict:
     Attributes:
         gate: name of the gate.
         verdict: `skipped` where there is nothing to measure, or no limit.
-        number: what was measured; None where nothing was.
+        number: what was measured; None where nothing was, NaN where it could not be and that holds the model back.
         limit: what it was held against; None where there is no limit.
         sentence: both in words.
     """
@@ -35,7 +35,7 @@ class Verdict:
 
     def words(self) -> str:
         """Verdict, number and limit, as a tag holds them."""
-        if self.number is None or self.limit is None:
+        if self.number is None or math.isnan(self.number) or self.limit is None:
             return self.verdict
         return f"{self.verdict}: {self.number:.6g} (limit {self.limit:.6g})"
 

@@ -163,6 +163,17 @@ def test_what_cannot_be_measured_or_has_no_limit_is_skipped() -> None:
     assert {item.gate for item in found if item.number is not None} == {"size_mb"}
 
 
+def test_a_champion_whose_figures_do_not_compare_holds_a_model_back() -> None:
+    found = facts(champion_knew=True)
+    (held,) = failed(judge(found, FASTER))
+    assert (held.gate, held.words()) == ("bits_per_byte", "failed")
+    assert held.sentence == (
+        "the champion was trained on documents of this evaluation set, so the two cannot be compared "
+        "(2.0000 bits per byte); `sheepfold rollback --to VERSION` makes this one champion all the same"
+    )
+    assert verdict("worst_slice", found).verdict == "skipped"
+
+
 def test_a_sentence_says_the_numbers() -> None:
     assert verdict("bits_per_byte", facts(BETTER)).sentence == (
         "1.9000 bits per byte are fewer than the champion's 2.0000 (95 % interval of the difference -0.2000 to "

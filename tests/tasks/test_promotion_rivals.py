@@ -18,6 +18,7 @@ from storage.registered import noted_names
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry
 from storage.store import open_store
 from storage.tracking import Tracking
+from tasks.gates.page import collect_gates, gates_page
 from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
 from tasks.promotion import ChampionChanged, Promotion, promote
@@ -48,6 +49,12 @@ def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_stays_unti
         done = promote_ran(session, worse)
         assert (done.alias, done.version.version) == (CHALLENGER, "2")
         assert "the champion was trained on documents of this evaluation set" in done.reason
+        assert done.version.tags["sheepfold.gates"] == "failed: bits_per_byte"
+        assert done.version.tags["sheepfold.gate.bits_per_byte"] == "failed"
+        page = gates_page(collect_gates(session.store, done.gates, "2", [], {}), "default")
+        assert "so no slice was compared" in page
+        again = promote_ran(session, worse)
+        assert (again.moved, again.gates) == (False, done.gates)
         assert session.notes == [
             "model version 1, which is champion, was trained on documents of this evaluation set; its figures on it "
             "would say nothing, so the two were not compared and it stays champion"
