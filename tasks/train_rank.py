@@ -95,6 +95,10 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # without good-byes to other ranks, which would be waited for
+    # all is done and told; where Python puts its libraries away, a thread of torch's sometimes aborts the process
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _run(job: Job, place: Path, channel: Channel, stop: StopRequest) -> None:
