@@ -51,13 +51,21 @@ def announce(session: PrefectSession, corpus: str, source: str, least: float) ->
     share = untold_share(session.store, corpus, now)
     if share < least:
         return 0.0
-    payload = {"corpus": corpus, "source": source, "share": share, "snapshot": now.key}
-    event = Event(event=EVENT, resource={"prefect.resource.id": f"sheepfold.corpus.{corpus}"}, payload=payload)
+    event = change(corpus, source, share, now.key)
     with get_client(sync_client=True) as client:  # answered, so that what was not told is told by the next run
         client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
     note_told(session.store, corpus, now)
     get_run_logger().info("told that %.1f %% of the documents of %s changed", 100 * share, corpus)
     return share
+
+
+def change(corpus: str, source: str, share: float, snapshot: str) -> Event:
+    """The event that tells of a change; its resource tells changes apart, of which each starts one run."""
+    return Event(
+        event=EVENT,
+        resource={"prefect.resource.id": f"sheepfold.corpus.{corpus}", "sheepfold.snapshot": snapshot},
+        payload={"corpus": corpus, "source": source, "share": share, "snapshot": snapshot},
+    )
 
 
 def untold_share(store: Store, corpus: str, now: ArtifactRef, at: datetime | None = None) -> float:

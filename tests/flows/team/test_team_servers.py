@@ -22,6 +22,7 @@ from runs import MARK, environment, kill_all
 from test_deployments import EXPECTED
 from test_team_box import free_port
 
+from flows.arrivals import change
 from flows.team.api import NoAnswer, ask
 from flows.team.prefect_server import PrefectServer
 from flows.team.processes import family
@@ -125,12 +126,26 @@ def test_making_the_deployments_again_changes_nothing(box: Box) -> None:
 def test_documents_that_come_are_told_once_and_start_a_training(box: Box, sample_folder: Path) -> None:
     first = box.wait(box.start("ingest/watch"), "Completed")
     assert first["parameters"]["announce_share"] > 0
-    run = told_run(box, 1)
-    box.ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLED", "name": "Cancelled"}, "force": True})
+    cancel(box, told_run(box, 1))
     box.wait(box.start("ingest/watch"), "Completed")  # nothing new: nothing is told
     shutil.copytree(sample_folder / "text", box.folder / "documents" / "more")
     box.wait(box.start("ingest/watch"), "Completed")  # copies of what is there: nothing new either
     assert len(told(box)) == 1
+
+
+def test_changes_that_are_told_at_once_start_a_run_each_and_one_that_is_told_twice_one(box: Box) -> None:
+    tell = [change("other", source, 1.0, f"snapshot of {source}") for source in ("first", "first", "second")]
+    for event in tell:
+        box.ask("events", [event.model_dump(mode="json")])
+    while len(found := [run for run in told(box) if run["parameters"]["corpus"] == "other"]) < 2:
+        time.sleep(0.5)
+    for run in found:
+        cancel(box, run)
+    assert sorted(run["parameters"]["source"] for run in found) == ["first", "second"]
+
+
+def cancel(box: Box, run: dict[str, Any]) -> None:
+    box.ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLED", "name": "Cancelled"}, "force": True})
 
 
 def told(box: Box) -> list[dict[str, Any]]:
