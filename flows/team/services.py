@@ -50,7 +50,7 @@ QUIET = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-QUERY_SECONDS = 2  # between two questions of a worker for runs; Prefect's own ten are felt by who waits
+QUERY_SECONDS = 3  # between two questions of a worker for runs: Prefect's own ten are felt, and each costs a little
 LEAST_AT_ONCE = 4  # runs of the worker; more wait, for each is a process with its libraries
 
 

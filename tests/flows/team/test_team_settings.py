@@ -7,6 +7,7 @@ import inspect
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -17,6 +18,7 @@ import asyncpg
 import pytest
 from mlflow.server.security_utils import is_allowed_host_header, should_block_cors_request
 from postgres_server import postgres_server
+from prefect.utilities.processutils import command_from_string
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -26,6 +28,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.team.box import Up
+from flows.team.deployments import team_deployments
 from flows.team.postgres import MLFLOW_SCHEMA, PREFECT_SCHEMA, mlflow_address, prefect_variables, prepare, shown
 from flows.team.services import MLFLOW, PREFECT, services
 from flows.team.settings import TeamFolder, TeamSettings
@@ -101,6 +104,15 @@ def test_no_password_stands_in_a_command_line(folder: TeamFolder, monkeypatch: p
     for service in services(folder, TeamSettings(auth=True, postgres=ADDRESS)):
         line = " ".join(service.command)
         assert not any(secret in line for secret in (known.prefect, known.mlflow_password, "p%40ss"))
+
+
+def test_a_worker_is_told_to_run_the_python_that_deployed_wherever_it_stands(
+    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/our tools/python")
+    for deployment in team_deployments(folder.home, TeamSettings()):
+        line = command_from_string(deployment["work_pool"]["job_variables"]["command"])  # as a worker reads it
+        assert line == ["/opt/our tools/python", "-m", "prefect.engine"]
 
 
 def known_to_mlflow(folder: TeamFolder, settings: TeamSettings) -> Callable[[str], bool]:
