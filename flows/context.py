@@ -26,7 +26,8 @@ from flows.patience import wait_for_server
 from flows.report import RunResult, run_report, sample_table
 from flows.stages import stage_names
 from flows.train_page import write_training_page
-from storage.catalog import check_corpus_name
+from model.presets import PRESETS
+from storage.catalog import LONGEST_CORPUS_NAME, check_corpus_name
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
@@ -41,6 +42,7 @@ from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
 from tasks.tokens.dataset import dataset
 from tasks.tokens.groups import check_expression
+from tasks.train_settings import AUTO
 from tasks.training import train
 
 wait_for_server()  # as early as a flow is loaded, since any of its calls may find the server gone
@@ -50,8 +52,20 @@ R = TypeVar("R")
 
 # Parameters that several flows share, described once for the forms of the UI.
 Source = Annotated[str, Field(description="Folders or files with documents, one per line.")]
-Corpus = Annotated[str, Field(description="Name of the corpus; its tokeniser and evaluation set are kept under it.")]
-Preset = Annotated[str, Field(description="Shape of the network, such as modern-15m; empty takes what is suggested.")]
+Corpus = Annotated[
+    str,
+    Field(
+        description="Name of the corpus; its tokeniser and evaluation set are kept under it.",
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_CORPUS_NAME},
+    ),
+]
+Preset = Annotated[
+    str,
+    Field(
+        description="Shape of the network, such as modern-15m; empty takes what is suggested.",
+        json_schema_extra={"enum": ["", AUTO, *PRESETS]},  # a list to choose from, checked before a run is made
+    ),
+]
 Minutes = Annotated[float, Field(description="Training time in minutes; fixed as a number of steps by a probe.", ge=0)]
 MaxSteps = Annotated[int, Field(description="Optimiser steps; 0 leaves it to the tokens or minutes.", ge=0)]
 MaxTokens = Annotated[int, Field(description="Training tokens; 0 leaves it to the minutes.", ge=0)]

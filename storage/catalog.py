@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     import duckdb
 
 CORPUS_REF = "corpus"
-_CORPUS_NAME = re.compile(r"\w([\w .-]{0,48}\w)?")
+LONGEST_CORPUS_NAME = 50  # characters
+_CORPUS_NAME = re.compile(rf"\w([\w .-]{{0,{LONGEST_CORPUS_NAME - 2}}}\w)?")
 _GLOB = re.compile(r"([*?[])")  # what DuckDB would take for a pattern in the name of a folder
 
 
@@ -60,8 +61,8 @@ def check_corpus_name(corpus: str) -> str:
     if not _CORPUS_NAME.fullmatch(corpus):
         shown = corpus if len(corpus) <= 60 else f"{corpus[:60]}..."
         raise UserError(
-            f"{shown!r} is no name for a corpus: give 1 to 50 letters, digits, spaces, dots, hyphens and underscores, "
-            "the first and the last of them a letter, a digit or an underscore"
+            f"{shown!r} is no name for a corpus: give 1 to {LONGEST_CORPUS_NAME} letters, digits, spaces, dots, "
+            "hyphens and underscores, the first and the last of them a letter, a digit or an underscore"
         )
     return corpus
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flows.team.api import NoAnswer
 from flows.team.deployments import team_deployments
 from flows.team.prefect_server import PrefectServer
 from flows.team.register import register
@@ -63,6 +64,16 @@ def test_the_form_of_a_retraining_has_the_model_to_continue_from(api: str) -> No
         field = found["parameter_openapi_schema"]["properties"]["base"]
         assert (field["type"], field["default"]) == ("string", "")
         assert "continue" in field["description"]
+
+
+def test_a_shape_that_is_none_is_refused_before_a_run_is_made(api: str) -> None:
+    deployment = ask(f"{api}/deployments/name/retrain/weekly")
+    runs = {"deployments": {"id": {"any_": [deployment["id"]]}}}
+    before = len(ask(f"{api}/flow_runs/filter", runs))
+    with pytest.raises(NoAnswer, match="409"):
+        ask(f"{api}/deployments/{deployment['id']}/create_flow_run", {"parameters": {"preset": "smal"}})
+    assert len(ask(f"{api}/flow_runs/filter", runs)) == before
+    ask(f"{api}/deployments/{deployment['id']}/create_flow_run", {"parameters": {"preset": "modern-1m"}})
 
 
 def test_a_limit_that_a_person_changed_stays(api: str) -> None:
