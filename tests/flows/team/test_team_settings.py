@@ -22,6 +22,7 @@ from prefect.utilities.processutils import command_from_string
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 from test_servers import service as serving
 from test_team_box import free_port
 from typer.testing import CliRunner
@@ -113,6 +114,12 @@ def test_a_worker_is_told_to_run_the_python_that_deployed_wherever_it_stands(
     for deployment in team_deployments(folder.home, TeamSettings()):
         line = command_from_string(deployment["work_pool"]["job_variables"]["command"])  # as a worker reads it
         assert line == ["/opt/our tools/python", "-m", "prefect.engine"]
+
+
+def test_prefects_server_has_a_connection_to_sqlite_for_everyone_who_asks_for_one() -> None:
+    """Those who wait for the lock of the file would else hold all that there are, and who has it needs another one."""
+    address = make_url("sqlite+aiosqlite:////srv/sheepfold/prefect/prefect.db")
+    assert address.get_dialect().get_pool_class(address) is NullPool
 
 
 def known_to_mlflow(folder: TeamFolder, settings: TeamSettings) -> Callable[[str], bool]:
