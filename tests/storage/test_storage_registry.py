@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-import mlflow
 import pytest
 
 from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, ModelVersion, Registry
+from storage.tracking import client
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
@@ -60,7 +60,7 @@ def test_of_two_versions_with_the_same_weights_the_first_is_found(registry: Regi
 
 
 def test_a_version_names_the_logged_model_behind_it(registry: Registry, run_id: str) -> None:
-    mlflow.set_tracking_uri(registry.client.tracking_uri)  # other tests of this process have databases of their own
+    client(registry.tracking.home)  # other tests of this process have databases of their own
     logged = registry.client.create_logged_model(registry.tracking.experiment_id, name="logged")
     registry.by_digest("")
     created = registry.client.create_model_version(MODEL_NAME, source=f"models:/{logged.model_id}", run_id=run_id)
