@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flows.team.status import running_team
+from storage.environment import kept_variables
 
 if TYPE_CHECKING:
     from storage.home import Home
@@ -121,16 +122,9 @@ def prefect_api(home: Home) -> Iterator[None]:
 @contextmanager
 def _variables(given: dict[str, str]) -> Iterator[None]:
     """Variables of the environment for as long as the context lasts."""
-    saved = {name: os.environ.get(name) for name in given}
-    os.environ |= given
-    try:
+    with kept_variables(*given):
+        os.environ |= given
         yield
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.environment import kept_variables
 from storage.errors import Unreachable
 from storage.home import Home
 from storage.locks import owner_lock
@@ -62,28 +63,12 @@ def client(home: Home) -> MlflowClient:
     for name, value in home.login().items():
         os.environ.setdefault(name, value)
     _create_database(home.tracking_uri)
-    with _addresses_kept():
+    # MLflow puts its address there, too, where another home of this process would take it for the person's word
+    with kept_variables("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         # the fluent calls of log_model need the address too
         mlflow.set_tracking_uri(home.tracking_uri)
         mlflow.set_registry_uri(home.tracking_uri)
     return MlflowClient(tracking_uri=home.tracking_uri, registry_uri=home.tracking_uri)
-
-
-@contextmanager
-def _addresses_kept() -> Iterator[None]:
-    """Keep what the environment says of MLflow's addresses, which MLflow sets along with its own.
-
-    Another home of this process would take them for the person's word.
-    """
-    given = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")}
-    try:
-        yield
-    finally:
-        for name, value in given.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _create_database(address: str) -> None:

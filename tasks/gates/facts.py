@@ -50,9 +50,9 @@ class Facts:
         leaks: documents that stand in training text and in the evaluation set alike; None where nobody looked.
         bits_per_byte: of the model on the evaluation set.
         comparison: with the champion, the model first; None where there is none to compare with.
-        champion_knew: whether there is one that was trained on documents of the evaluation set.
         size: bytes of the weights.
         tokens_per_second: that the evaluation read; None where it took no measurable time.
+        champion_knew: whether there is one that was trained on documents of the evaluation set.
     """
 
     corpus: CorpusFacts

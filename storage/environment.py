@@ -1,0 +1,21 @@
+"""Variables of the process's environment that are set for a while."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def kept_variables(*names: str) -> Iterator[None]:
+    """Variables are afterwards as they were before, set or not."""
+    saved = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
