@@ -1,13 +1,14 @@
 """Objects of an S3 bucket below a prefix: the few calls that the store needs, and what is said when one fails.
 
 Keys and endpoint come from where boto3 looks for them (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on) and are never
-printed. Faults of the server and of the network (500, 503, time-outs, connections that break) are tried again with
-growing pauses before they become an error. boto3 is imported late: only a store on S3 pays for it.
+printed. What the server and the network may get over (500, 503, time-outs, connections that break) is asked again for
+two minutes, with growing pauses, before it becomes an error. boto3 is imported late: only a store on S3 pays for it.
 """
 
 from __future__ import annotations
 
-import os
+import logging
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,18 +16,27 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from storage.errors import Unreachable, UserError
 
+logger = logging.getLogger("sheepfold")
+
 SCHEME = "s3://"
-ATTEMPTS = 8  # of one request, with pauses of up to 20 s that double; AWS_MAX_ATTEMPTS replaces it
+PATIENCE_SECONDS = 120.0  # from the first failure of a request, within which it is tried again
+PAUSE_SECONDS = 0.1  # before the second attempt; doubles from one to the next
+LONGEST_PAUSE_SECONDS = 10.0
+BODIES = 5  # of an answer that broke off, one after the other; as many as boto3 takes in a download
 CONNECT_SECONDS = 10
 READ_SECONDS = 60
 CONNECTIONS = 16  # at once: a store moves many small files
 _DELETED_AT_ONCE = 1000  # S3 takes no more
 _LOST = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _ABSENT = ("NoSuchKey", "404", "NotFound")
+_PASSING = ("SlowDown", "RequestTimeout", "PriorRequestNotComplete", "Throttling", "ThrottlingException")
+_PASSING_STATUS = (429, 500, 502, 503, 504)
+_TOLD_ATTEMPT = 6  # of a request, after some seconds: who waits wants to know why
 _REFUSED = ("AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 
 
@@ -91,20 +101,53 @@ class Bucket:
         from botocore.config import Config
 
         config = Config(
-            retries={"mode": "standard", "total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS") or ATTEMPTS)},
+            retries={"mode": "standard", "total_max_attempts": 1},  # we decide, see `_pause`
             connect_timeout=CONNECT_SECONDS,
             read_timeout=READ_SECONDS,
             max_pool_connections=CONNECTIONS,
         )
         # a session of our own, because boto3's default one is not for several threads
-        return boto3.session.Session().client("s3", config=config)
+        client = boto3.session.Session().client("s3", config=config)
+        client.meta.events.register("needs-retry.s3", self._pause)
+        return client
+
+    def _pause(
+        self, attempts: int, response: Any, caught_exception: Exception | None, request_dict: dict[str, Any], **_: Any
+    ) -> float | None:
+        """Seconds until a request is tried again, None if it is not; botocore asks after each attempt.
+
+        botocore's own rules end within seconds, and allow all threads together some 35 of these attempts.
+        """
+        failed = _unanswered(caught_exception) if response is None else _cannot_now(response[1])
+        if not failed:
+            return None
+        now = monotonic()
+        since = request_dict["context"].setdefault("failing_since", now)
+        pause = min(PAUSE_SECONDS * 2 ** min(attempts - 1, 16), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
+        if now - since + pause >= PATIENCE_SECONDS:
+            return None
+        if attempts == _TOLD_ATTEMPT:
+            logger.warning(
+                "%s does not answer as it should; it is asked again for up to %.0f s", self.address, PATIENCE_SECONDS
+            )
+        return pause
 
     def read(self, name: str) -> Found | None:
         """An object, whole; None if it is not there."""
         with self._told(f"read {name} in", _ABSENT):
-            answer = self._client.get_object(Bucket=self.name, Key=self._prefix + name)
-            return Found(answer["Body"].read(), answer["ETag"], _age(answer))
+            return self._whole(self._prefix + name, BODIES)
         return None
+
+    def _whole(self, key: str, attempts: int) -> Found:
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        answer = self._client.get_object(Bucket=self.name, Key=key)
+        try:
+            return Found(answer["Body"].read(), answer["ETag"], _age(answer))
+        except (HTTPClientError, IncompleteReadError):
+            if attempts == 1:
+                raise
+        return self._whole(key, attempts - 1)
 
     def write(self, name: str, data: bytes) -> str:
         """Write an object, whatever stood there; returns its ETag."""
@@ -191,6 +234,7 @@ class Bucket:
         """
         from boto3.exceptions import Boto3Error
         from botocore import exceptions
+        from s3transfer.exceptions import RetriesExceededError
 
         try:
             yield
@@ -202,9 +246,11 @@ class Bucket:
             raise BucketError(
                 f"no keys for {self.address}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 reads"
             ) from error
-        except (exceptions.HTTPClientError, exceptions.ResponseStreamingError, Boto3Error) as error:
+        except (Boto3Error, RetriesExceededError) as error:
             raise BucketUnreachable(self._given_up(action, type(error).__name__)) from error
         except exceptions.BotoCoreError as error:
+            if _unanswered(error):
+                raise BucketUnreachable(self._given_up(action, type(error).__name__)) from error
             raise BucketError(f"cannot {action} {self.address} ({error}): check the settings of S3") from error
 
     def _client_error(self, action: str, code: str, error: Any) -> BucketError:
@@ -213,7 +259,7 @@ class Bucket:
             return BucketError(f"there is no bucket {self.name!r} for {self.address}: make it, or correct the address")
         if code in _REFUSED:
             return BucketError(f"S3 does not let us {action} {self.address} ({code}): check the keys and their rights")
-        if status >= 500 or code in ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"):
+        if _cannot_now(error.response):
             return BucketUnreachable(self._given_up(action, f"{code}, status {status}"))
         return BucketError(f"S3 did not {action} {self.address} ({code}, status {status}): check the server's settings")
 
@@ -222,6 +268,20 @@ class Bucket:
             f"cannot {action} {self.address}: S3 did not answer as it should, in several attempts ({what}). What is "
             "finished is kept: look at the server and the network, and run again"
         )
+
+
+def _cannot_now(answer: dict[str, Any]) -> bool:
+    """Whether the server says that it cannot now."""
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status in _PASSING_STATUS or answer.get("Error", {}).get("Code") in _PASSING
+
+
+def _unanswered(error: Exception | None) -> bool:
+    """Whether there was no answer, or half of one, for another reason than a certificate."""
+    from botocore import exceptions
+
+    kinds = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
+    return isinstance(error, kinds) and "CERTIFICATE_VERIFY_FAILED" not in str(error)
 
 
 def _age(answer: dict[str, Any]) -> float:

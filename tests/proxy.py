@@ -11,7 +11,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 WRITES = ("PUT", "POST", "PATCH", "DELETE")
-PASS, KILL_BEFORE, KILL_AFTER, LOSE = "pass", "kill before", "kill after", "lose the answer"
+PASS, KILL_BEFORE, KILL_AFTER = "pass", "kill before", "kill after"
+LOSE, CUT = "lose the answer", "break off in the middle of the answer"
 Answer = str | int  # one of these, or the status to answer with instead of asking the server
 
 _HOP = {"connection", "transfer-encoding", "expect", "content-length"}
@@ -70,6 +71,9 @@ class Proxy:
                 length = response.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
                 self.send_header("Content-Length", length or "0")
                 self.end_headers()
+                if answer == CUT:
+                    self.close_connection = True
+                    data = data[: len(data) // 2]
                 self.wfile.write(data)
 
             def _chunks(self) -> bytes:

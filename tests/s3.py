@@ -39,6 +39,5 @@ def lead_to(patch: pytest.MonkeyPatch, endpoint: str) -> None:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "AWS_MAX_ATTEMPTS": "3",
     }.items():
         patch.setenv(name, value)

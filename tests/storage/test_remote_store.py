@@ -13,7 +13,7 @@ from threading import Thread
 
 import boto3
 import pytest
-from proxy import PASS, Answer, Proxy
+from proxy import CUT, LOSE, PASS, Answer, Proxy
 from s3 import BUCKET, lead_to
 
 from storage.bucket import Bucket, BucketError, BucketUnreachable, ObjectInfo
@@ -55,6 +55,18 @@ def proxy(s3_endpoint: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) ->
     lead_to(monkeypatch, proxy.endpoint)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that fails is not tried again."""
+    monkeypatch.setattr("storage.bucket.PATIENCE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that fails is tried again at once."""
+    monkeypatch.setattr("storage.bucket.PAUSE_SECONDS", 0.0)
 
 
 def opened(address: str, cache: Path) -> RemoteStore:
@@ -309,9 +321,71 @@ def test_a_server_that_fails_now_and_then_is_asked_again(
     assert contents(opened(s3_address, tmp_path / "there"), ref) == {"one.bin": b"one"}
 
 
+@pytest.mark.parametrize("answer", [429, 500, 502, 503, 504, LOSE])
+def test_a_server_that_is_away_for_some_time_is_waited_for(
+    answer: Answer, s3_address: str, proxy: Proxy, restless: None, tmp_path: Path
+) -> None:
+    def away(requests: int) -> None:
+        left = itertools.count(requests, -1)
+        proxy.decide = lambda method, path: answer if next(left) > 0 else PASS
+
+    bucket, text = Bucket(s3_address), tmp_path / "text"
+    text.write_bytes(b"text")
+    for action in (
+        lambda: bucket.create("lock", b"mine") is not None,
+        lambda: bucket.create("lock", b"another's") is None,
+        lambda: bucket.upload("text", text) is None,
+        lambda: [info.name for info in bucket.objects("")] == ["lock", "text"],
+        lambda: bucket.download("text", tmp_path / "copy") and (tmp_path / "copy").read_bytes() == b"text",
+        lambda: bucket.touch("text"),
+        lambda: bucket.delete(["text"]) is None and bucket.read("text") is None,
+    ):
+        away(requests=50)
+        assert action()
+
+
+def test_a_request_is_tried_again_for_two_minutes(
+    s3_address: str, proxy: Proxy, restless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = itertools.count(0, 10), []
+    monkeypatch.setattr("storage.bucket.monotonic", lambda: float(next(clock)))
+    proxy.decide = lambda method, path: asked.append(path) or 503  # type: ignore[func-returns-value]
+    with pytest.raises(BucketUnreachable, match=r"did not answer as it should, in several attempts .*503"):
+        Bucket(s3_address).read("text")
+    assert len(asked) == 13  # at 0, 10, 20 and so on up to 120 seconds
+
+
+def test_pauses_between_attempts_grow_up_to_a_limit() -> None:
+    answer = (None, {"ResponseMetadata": {"HTTPStatusCode": 503}})
+    pauses = [
+        Bucket("s3://bucket")._pause(attempts, answer, None, {"context": {}}) or 0.0 for attempts in (1, 2, 5, 9, 2000)
+    ]
+    for pause, longest in zip(pauses, (0.1, 0.2, 1.6, 10.0, 10.0), strict=True):
+        assert longest / 2 <= pause <= longest
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(s3_address: str, proxy: Proxy, tmp_path: Path) -> None:
+    bucket, asked = Bucket(s3_address), itertools.count(1)
+    bucket.write("text", b"a text")
+    proxy.decide = lambda method, path: PASS if method != "GET" or next(asked) % 3 == 0 else CUT
+    found = bucket.read("text")
+    assert found is not None and found.data == b"a text"
+    assert bucket.download("text", tmp_path / "text") and (tmp_path / "text").read_bytes() == b"a text"
+    proxy.decide = lambda method, path: CUT if method == "GET" else PASS
+    for read in (lambda: bucket.read("text"), lambda: bucket.download("text", tmp_path / "text")):
+        with pytest.raises(BucketUnreachable, match="did not answer as it should"):
+            read()
+
+
+def test_a_server_that_takes_no_connection_does_not_answer(s3_address: str, proxy: Proxy, impatient: None) -> None:
+    proxy.close()
+    with pytest.raises(BucketUnreachable, match=r"did not answer as it should.*EndpointConnectionError"):
+        Bucket(s3_address).read("text")
+
+
 @pytest.mark.parametrize("answer", [500, 503])
 def test_a_server_that_keeps_failing_is_told_in_words_and_nothing_that_was_made_is_lost(
-    answer: int, s3_address: str, proxy: Proxy, tmp_path: Path
+    answer: int, s3_address: str, proxy: Proxy, impatient: None, tmp_path: Path
 ) -> None:
     here = opened(s3_address, tmp_path / "here")
     proxy.decide = lambda method, path: answer if path.endswith("manifest.json") and method == "PUT" else PASS
@@ -363,7 +437,7 @@ def test_a_bucket_that_is_not_there_and_keys_that_are_not_set_are_told(
         opened(s3_address, tmp_path).find("pages", "k")
 
 
-def test_no_error_tells_anything_of_the_keys(s3_address: str, proxy: Proxy, tmp_path: Path) -> None:
+def test_no_error_tells_anything_of_the_keys(s3_address: str, proxy: Proxy, impatient: None, tmp_path: Path) -> None:
     store = opened(s3_address, tmp_path)
     for answer in (403, 500):
         proxy.decide = lambda method, path, answer=answer: answer  # type: ignore[misc]
