@@ -21,6 +21,8 @@ logger = logging.getLogger("sheepfold")
 
 LEASE_SECONDS = 60.0
 _SIGNS = 3  # of life in the time of a lease
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # of Linux, of macOS: these go on while a machine sleeps
+_NO_ETAG = f'"{"0" * 32}"'  # looks like one, and no object has it
 
 
 class Lease:
@@ -38,26 +40,36 @@ class Lease:
         self._signs = 0
         self._etag = ""
         self._until = 0.0
+        self._signing = threading.Lock()
         self._ended = threading.Event()
 
-    def _sign(self) -> bytes:
+    def _sign(self, write: Callable[[bytes], str | None]) -> bool:
+        """Give a sign of life; False if the lease is another's."""
         self._signs += 1
-        self._until = time.monotonic() + self._seconds  # from before the request: the server counts from after it
-        return json.dumps({**self._record, "signs": self._signs}).encode()
+        asked = _now()
+        etag = write(json.dumps({**self._record, "signs": self._signs}).encode())
+        if etag is None:
+            self._until = 0.0
+            return False
+        self._etag, self._until = etag, asked + self._seconds  # the server counts from after we asked
+        return True
+
+    def _renew(self) -> bool:
+        with self._signing:
+            return self._sign(lambda data: self._bucket.replace(self.name, data, self._etag))
 
     def take(self) -> Found | None:
         """Take the lease; returns None then, and else what tells who has it."""
         while True:
-            taken = self._bucket.create(self.name, self._sign())
-            if taken is None:
-                found = self._bucket.read(self.name)
-                if found is None:
-                    continue  # given back a moment ago
-                if found.age <= self._seconds and not self._is_of_the_dead(found):
-                    return found
-                taken = self._bucket.replace(self.name, self._sign(), found.etag)
-            if taken is not None:
-                self._etag = taken
+            if self._sign(lambda data: self._bucket.create(self.name, data)):
+                return None
+            found = self._bucket.read(self.name)
+            if found is None:
+                continue  # given back a moment ago
+            if found.age <= self._seconds and not self._is_of_the_dead(found):
+                return found
+            self._etag = found.etag
+            if self._renew():
                 return None
 
     def _is_of_the_dead(self, found: Found) -> bool:
@@ -65,31 +77,26 @@ class Lease:
         return bool(self._record["place"]) and _record(found).get("place") == self._record["place"]
 
     def check(self) -> None:
-        """Make sure that it is still ours.
+        """Make sure that it is still ours; one that ran out is, if nobody took it meanwhile.
 
         Raises:
-            BucketError: if it may be another's by now.
+            BucketError: if it is another's by now, or S3 does not tell.
         """
-        if time.monotonic() >= self._until:
-            raise BucketError(
-                f"{self.name} was held too long without a sign of life (this machine slept, or lost its network), and "
-                "another may work there by now: run again"
-            )
+        while _now() >= self._until:
+            if not self._renew():
+                raise BucketError(
+                    f"{self.name} was held too long without a sign of life (this machine slept, or lost its network), "
+                    "and another took it meanwhile: run again"
+                )
 
     def keep(self) -> None:
         """Give signs of life until `give_back` is called."""
         while not self._ended.wait(self._seconds / _SIGNS):
-            before = self._until
             try:
-                etag = self._bucket.replace(self.name, self._sign(), self._etag)
+                if not self._renew():
+                    return
             except BucketError as error:
-                self._until = before
                 logger.warning("no sign of life for %s: %s", self.name, error)
-                continue
-            if etag is None:
-                self._until = 0.0
-                return
-            self._etag = etag
 
     def give_back(self) -> None:
         """Let others take it."""
@@ -135,6 +142,10 @@ def lease(
         mine.give_back()
 
 
+def _now() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
 def in_words(found: Found) -> str:
     """Who holds a lease."""
     record = _record(found)
@@ -161,10 +172,14 @@ def check_conditions(bucket: Bucket, name: str) -> None:
     trial = f"{name}-{uuid.uuid4().hex}"
     try:
         bucket.create(trial, b"first")
-        if bucket.create(trial, b"second") is not None:
-            raise BucketError(
-                f"the server of {bucket.address} writes without regard to If-None-Match, so nothing would keep two "
-                "machines from the same work: use Amazon S3, MinIO or another server with conditional writes"
-            )
+        for condition, written in {
+            "If-None-Match": bucket.create(trial, b"second"),
+            "If-Match": bucket.replace(trial, b"third", _NO_ETAG),
+        }.items():
+            if written is not None:
+                raise BucketError(
+                    f"the server of {bucket.address} writes without regard to {condition}, so nothing would keep two "
+                    "machines from the same work: use Amazon S3, MinIO or another server with conditional writes"
+                )
     finally:
         bucket.delete([trial])

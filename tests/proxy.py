@@ -24,11 +24,13 @@ class Proxy:
     Attributes:
         decide: told the method and the path of each request, says what becomes of it.
         writes: how many requests came that change something.
+        hidden: headers, in small letters, that the server does not get to see.
     """
 
     def __init__(self, server: str) -> None:
         self.decide: Callable[[str, str], Answer] = lambda method, path: PASS
         self.writes = 0
+        self.hidden: set[str] = set()
         self._lock = threading.Lock()
         proxy, host = self, server.removeprefix("http://")
 
@@ -53,7 +55,9 @@ class Proxy:
                     self._kill()
                     return
                 connection = http.client.HTTPConnection(host, timeout=60)
-                headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+                headers = {
+                    name: value for name, value in self.headers.items() if name.lower() not in _HOP | proxy.hidden
+                }
                 connection.request(self.command, self.path, body=body, headers=headers)
                 response = connection.getresponse()
                 data = response.read()

@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from storage.bucket import Bucket, BucketError, BucketUnreachable, ObjectInfo
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.garbage import find_garbage, remove_garbage
-from storage.leases import Lease
+from storage.leases import LEASE_SECONDS, Lease
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.mirror import Mirror
 from storage.remote import RemoteStore
@@ -260,6 +261,76 @@ def test_a_machine_that_gives_no_sign_of_life_is_told_that_its_lock_may_be_anoth
             slow.check_lock("promote")
 
 
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="on Linux alone this clock stands still in sleep")
+def test_a_machine_that_slept_asks_whether_its_lock_is_still_its_own(
+    vanishing: tuple[RemoteStore, RemoteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, quick = vanishing
+    with slow.lock("promote"):
+        asleep, read = time.monotonic(), time.clock_gettime
+        with quick.lock("promote"), monkeypatch.context() as patch:
+            patch.setattr("time.monotonic", lambda: asleep)
+            patch.setattr("time.clock_gettime", lambda clock: asleep if clock == time.CLOCK_MONOTONIC else read(clock))
+            with pytest.raises(BucketError, match="without a sign of life"):
+                slow.check_lock("promote")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that leases go by, to be moved by the test."""
+    clock = [1000.0]
+    monkeypatch.setattr("storage.leases._now", lambda: clock[0])
+    return clock
+
+
+def test_a_lease_that_ran_out_is_kept_by_who_had_it_unless_another_took_it(s3_address: str, clock: list[float]) -> None:
+    bucket = Bucket(s3_address)
+    held = Lease(bucket, "lock", "", LEASE_SECONDS)
+    assert held.take() is None
+    clock[0] += LEASE_SECONDS
+    held.check()
+    held.check()
+    bucket.write("lock", b"{}")
+    held.check()  # its time is not over: nobody could take it in the ordinary way
+    clock[0] += LEASE_SECONDS
+    for _ in range(2):
+        with pytest.raises(BucketError, match="another took it meanwhile"):
+            held.check()
+    bucket.delete(["lock"])
+    with pytest.raises(BucketError, match="another took it meanwhile"):
+        held.check()
+
+
+def test_the_time_of_a_lease_is_counted_from_before_the_sign_of_life_was_asked_for(
+    s3_address: str, proxy: Proxy, clock: list[float]
+) -> None:
+    held = Lease(Bucket(s3_address), "lock", "", LEASE_SECONDS)
+    assert held.take() is None
+    clock[0] += LEASE_SECONDS
+    writes = proxy.writes
+
+    def fall_asleep(method: str, path: str) -> Answer:
+        proxy.decide = lambda method, path: PASS
+        clock[0] += LEASE_SECONDS
+        return PASS
+
+    proxy.decide = fall_asleep
+    held.check()
+    assert proxy.writes == writes + 2  # the first sign was too old when its answer came
+
+
+def test_a_sign_of_life_that_fails_does_not_count(
+    s3_address: str, proxy: Proxy, impatient: None, clock: list[float]
+) -> None:
+    held = Lease(Bucket(s3_address), "lock", "", LEASE_SECONDS)
+    assert held.take() is None
+    clock[0] += LEASE_SECONDS
+    proxy.decide = lambda method, path: 503
+    for _ in range(2):
+        with pytest.raises(BucketUnreachable, match="did not answer as it should"):
+            held.check()
+
+
 def test_a_copy_of_a_cache_does_not_take_the_leases_of_the_first(here: RemoteStore, s3_address: str) -> None:
     with here.lock("corpus/a"):
         copy = Path(shutil.copytree(here.root, here.root.with_name("copy")))
@@ -412,12 +483,15 @@ def test_a_write_whose_answer_is_lost_counts_as_done(s3_address: str, s3_endpoin
     assert bucket.create("lock", b"another's") is None
 
 
-def test_a_server_that_takes_no_notice_of_conditions_is_refused(
-    here: RemoteStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
+def test_a_server_that_takes_no_notice_of_a_condition_is_refused(
+    condition: str, s3_address: str, proxy: Proxy, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Bucket, "create", Bucket.write)
-    with pytest.raises(BucketError, match="without regard to If-None-Match"), here.workspace("pages", "k"):
+    proxy.hidden = {condition.lower()}
+    here = opened(s3_address, tmp_path)
+    with pytest.raises(BucketError, match=f"without regard to {condition},"), here.workspace("pages", "k"):
         pass
+    assert objects(s3_address) == {}
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///prefix", "gs://bucket/x"])
