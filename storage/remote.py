@@ -109,13 +109,24 @@ class RemoteStore(LocalStore):
 
     # what is there
     def told(self, stage: str, key: str) -> Manifest | None:
-        record = self._listed(stage).get(key, {}).get(MANIFEST_NAME)
+        return self._told_by(stage, key, self._listed(stage).get(key, {}))
+
+    def find(self, stage: str, key: str) -> Manifest | None:
+        if _lock_name(stage, key) in self._leases:  # we make it: its stage need not be listed for what we do
+            return self.find_anew(stage, key)
+        return self._whole(stage, key, self._listed(stage).get(key, {}))
+
+    def find_anew(self, stage: str, key: str) -> Manifest | None:
+        """What the bucket has now, whatever listing is believed: another process may have changed it a moment ago."""
+        return self._whole(stage, key, self._ask_for(stage, key))
+
+    def _told_by(self, stage: str, key: str, objects: Objects) -> Manifest | None:
+        record = objects.get(MANIFEST_NAME)
         text = None if record is None else self._manifest_text(stage, key, record.etag)
         return None if text is None else parse_manifest(text, f"{self._bucket.address}/{stage}/{key}")
 
-    def find(self, stage: str, key: str) -> Manifest | None:
-        manifest = self.told(stage, key)
-        objects = self._listed(stage).get(key, {})
+    def _whole(self, stage: str, key: str, objects: Objects) -> Manifest | None:
+        manifest = self._told_by(stage, key, objects)
         for entry in manifest.files if manifest is not None else ():
             found = objects.get(_object_name(entry))
             if found is None or found.size != entry.size:
@@ -129,7 +140,9 @@ class RemoteStore(LocalStore):
                     yield manifest
 
     def keys(self, stage: str) -> list[str]:
-        return sorted(self._listed(stage))
+        listed = self._listed(stage)
+        with self._listing:  # a look at one artefact changes it
+            return sorted(listed)
 
     def stages(self) -> list[str]:
         return [name for name in self._bucket.folders() if not name.startswith(".")]
@@ -137,10 +150,12 @@ class RemoteStore(LocalStore):
     def _listed(self, stage: str) -> dict[str, Objects]:
         with self._listing:
             known = self._listings.get(stage)
-            if known is None or time.monotonic() > known.until:
-                known = self._listings[stage] = self._list(stage)
-                self._drop_removed(stage, known)
-            return known.artefacts
+            if known is not None and time.monotonic() <= known.until:
+                return known.artefacts
+            known = self._listings[stage] = self._list(stage)
+        # not inside: whoever commits holds a lock of the cache that this waits for, and looks at the bucket then
+        self._drop_removed(stage, known)
+        return known.artefacts
 
     def _list(self, stage: str) -> _Listing:
         begun, started = time.time(), time.monotonic()
@@ -154,16 +169,29 @@ class RemoteStore(LocalStore):
 
     def _drop_removed(self, stage: str, listing: _Listing) -> None:
         """Take out of the cache what another machine has taken out of the bucket; it may have been for good reason."""
-        for key in super().keys(stage):
-            note = self.root / stage / key / ETAG_NAME
-            # what was uploaded since we asked is not in the listing
-            if key not in listing.artefacts and note.is_file() and note.stat().st_mtime < listing.begun - 1:
-                with self._fetching(stage, key):
-                    shutil.rmtree(self.root / stage / key)
 
-    def _look_again(self, stage: str) -> None:
+        def is_old(folder: Path) -> bool:  # what was uploaded since we asked is not in the listing
+            note = folder / ETAG_NAME
+            return note.is_file() and note.stat().st_mtime < listing.begun - 1
+
+        for key in super().keys(stage):
+            folder = self.root / stage / key
+            if key not in listing.artefacts and is_old(folder):
+                with self._fetching(stage, key):
+                    if is_old(folder):  # still: another process of this machine may have come first
+                        shutil.rmtree(folder)
+
+    def _ask_for(self, stage: str, key: str) -> Objects:
+        """Ask for one artefact alone, whose place among the others is known from then on."""
+        place = f"{stage}/{key}/"
+        objects = {info.name.removeprefix(place): info for info in self._bucket.objects(place)}
         with self._listing:
-            self._listings.pop(stage, None)
+            known = self._listings.get(stage)
+            if known is not None and objects:
+                known.artefacts[key] = objects
+            elif known is not None:
+                known.artefacts.pop(key, None)
+        return objects
 
     def _fetching(self, stage: str, key: str) -> AbstractContextManager[None]:
         """Keeps other processes of this machine from changing the cached copy of an artefact."""
@@ -196,11 +224,10 @@ class RemoteStore(LocalStore):
 
     def folder(self, ref: ArtifactRef, *names: str) -> Path:
         folder = self.root / ref.stage / ref.key
-        for _ in range(2):
-            manifest = self.find(ref.stage, ref.key)
+        for find in (self.find, self.find_anew):
+            manifest = find(ref.stage, ref.key)
             if manifest is not None and self._fetch(manifest, folder, names):
                 return folder
-            self._look_again(ref.stage)  # another machine may have made, replaced or removed it a moment ago
         raise StoreError(
             f"the artefact {ref.stage}/{ref.key} is not in the store {self._bucket.address}; it was removed, or the "
             "name came from another store: run the command that made it again"
@@ -238,10 +265,10 @@ class RemoteStore(LocalStore):
     # into the bucket
     @contextmanager
     def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
-        self.find(stage, key)  # so that the cache has the manifest, by which the base tells what to go on from
+        self.find_anew(stage, key)  # so that the cache has the manifest, by which the base tells what to go on from
         with super().workspace(stage, key, on_wait) as workspace:
-            self._look_again(stage)
-            self._finish_upload(stage, key)
+            if self.find(stage, key) is None:
+                self._finish_upload(stage, key)
             mirror = Mirror(self._bucket, f".work/{stage}/{key}/{workspace.scratch.name}/", workspace.scratch)
             mirror.restore()
             with mirror.kept(self._mirror_seconds):
@@ -251,7 +278,7 @@ class RemoteStore(LocalStore):
 
     def _finish_upload(self, stage: str, key: str) -> None:
         """Upload what was committed here by an owner who was killed then."""
-        if not (self.root / stage / key / ETAG_NAME).is_file() and self.find(stage, key) is None:
+        if not (self.root / stage / key / ETAG_NAME).is_file():
             manifest = super().find(stage, key)
             if manifest is not None:
                 with self._fetching(stage, key):
@@ -273,11 +300,11 @@ class RemoteStore(LocalStore):
 
         with ThreadPoolExecutor(TRANSFERS) as threads:
             put = {f"{place}/{MANIFEST_NAME}", *threads.map(upload, manifest.files)}
-        self.check_lock(f"{manifest.stage}-{manifest.key}")
+        self.check_lock(_lock_name(manifest.stage, manifest.key))
         etag = self._bucket.write(f"{place}/{MANIFEST_NAME}", (folder / MANIFEST_NAME).read_bytes())
         write_file(folder / ETAG_NAME, etag.encode())
-        self._bucket.delete(info.name for info in self._bucket.objects(f"{place}/") if info.name not in put)
-        self._look_again(manifest.stage)
+        there = self._ask_for(manifest.stage, manifest.key).values()
+        self._bucket.delete(info.name for info in there if info.name not in put)
 
     def _take_out(self, stage: str, key: str, keep_record: bool) -> None:
         if keep_record:
@@ -285,8 +312,9 @@ class RemoteStore(LocalStore):
         self._bucket.delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in a folder
         self._delete_below(f"{stage}/{key}/")
         self._delete_below(f".work/{stage}/{key}/")
-        super()._take_out(stage, key, keep_record=False)
-        self._look_again(stage)
+        with self._fetching(stage, key):  # else a process that lists the stage takes it out of the cache at once too
+            super()._take_out(stage, key, keep_record=False)
+        self._ask_for(stage, key)
 
     def keep_record(self, stage: str, key: str) -> None:
         found = self._bucket.read(f"{stage}/{key}/{MANIFEST_NAME}")
@@ -336,7 +364,7 @@ class RemoteStore(LocalStore):
             _, stage, key, _ = info.name.split("/", 3)
             work[stage, key].append(info)
         for (stage, key), objects in sorted(work.items()):
-            if (stage, key) not in here and self._is_leased(f"{stage}-{key}") == owned:
+            if (stage, key) not in here and self._is_leased(_lock_name(stage, key)) == owned:
                 note = self._bucket.read(f".work/{stage}/{key}/{INPUTS_NAME}")
                 touched = max(info.modified for info in objects)
                 size = sum(info.size for info in objects)
@@ -344,7 +372,7 @@ class RemoteStore(LocalStore):
 
     def remove_work(self, stage: str, key: str) -> None:
         super().remove_work(stage, key)
-        if not self._is_leased(f"{stage}-{key}"):
+        if not self._is_leased(_lock_name(stage, key)):
             self._delete_below(f".work/{stage}/{key}/")
 
     # who works here
@@ -411,6 +439,11 @@ def _reopen(address: str, *arguments: Any) -> RemoteStore:
 def _object_name(entry: FileEntry) -> str:
     """Name of a data file below its artefact."""
     return f"{entry.sha256[:_NAME_LENGTH]}/{entry.name}"
+
+
+def _lock_name(stage: str, key: str) -> str:
+    """Name of the lock that whoever makes an artefact holds, as in a folder."""
+    return f"{stage}-{key}"
 
 
 def _lease_name(lock: str) -> str:

@@ -8,9 +8,11 @@ import pickle
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
@@ -204,6 +206,73 @@ def test_what_one_machine_removes_leaves_the_cache_of_another(here: RemoteStore,
     assert record is not None and record.ref == ref and there.records() == [(ref.stage, ref.key)]
     there.remove_record(ref.stage, ref.key)
     assert here.records() == []
+
+
+def test_what_another_process_of_the_machine_took_out_of_the_cache_first_is_no_fault(
+    here: RemoteStore, there: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = put(here, "pages", "a")
+    assert contents(there, ref) == FILES
+    os.utime(there.root / ref.stage / ref.key / ".etag", (0, 0))
+    here.remove(ref.stage, ref.key)
+    second, lock = pickle.loads(pickle.dumps(there)), there._fetching  # noqa: S301  # what we dumped ourselves
+
+    def behind_the_second(stage: str, key: str) -> AbstractContextManager[None]:
+        assert second.keys(stage) == []
+        return lock(stage, key)
+
+    monkeypatch.setattr(there, "_fetching", behind_the_second)
+    assert there.keys("pages") == [] and not (there.root / ref.stage / ref.key).exists()
+
+
+def listings(proxy: Proxy) -> list[str]:
+    """The prefixes that are listed from now on; one that is listed in pages comes several times."""
+    asked: list[str] = []
+
+    def note(method: str, path: str) -> Answer:
+        query = parse_qs(urlsplit(path).query)
+        if "list-type" in query:
+            asked.extend(query.get("prefix", [""]))
+        return PASS
+
+    proxy.decide = note
+    return asked
+
+
+def test_making_an_artefact_asks_for_nothing_else_of_its_stage(
+    here: RemoteStore, s3_address: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    """So what a commit costs does not grow with what is there."""
+    put(here, "pages", "a")
+    there, asked = opened(s3_address, tmp_path / "there"), listings(proxy)
+    ref = put(there, "pages", "b")
+    assert asked and all(f"pages/{ref.key}/" in prefix for prefix in asked)
+
+
+def test_what_is_made_and_removed_is_known_while_an_older_listing_is_believed(
+    here: RemoteStore, s3_address: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    first = put(here, "pages", "a")
+    there, asked = opened(s3_address, tmp_path / "there"), listings(proxy)
+    assert there.keys("pages") == [first.key]
+    second = put(there, "pages", "b")
+    assert there.keys("pages") == sorted([first.key, second.key]) and there.use(second)
+    there.remove(first.stage, first.key)
+    assert there.keys("pages") == [second.key] and there.find(first.stage, first.key) is None
+    assert [prefix.rpartition("/pages/")[2] for prefix in asked].count("") == 1  # the whole stage
+
+
+def test_an_artefact_that_another_made_is_found_anew_and_fetched_while_an_older_listing_is_believed(
+    here: RemoteStore, there: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    assert there.keys("pages") == []
+    first, second = put(here, "pages", "a"), put(here, "pages", "b")
+    assert there.find(first.stage, first.key) is None
+    found = there.find_anew(first.stage, first.key)
+    assert found is not None and found.ref == first and there.keys("pages") == [first.key]
+    assert contents(there, second) == FILES
 
 
 def test_one_machine_waits_for_another_that_makes_the_same(here: RemoteStore, there: RemoteStore) -> None:
