@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from proxy import PASS, Answer, Proxy
 from s3 import BUCKET, lead_to
+from stage_samples import Calls, TextSettings, letters
 from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
 
 from storage.bucket import Bucket
 from storage.catalog import Catalog
+from storage.digest import sha256_json
 from storage.store import open_store
 from storage.tracking import Tracking
 from storage.verify import check_store
+from tasks.session import Call, Session, _outcome, artifact
+from tasks.stage import Invocation, Outcome, Work, stage
 
 
 @dataclass(frozen=True)
@@ -81,3 +89,54 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     assert tracking.has_file(run_id, "report.md")
     (name,) = (info.name for info in Bucket(f"s3://{BUCKET}/artifacts").objects("") if info.name.endswith("report.md"))
     assert run_id in name
+
+
+class ElsewhereSession(Session):
+    """Has requests carried out by copies, as on Ray: what they make is found in the store, and nothing else is told."""
+
+    def _many(self, invocations: Sequence[Invocation]) -> list[Outcome]:
+        for there in pickle.loads(pickle.dumps(list(invocations))):  # noqa: S301  # what we dumped ourselves
+            there.stage.run(there.store, there.settings, there.inputs, resources=Calls(), refresh=there.refresh)
+        return [_outcome(invocation) for invocation in invocations]
+
+
+def test_what_tasks_elsewhere_made_is_found_while_an_older_listing_is_believed(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    home, calls = replace(home_at(tmp_path), store=s3_address), [Call(TextSettings("a"), {}, 1)]
+    session = ElsewhereSession(home)
+    (made,) = session.run_each(letters, calls)
+    again = ElsewhereSession(home, refresh=["letters"])
+    before = again.store.find("letters", artifact(made).key)
+    assert before is not None and again.run_each(letters, calls) == [made]
+    (outcome,) = again._many([again._invocation(letters, calls[0].settings, {})])
+    assert outcome.manifest.created > before.created
+
+
+@stage("pair", version=1)
+def pair(work: Work, settings: TextSettings) -> str:
+    """Write two files."""
+    for name in ("a", "b"):
+        (work.out / name).write_text(name + settings.text)
+    return sha256_json(settings.text)
+
+
+def test_an_artefact_takes_the_requests_that_are_counted_in_the_plan_for_many_documents(
+    s3_address: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See `docs/scale.md`."""
+    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    proxy, asked = Proxy(s3_endpoint), Counter[str]()
+
+    def count(method: str, path: str) -> Answer:
+        asked["LIST" if "list-type" in path else method] += 1
+        return PASS
+
+    lead_to(monkeypatch, proxy.endpoint)
+    store = open_store(s3_address, tmp_path)
+    pair.run(store, TextSettings("first"), {})
+    proxy.decide = count
+    pair.run(store, TextSettings("second"), {})
+    proxy.close()
+    assert asked == {"PUT": 5, "LIST": 8, "GET": 1, "POST": 2}
