@@ -8,7 +8,8 @@ from typing import Any
 from flows.direct import registered_versions
 from storage.garbage import find_garbage, remove_garbage, sizes
 from storage.home import Home
-from storage.store import open_store
+from storage.store import Store, open_store
+from tasks.training import train
 
 SECONDS_PER_DAY = 24 * 3600.0
 
@@ -22,7 +23,7 @@ def clear_up(home: str, grace_days: float, dry_run: bool) -> dict[str, Any]:
     place = Home.from_environment(home or None)
     store = open_store(place.store, place.cache)
     grace = grace_days * SECONDS_PER_DAY
-    found = find_garbage(store, _roots(place), grace)
+    found = find_garbage(store, _roots(place, store), grace)
     left = [] if dry_run else remove_garbage(store, found, grace)
     return {
         "dry_run": dry_run,
@@ -42,11 +43,16 @@ def sizes_of(home: str) -> dict[str, dict[str, int]]:
     return {item.stage: {"artefacts": item.artefacts, "bytes": item.size} for item in found}
 
 
-def _roots(place: Home) -> set[tuple[str, str]]:
-    """The checkpoints of registered models, and the trainings that have a run."""
+def _roots(place: Home, store: Store) -> set[tuple[str, str]]:
+    """The checkpoints of registered models, and the trainings whose run nobody deleted.
+
+    That MLflow has no run of a training says nothing: its database may be new, lost, or another home's.
+    """
+    known = {(train.name, key) for key in store.keys(train.name)}
+    trainings = known | {(stage, key) for stage, key in store.records() if stage == train.name}
     if not place.has_tracking:
-        return set()
+        return trainings
     from storage.tracking import Tracking
 
     versions = {(found.checkpoint.stage, found.checkpoint.key) for found in registered_versions(place)}
-    return versions | {("train", key) for key in Tracking(place).train_keys()}
+    return versions | (trainings - {(train.name, key) for key in Tracking(place).deleted_train_keys()})

@@ -169,10 +169,21 @@ class Tracking:
 
     def train_keys(self) -> set[str]:
         """Keys of the trainings that have a run; a run that was deleted counts for none."""
+        return self._train_keys(deleted=False)
+
+    def deleted_train_keys(self) -> set[str]:
+        """Keys of the trainings whose run was deleted, and that have no other one."""
+        deleted = self._train_keys(deleted=True)  # first: a run that is restored meanwhile is a run
+        return deleted - self.train_keys()
+
+    def _train_keys(self, deleted: bool) -> set[str]:
+        from mlflow.entities import ViewType
+
+        view = ViewType.DELETED_ONLY if deleted else ViewType.ACTIVE_ONLY
         keys: set[str] = set()
         page: str | None = ""
         while page is not None:
-            runs = self.client.search_runs([self.experiment_id], page_token=page or None)
+            runs = self.client.search_runs([self.experiment_id], run_view_type=view, page_token=page or None)
             keys |= {run.data.tags[KEY_TAG] for run in runs if KEY_TAG in run.data.tags}
             page = runs.token or None
         return keys

@@ -1,14 +1,19 @@
-"""What is cleared up is what the next run does not miss."""
+"""What is cleared up is what the next run does not miss, and no training whose run nobody deleted."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pytest
 from ingest_run import home_at, prose, write
-from tiny_run import run_prepare
+from tiny_run import Ran, copy_of_store, run_prepare
 
 from flows.clearing import clear_up, sizes_of
 from flows.direct import verify_home
+from storage.home import Home
+from storage.store import open_store
+from storage.tracking import Tracking
 
 
 def test_after_clearing_up_an_unchanged_corpus_computes_nothing_and_a_former_state_of_it_is_gone(
@@ -28,3 +33,59 @@ def test_after_clearing_up_an_unchanged_corpus_computes_nothing_and_a_former_sta
     assert sizes_of(str(home.path))["dataset"]["artefacts"] == 1
     assert all(not check["problems"] for check in verify_home(str(home.path), "default")["checks"])
     assert run_prepare(home, source).computed() == {}
+
+
+@pytest.fixture
+def home(tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home with a training that is neither registered nor the last one of a corpus, and without MLflow's database."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    found = copy_of_store(tiny, tmp_path / "home")
+    open_store(found.store).remove_ref("corpus/default")
+    return found
+
+
+@pytest.fixture
+def key(tiny: Ran) -> str:
+    """Of the training."""
+    assert tiny.checkpoint is not None
+    return tiny.checkpoint.key
+
+
+def cleared(home: Home) -> set[str]:
+    """Stages of what is cleared up, which is what was said before."""
+    said = clear_up(str(home.path), -1, dry_run=True)
+    done = clear_up(str(home.path), -1, dry_run=False)
+    assert said["removed"] == done["removed"]
+    return {name.partition("/")[0] for name in done["removed"]}
+
+
+@pytest.mark.parametrize("database", ["lost", "new"])
+def test_a_training_that_mlflow_knows_nothing_of_stays_with_its_dataset(
+    home: Home, empty_tracking: Path, database: str
+) -> None:
+    if database == "new":
+        shutil.copyfile(empty_tracking, home.path / "mlflow.db")
+    assert cleared(home).isdisjoint({"train", "dataset", "evaluate"})
+    assert (home.path / "mlflow.db").exists() == (database == "new")
+
+
+def test_a_training_that_was_set_aside_keeps_the_dataset_to_make_it_again_of(home: Home, key: str) -> None:
+    open_store(home.store).remove("train", key, keep_record=True)
+    assert "dataset" not in cleared(home)
+
+
+def test_a_training_goes_when_its_run_is_deleted(home: Home, empty_tracking: Path, key: str) -> None:
+    shutil.copyfile(empty_tracking, home.path / "mlflow.db")
+    tracking = Tracking(home)
+    run_id = tracking.ensure_run(key, "train", {}, {})
+    assert "train" not in cleared(home)
+    tracking.client.delete_run(run_id)
+    assert {"train", "dataset", "evaluate"} <= cleared(home)
+
+
+def test_a_training_whose_run_was_deleted_and_made_again_stays(home: Home, empty_tracking: Path, key: str) -> None:
+    shutil.copyfile(empty_tracking, home.path / "mlflow.db")
+    tracking = Tracking(home)
+    tracking.client.delete_run(tracking.ensure_run(key, "train", {}, {}))
+    tracking.ensure_run(key, "train", {}, {})
+    assert "train" not in cleared(home)
