@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow.parquet as pq
@@ -11,6 +14,9 @@ from storage.digest import sha256_file
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store, StoreError
 
+Name = tuple[str, str]  # stage and key
+
+WHOLE, DIGESTS, SCHEMAS, INPUTS = "artefacts whole", "file digests", "table schemas", "inputs present"
 _TABLES = {
     ("extract", "extracts.parquet"): schemas.EXTRACTS,
     ("extract", "pages.parquet"): schemas.PAGES,
@@ -65,39 +71,120 @@ class Check:
     damaged: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """Something wrong with an artefact.
+
+    Attributes:
+        check: the kind of check that found it.
+        damages: whether the artefact is not what was written.
+        half: whether it may be the moment in which somebody puts the artefact there, or takes it away.
+    """
+
+    check: str
+    problem: str
+    damages: bool = True
+    half: bool = False
+
+
+@dataclass
+class _Look:
+    """What one look at an artefact gave: how many things of each kind were checked, and what is wrong."""
+
+    checked: Counter[str] = field(default_factory=Counter)
+    faults: list[_Fault] = field(default_factory=list)
+
+
 def check_store(store: Store) -> list[Check]:
-    """Check digests, schemas and inputs of every artefact, and that names and records can be read."""
-    whole = Check("artefacts whole")
-    digests, tables, inputs = Check("file digests"), Check("table schemas"), Check("inputs present")
-    present = {(stage, key) for stage in store.stages() for key in store.keys(stage)}
-    for stage in store.stages():
-        for key in store.keys(stage):
-            manifest = _found(store, stage, key, whole)
-            if manifest is None:
-                continue
-            try:
-                folder = store.folder(manifest.ref)
-            except StoreError as error:  # what is fetched from elsewhere is compared on the way
-                digests.checked += 1
-                digests.problems.append(str(error))
-                digests.damaged.append(f"{stage}/{key}")
-                continue
-            for entry in manifest.files:
-                digests.checked += 1
-                if sha256_file(folder / entry.name) != entry.sha256:
-                    digests.problems.append(f"{folder / entry.name} is not what its manifest lists: --refresh {stage}")
-                    digests.damaged.append(f"{stage}/{key}")
-                    continue  # a damaged table may not even have a readable schema
-                schema = _TABLES.get((stage, entry.name))
-                if schema is not None:
-                    tables.checked += 1
-                    if not pq.read_schema(folder / entry.name).equals(schema):
-                        tables.problems.append(f"{folder / entry.name} does not have the schema of this version")
-            for ref in manifest.input_refs():
-                inputs.checked += 1
-                if (ref.stage, ref.key) not in present and not _recorded(store, ref):
-                    inputs.problems.append(f"{stage}/{manifest.key} was made from {ref.stage}/{ref.key}, which is gone")
-    return [whole, digests, tables, inputs, _check_names(store)]
+    """Check digests, schemas and inputs of every artefact, and that names and records can be read.
+
+    Others may work meanwhile: what they make or take out while we look is no problem.
+    """
+    checks = {name: Check(name) for name in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
+    present = _present(store)
+    suspects = []
+    for name in sorted(present):
+        found = _look(store, name, present)
+        for check, n in found.checked.items():
+            checks[check].checked += n
+        if found.faults:
+            suspects.append(name)
+    for (stage, key), fault in _confirmed(store, suspects):
+        checks[fault.check].problems.append(fault.problem)
+        if fault.damages:
+            checks[fault.check].damaged.append(f"{stage}/{key}")
+    return [*checks.values(), _check_names(store)]
+
+
+def _present(store: Store) -> set[Name]:
+    return {(stage, key) for stage in store.stages() for key in store.keys(stage)}
+
+
+def _confirmed(store: Store, suspects: Sequence[Name]) -> list[tuple[Name, _Fault]]:
+    """What is wrong still when it is looked at again.
+
+    An artefact is only ever half there in the hands of an owner, and the owner of a moment ago is done by the second
+    look. Whoever removes takes an artefact before those that it was made from, so one whose input is gone for good
+    reason is gone itself by the third.
+    """
+    if not suspects:
+        return []
+    owners = store.owners()
+    again = copy.copy(store)  # a copy of a store elsewhere has listed nothing yet
+    present = _present(again)
+    found = [(name, fault) for name in suspects for fault in _look(again, name, present).faults]
+    left = _present(copy.copy(store))
+    return [(name, fault) for name, fault in found if name in left and not (fault.half and _is_owned(name, owners))]
+
+
+def _is_owned(name: Name, owners: Iterable[str]) -> bool:
+    return any(words.endswith(f" works on {'-'.join(name)}") for words in owners)
+
+
+def _look(store: Store, name: Name, present: Collection[Name]) -> _Look:
+    found = _Look()
+    found.checked[WHOLE] += 1
+    try:
+        manifest = store.find(*name)
+        if manifest is not None:
+            _look_at_files(store, manifest, found)
+    except StoreError as error:
+        found.faults.append(_Fault(WHOLE, str(error)))
+        return found
+    except FileNotFoundError:  # of an artefact that was there a moment ago
+        manifest = None
+    if manifest is None:
+        lacks = f"{'/'.join(name)} lacks files, or has them cut short; it is made again when it is needed"
+        found.faults.append(_Fault(WHOLE, lacks, half=True))
+        return found
+    for ref in manifest.input_refs():
+        found.checked[INPUTS] += 1
+        if (ref.stage, ref.key) not in present and not _recorded(store, ref):
+            gone = f"{'/'.join(name)} was made from {ref.stage}/{ref.key}, which is gone"
+            found.faults.append(_Fault(INPUTS, gone, damages=False))
+    return found
+
+
+def _look_at_files(store: Store, manifest: Manifest, found: _Look) -> None:
+    try:
+        folder = store.folder(manifest.ref)
+    except StoreError as error:  # what is fetched from elsewhere is compared on the way
+        found.checked[DIGESTS] += 1
+        found.faults.append(_Fault(DIGESTS, str(error)))
+        return
+    for entry in manifest.files:
+        path = folder / entry.name
+        found.checked[DIGESTS] += 1
+        if sha256_file(path) != entry.sha256:
+            told = f"{path} is not what its manifest lists: --refresh {manifest.stage}"
+            found.faults.append(_Fault(DIGESTS, told))
+            continue  # a damaged table may not even have a readable schema
+        schema = _TABLES.get((manifest.stage, entry.name))
+        if schema is not None:
+            found.checked[SCHEMAS] += 1
+            if not pq.read_schema(path).equals(schema):
+                told = f"{path} does not have the schema of this version"
+                found.faults.append(_Fault(SCHEMAS, told, damages=False))
 
 
 def _recorded(store: Store, ref: ArtifactRef) -> bool:
@@ -119,18 +206,3 @@ def _check_names(store: Store) -> Check:
             check.problems.append(str(error))
             check.damaged.append(name)
     return check
-
-
-def _found(store: Store, stage: str, key: str, check: Check) -> Manifest | None:
-    """The artefact, if it is whole; else None, and a problem of `check`."""
-    check.checked += 1
-    try:
-        manifest = store.find(stage, key)
-    except StoreError as error:
-        check.problems.append(str(error))
-        check.damaged.append(f"{stage}/{key}")
-        return None
-    if manifest is None:
-        check.problems.append(f"{stage}/{key} lacks files, or has them cut short; it is made again when it is needed")
-        check.damaged.append(f"{stage}/{key}")
-    return manifest

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from storage import schemas
-from storage.manifest import ArtifactRef, RefSet
-from storage.store import LocalStore
+from storage import remote, schemas, verify
+from storage.bucket import Bucket
+from storage.locks import owner_lock
+from storage.manifest import ArtifactRef, Manifest, RefSet, describe_inputs
+from storage.store import LocalStore, Store, open_store
 from storage.verify import check_store
 
 Put = Callable[..., ArtifactRef]
@@ -28,7 +31,7 @@ def refs(put: Put) -> dict[str, ArtifactRef]:
     return {"train": train, "evaluate": evaluate, "report": both}
 
 
-def problems(store: LocalStore) -> dict[str, list[str]]:
+def problems(store: Store) -> dict[str, list[str]]:
     return {check.name: check.problems for check in check_store(store) if check.problems}
 
 
@@ -104,3 +107,107 @@ def test_a_table_of_another_schema_is_found(store: LocalStore, put: Put) -> None
     ref = put("evaluate", "e", tables={"metrics.parquet": (wrong, [row])})
     path = store.folder(ref) / "metrics.parquet"
     assert problems(store) == {"table schemas": [f"{path} does not have the schema of this version"]}
+
+
+# while others work
+
+
+def when_asked(
+    monkeypatch: pytest.MonkeyPatch, method: str, arguments: tuple[str, ...], act: Callable[[], object]
+) -> None:
+    """Do something at the moment in which a store is first asked for these."""
+    original, left = getattr(LocalStore, method), [act]
+
+    def asked(store: LocalStore, *given: str) -> Any:
+        if left and given == arguments:
+            left.pop()()
+        return original(store, *given)
+
+    monkeypatch.setattr(LocalStore, method, asked)
+
+
+def test_what_is_committed_with_its_input_while_the_stages_are_listed_is_no_problem(
+    store: LocalStore, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("extract", "before")
+    put("normalise", "before")
+
+    def ingest() -> None:
+        put("normalise", "n", inputs={"segment": put("extract", "e")})
+
+    when_asked(monkeypatch, "keys", ("normalise",), ingest)  # the segments are listed by then
+    assert problems(store) == {}
+    assert {check.name: check.checked for check in check_store(store)}["inputs present"] == 1
+
+
+@pytest.mark.parametrize("moment", ["find", "folder", "sha256_file"])
+def test_what_is_taken_out_while_it_is_looked_at_is_no_problem(
+    store: LocalStore, refs: dict[str, ArtifactRef], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    left = [refs[stage] for stage in ("train", "evaluate", "report")]
+    asked_for = {"find": LocalStore, "folder": LocalStore, "sha256_file": verify}[moment]
+    original = getattr(asked_for, moment)
+
+    def ask(*given: Any) -> Any:
+        while left:  # each before what it was made from
+            ref = left.pop()
+            store.remove(ref.stage, ref.key)
+        return original(*given)
+
+    monkeypatch.setattr(asked_for, moment, ask)
+    assert problems(store) == {}
+    assert store.keys("train") == []
+
+
+def test_what_is_taken_out_with_its_input_at_the_second_look_is_no_problem(
+    store: LocalStore, refs: dict[str, ArtifactRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store.folder(refs["evaluate"]) / "metrics.parquet"
+    flip(path, 10)
+    owners = LocalStore.owners
+
+    def clear_up(self: LocalStore) -> list[str]:
+        for stage in ("report", "evaluate", "train"):
+            store.remove(stage, refs[stage].key)
+        return owners(self)
+
+    monkeypatch.setattr(LocalStore, "owners", clear_up)
+    assert problems(store) == {}
+
+
+def test_what_is_half_there_is_a_problem_unless_somebody_works_on_it(
+    store: LocalStore, refs: dict[str, ArtifactRef]
+) -> None:
+    key = refs["train"].key
+    (store.folder(refs["train"]) / "manifest.json").unlink()
+    with owner_lock(store.root / ".locks" / f"train-{key}.lock"):
+        assert problems(store) == {}
+    assert problems(store)["artefacts whole"][0].startswith(f"train/{key} lacks files")
+
+
+def test_damage_is_told_although_somebody_works_on_it(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+    flip(store.folder(refs["train"]) / "weights.safetensors", 500)
+    with owner_lock(store.root / ".locks" / f"train-{refs['train'].key}.lock"):
+        assert problems(store).keys() == {"file digests"}
+
+
+def test_what_another_machine_uploads_or_has_just_uploaded_is_no_problem(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "LISTING_SECONDS", 3600.0)  # as if the listing had taken so long
+    here, there = (open_store(s3_address, tmp_path / name) for name in ("here", "there"))
+
+    def put(stage: str, key: str, **inputs: ArtifactRef) -> ArtifactRef:
+        with there.workspace(stage, key) as work:
+            (work.out / "file").write_text(key)
+            return there.commit(work, Manifest(stage, 1, key, key, describe_inputs(inputs), {}, [])).ref
+
+    put("extract", "before")
+    assert here.keys("extract") == ["before"]
+    put("normalise", "n", segment=put("extract", "e"))
+    assert problems(here) == {}
+    with there.workspace("train", "t"):
+        Bucket(s3_address).write("train/t/0123/weights", b"the manifest comes later")
+        assert problems(open_store(s3_address, tmp_path / "here")) == {}
+    found = problems(open_store(s3_address, tmp_path / "here"))
+    assert found["artefacts whole"][0].startswith("train/t lacks files")
