@@ -8,6 +8,7 @@ taken while it changed.
 from __future__ import annotations
 
 import logging
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from storage.bucket import Bucket, BucketError
 from storage.manifest import stays_inside
+from storage.walk import walk
 
 logger = logging.getLogger("sheepfold")
 
@@ -52,6 +54,15 @@ class Mirror:
 
     def send(self) -> None:
         """Bring the copy up to date."""
+        if self._send_new():
+            # what took its place may have come behind our back while we looked: the old copy goes after the new one
+            gone = self._send_new()
+            self._bucket.delete([self._prefix + name for name in gone])
+            for name in gone:
+                del self._sent[name]
+
+    def _send_new(self) -> list[str]:
+        """Copy what is new or has changed; returns the names of what is gone."""
         present = dict(self._files())
         for name, state in present.items():
             if self._sent.get(name) != state:
@@ -60,19 +71,12 @@ class Mirror:
                 except FileNotFoundError:
                     continue  # a newer checkpoint has taken its place
                 self._sent[name] = state
-        gone = [name for name in self._sent if name not in present]
-        self._bucket.delete([self._prefix + name for name in gone])
-        for name in gone:
-            del self._sent[name]
+        return [name for name in self._sent if name not in present]
 
     def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for path in sorted(self._folder.rglob("*")):
+        for path, found in sorted(walk(self._folder)):
             name = path.relative_to(self._folder)
-            try:
-                found = path.stat()
-            except FileNotFoundError:
-                continue
-            if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            if stat.S_ISREG(found.st_mode) and not any(part.startswith(".") for part in name.parts):
                 yield name.as_posix(), (found.st_size, found.st_mtime_ns)
 
     def _keep(self, seconds: float) -> None:
@@ -82,7 +86,7 @@ class Mirror:
     def _try(self) -> None:
         try:
             self.send()
-        except BucketError as error:  # the work goes on; what is lost is the way to go on elsewhere
+        except (BucketError, OSError) as error:  # the work goes on; what is lost is the way to go on elsewhere
             logger.warning("the progress of %s is kept on this machine only: %s", self._prefix, error)
 
     @contextmanager

@@ -28,6 +28,7 @@ from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.locks import is_held, owner_lock, read_owner
 from storage.manifest import ArtifactRef, FileEntry, Manifest
+from storage.walk import walk
 
 MANIFEST_NAME = "manifest.json"
 INPUTS_NAME = ".inputs.json"  # of unfinished work, in its scratch folder
@@ -331,13 +332,14 @@ class LocalStore(Store):
     def _look_at(self, work: Path) -> Unfinished:
         inputs = None
         touched = size = 0.0
-        for path in (work, *work.rglob("*")):
-            with suppress(FileNotFoundError):  # its owner goes on meanwhile
-                if path.name == INPUTS_NAME:
+        with suppress(FileNotFoundError):  # its owner goes on meanwhile
+            touched = work.lstat().st_mtime
+        for path, found in walk(work):
+            if path.name == INPUTS_NAME:
+                with suppress(FileNotFoundError):
                     inputs = parse_inputs(path.read_bytes())
-                found = path.lstat()
-                touched = max(touched, found.st_mtime)
-                size += found.st_size
+            touched = max(touched, found.st_mtime)
+            size += found.st_size
         return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
 
     def remove_work(self, stage: str, key: str) -> None:
