@@ -203,7 +203,9 @@ def _list(session: Session, sources: Sequence[Source], settings: Settings) -> tu
 
 def _extract(session: Session, files: Sequence[ListedFile], settings: Settings) -> Extracted:
     """Extract what is new of some listed files."""
-    chosen, located = _choose_contents(session, settings, files)
+    passwords = settings.passwords.read()
+    noted = passwords_digest(passwords, session.home)
+    chosen, located = _choose_contents(session, settings, files, noted)
     if extract.name in session.refresh:
         located = {}  # with their attempts: an earlier one would not be the one that counts
     sizes = {item.sha256: item.size for item in files if item.sha256 is not None}
@@ -218,7 +220,7 @@ def _extract(session: Session, files: Sequence[ListedFile], settings: Settings) 
         places |= dict.fromkeys(contents, extract.key(call.settings, {}))
     if session.resources is not None:
         session.resources.sizes = sizes
-        session.resources.passwords = settings.passwords.read()
+        session.resources.passwords, session.resources.passwords_noted = passwords, noted
     for ref in sorted(set(located.values())):
         session.compare(extract, manifest_of(session.store, ref), extract_tools)
     made = session.run_each(extract, calls)
@@ -257,9 +259,13 @@ def _worse_retries(session: Session, settings: Settings, cuts: Iterable[Sequence
 
 
 def _choose_contents(
-    session: Session, settings: Settings, listed: Iterable[ListedFile]
+    session: Session, settings: Settings, listed: Iterable[ListedFile], passwords: str
 ) -> tuple[dict[str, Content], dict[Content, ArtifactRef]]:
-    """For every content of the listing, which extraction of it is used, and where those lie that are there."""
+    """For every content of the listing, which extraction of it is used, and where those lie that are there.
+
+    Args:
+        passwords: the `passwords_digest` of those given now.
+    """
     suffixes: dict[str, str] = {}
     for item in listed:
         if item.sha256 is not None:
@@ -267,7 +273,6 @@ def _choose_contents(
             suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
     index = segment_index(session.store, settings.extract)
     can_read_images = ocr_ready(settings.extract.ocr_languages)
-    passwords = passwords_digest(settings.passwords.read(), session.home)
     chosen: dict[str, Content] = {}
     located: dict[Content, ArtifactRef] = {}
     for sha256, suffix in suffixes.items():

@@ -71,6 +71,7 @@ class Resources:
         self.paths: dict[str, str] = {}  # sha256 of a file's bytes -> a place where they lie
         self.sizes: dict[str, int] = {}  # sha256 of a file's bytes -> how many they are
         self.passwords: tuple[str, ...] = ()  # to be tried on what is encrypted
+        self.passwords_noted = ""  # what segments note of them; by the key of this home, which stays in it
         self.verified_pairs: list[Path] = []  # tables of similarities that earlier runs computed
         self.evaluation_sets: list[Path] = []  # where the external evaluation sets lie
         self.classifier_examples: tuple[list[Path], list[Path]] = ([], [])  # of good and of bad documents

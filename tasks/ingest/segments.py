@@ -342,5 +342,5 @@ def extract(work: Work, settings: SegmentSettings) -> str:
     work.counts["units"] = len(settings.contents)
     work.counts["doubtful"] = doubtful
     work.tools.update(extract_tools())
-    work.tools["passwords"] = passwords_digest(work.resources.passwords, work.resources.home)
+    work.tools["passwords"] = work.resources.passwords_noted
     return union_digest([work.out / "extracts.parquet"])

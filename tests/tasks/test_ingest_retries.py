@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import stat
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from storage.manifest import ArtifactRef
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction, Limits, PageText, judge_pages
 from tasks.ingest.segments import Located, passwords_digest, segment_index, wants_retry
+from tasks.session import Session
+from tasks.stage import Invocation, Outcome
 
 
 @pytest.fixture
@@ -203,6 +207,56 @@ def test_fewer_passwords_than_were_tried_are_no_reason_to_try_again(
     ingest(home, source, f"passwords.file={words}")
     ingest(home, source)
     assert extracted == []
+
+
+def on_node(path: Path) -> Callable[[Session], None]:
+    """Leads requests to a stage to another machine, whose home is the folder `path`, or would be."""
+
+    def lead(session: Session) -> None:
+        def carry_out(invocations: Sequence[Invocation]) -> list[Outcome]:
+            outcomes = []
+            for there in map(copy.copy, invocations):  # which is what travels
+                there.resources.home = replace(session.home, path=path)
+                with there.resources:
+                    outcomes.append(Session._one(session, there))
+            return outcomes
+
+        session._many = carry_out  # type: ignore[method-assign]
+
+    return lead
+
+
+@pytest.mark.parametrize("has_home", [True, False], ids=["with a home", "without a home"])
+def test_what_a_node_could_not_open_is_not_tried_again_with_the_same_passwords(
+    home: Home, tmp_path: Path, extracted: list[str], has_home: bool
+) -> None:
+    from ingest.ingest_samples import encrypted_pdf
+
+    source = write(tmp_path / "in", {"one.pdf": encrypted_pdf("the ewes", "alpha", "AES-256"), "2.txt": prose(2)})
+    (tmp_path / "words").write_text("beta\n")
+    node = tmp_path / "node"
+    if has_home:
+        home_at(node)
+    runs = [
+        ingest(home, source, f"passwords.file={tmp_path / 'words'}", before=on_node(node)).ingested.snapshot
+        for _ in range(2)
+    ]
+    assert sorted(extracted) == ["2.txt", "one.pdf"]
+    assert runs[0] == runs[1]
+    assert not (node / "password.key").exists()
+
+
+def test_homes_that_share_a_store_try_the_same_passwords_once_each(
+    home: Home, tmp_path: Path, extracted: list[str]
+) -> None:
+    from ingest.ingest_samples import encrypted_pdf
+
+    source = write(tmp_path / "in", {"one.pdf": encrypted_pdf("the ewes", "alpha", "AES-256"), "2.txt": prose(2)})
+    (tmp_path / "words").write_text("beta\n")
+    other = replace(home_at(tmp_path / "other"), store=home.store)
+    for place in (home, other, home, other):
+        ingest(place, source, f"passwords.file={tmp_path / 'words'}")
+    assert sorted(extracted) == ["2.txt", "one.pdf", "one.pdf"]
 
 
 def test_what_is_noted_of_passwords_says_nothing_without_the_key_of_the_home(home: Home, tmp_path: Path) -> None:
