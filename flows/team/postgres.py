@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from storage.errors import UserError
 
@@ -25,12 +25,28 @@ def check_address(address: str) -> None:
     if not address.startswith(("postgresql://", "postgres://")):
         scheme = address.partition("://")[0] if "://" in address else "no scheme"
         raise UserError(f"--postgres has {scheme}; it takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
-    for name, _ in parse_qsl(urlsplit(address).query):
+    parts = _parts(address)
+    if parts is None:
+        raise UserError(
+            "--postgres is no postgresql://USER:PASSWORD@HOST:PORT/DATABASE: in a name or password, write / "
+            "as %2F, # as %23, ? as %3F, @ as %40, [ as %5B and ] as %5D"
+        )
+    for name, _ in parse_qsl(parts.query):
         if name not in (*TLS, *PLACE):
             raise UserError(
                 f"--postgres has the option {name}, which Prefect's server does not take; leave it out (options that "
                 f"both servers take: {', '.join((*TLS, *PLACE))})"
             )
+
+
+def _parts(address: str) -> SplitResult | None:
+    """The parts of an address; None where a character of its password may have parted it elsewhere."""
+    try:
+        parts = urlsplit(address)
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        return None
+    return parts if address.count("@") == int("@" in parts.netloc) else None
 
 
 def prefect_variables(address: str) -> dict[str, str]:
@@ -57,8 +73,10 @@ def _with_driver(address: str, scheme: str) -> str:
 
 
 def shown(address: str) -> str:
-    """The address without its password."""
-    parts = urlsplit(address)
+    """The address without its password; nothing of one that cannot be told from its password."""
+    parts = _parts(address)
+    if parts is None:
+        return "***"
     if parts.password is None:
         return address
     place = parts.netloc.rpartition("@")[2]

@@ -271,6 +271,18 @@ def test_an_address_that_asks_for_tls_is_one_that_both_drivers_take(monkeypatch:
             asyncio.run(as_prefect(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"]))
 
 
+UNCLEAR = [f"postgresql://shepherd:se{mark}cret@db:5432/flock" for mark in "/#?@["] + ["postgresql://shepherd:secret/x"]
+
+
+@pytest.mark.parametrize("address", UNCLEAR)
+def test_an_address_whose_password_cannot_be_told_from_the_rest_is_refused_and_never_shown(address: str) -> None:
+    said = r"--postgres is no postgresql://.* in a name or password, write / as %2F"
+    with pytest.raises(UserError, match=said) as told:
+        TeamSettings(postgres=address).check()
+    assert "cret" not in str(told.value)
+    assert shown(address) == "***"
+
+
 def test_an_address_is_shown_without_its_password() -> None:
     assert shown(ADDRESS) == "postgresql://shepherd:***@db:5432/flock"
     assert shown("postgresql://db/flock") == "postgresql://db/flock"
