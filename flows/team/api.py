@@ -18,8 +18,15 @@ class NoAnswer(UserError):
     """A server that cannot be reached, or does not do what it was asked to."""
 
 
+class Unauthorised(NoAnswer):
+    """A server that does not take the name and password."""
+
+
 class Busy(NoAnswer):
     """A server that did nothing and asks to be asked again: its database is locked by another request."""
+
+
+REFUSALS: dict[int, type[NoAnswer]] = {HTTPStatus.SERVICE_UNAVAILABLE: Busy, HTTPStatus.UNAUTHORIZED: Unauthorised}
 
 
 def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: float = ANSWER_SECONDS) -> Any:
@@ -43,8 +50,7 @@ def ask(url: str, body: Any = None, method: str = "", user: str = "", seconds: f
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             text = answer.read().decode()
     except urllib.error.HTTPError as error:
-        kind = Busy if error.code == HTTPStatus.SERVICE_UNAVAILABLE else NoAnswer
-        raise kind(f"{url} answers {error.code} {error.reason}") from None
+        raise REFUSALS.get(error.code, NoAnswer)(f"{url} answers {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         raise NoAnswer(f"{url} does not answer ({error})") from None
     try:

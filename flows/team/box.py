@@ -22,6 +22,7 @@ from pathlib import Path
 from flows.team import postgres
 from flows.team.api import answers
 from flows.team.deployments import full_name, team_deployments, write_file
+from flows.team.mlflow_server import agree_on_password
 from flows.team.prefect_server import PrefectServer
 from flows.team.processes import Process, end, family, spawn
 from flows.team.services import MLFLOW, PREFECT, WORKER_NAMES, Service, services
@@ -79,10 +80,10 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> Up:
     with owner_lock(folder.lock, on_wait=say):
         state = read_state(folder)
         alive = {name: process for name, process in state.items() if process.alive}
-        if alive and settings.of_servers() != folder.settings().of_servers():
-            raise UserError(
-                f"{', '.join(alive)} of {home.path} run(s) with other settings: `sheepfold down` first, then `up` again"
-            )
+        if alive:
+            _check_unchanged(folder, settings, ", ".join(alive))
+        if settings.auth:
+            folder.keep_secrets()
         wanted = services(folder, settings)
         missing = [service for service in wanted if service.name not in alive]
         _clear_strays(home, [service.name for service in missing])
@@ -104,6 +105,23 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> Up:
     return Up(started, made)
 
 
+def _check_unchanged(folder: TeamFolder, settings: TeamSettings, running: str) -> None:
+    """Refuse what servers that run would not know of.
+
+    Args:
+        running: their names.
+    """
+    if settings.of_servers() != folder.settings().of_servers():
+        other = "settings"
+    elif settings.auth and (variables := folder.changed_secrets()):
+        other = f"values of {' and '.join(variables)}"
+    else:
+        return
+    raise UserError(
+        f"{running} of {folder.home.path} run(s) with other {other}: `sheepfold down` first, then `up` again"
+    )
+
+
 def _bring_up(
     folder: TeamFolder,
     settings: TeamSettings,
@@ -118,6 +136,8 @@ def _bring_up(
         _start(folder, service, alive, started, say)
     for service in servers:
         _wait_healthy(folder, service, alive[service.name])
+    if settings.auth:
+        agree_on_password(settings.mlflow_url, folder.secrets(), folder.mlflow_users)
     prefect = PrefectServer.of(folder, settings)
     made = _register(folder, settings, prefect, wanted[-1].environment(), say)
     for service in wanted:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from flows.team import postgres
-from flows.team.settings import EVERYWHERE, LOOPBACK, TeamFolder, TeamSettings, write_private
+from flows.team.settings import EVERYWHERE, GIVEN, LOOPBACK, TeamFolder, TeamSettings, write_private
 from storage.errors import UserError
 
 PREFECT, MLFLOW, WORKER, GPU_WORKER = "prefect", "mlflow", "worker", "gpu-worker"
@@ -33,14 +33,13 @@ OTHERS = (
     "PREFECT_PROFILE",
     "PREFECT_API_DATABASE_CONNECTION_URL",
     "PREFECT_SERVER_DATABASE_CONNECTION_URL",
-    "PREFECT_SERVER_API_AUTH_STRING",
     "MLFLOW_TRACKING_URI",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_REGISTRY_URI",
     "MLFLOW_BACKEND_STORE_URI",
-    "MLFLOW_AUTH_ADMIN_PASSWORD",
     "MLFLOW_RUN_ID",
+    *GIVEN.values(),  # as they are kept
     "SHEEPFOLD_POSTGRES",  # whose password is the servers' business and no run's
 )
 # Nothing leaves the machine.

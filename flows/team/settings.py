@@ -24,6 +24,14 @@ from storage.home import TEAM_TRACKING, Home
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 ADMIN = "admin"
+MLFLOW_PASSWORD_LENGTH = 12  # the least that it takes
+# What a person may give by the servers' own variables, by its name in `Secrets`.
+GIVEN = {
+    "prefect": "PREFECT_SERVER_API_AUTH_STRING",
+    "mlflow_user": "MLFLOW_AUTH_ADMIN_USERNAME",
+    "mlflow_password": "MLFLOW_AUTH_ADMIN_PASSWORD",
+    "mlflow_key": "MLFLOW_FLASK_SERVER_SECRET_KEY",
+}
 _HOST = re.compile(r"(\[[0-9a-f:]+\]|[\w.-]+)(:\d+)?")  # no patterns: `*` would let any page of the web in
 
 
@@ -107,12 +115,14 @@ class Secrets:
 
     Attributes:
         prefect: `name:password` of Prefect's API.
+        mlflow_before: password that MLflow's admin had before this one; empty where there was none.
     """
 
     prefect: str
     mlflow_user: str
     mlflow_password: str
     mlflow_key: str
+    mlflow_before: str = ""
 
 
 class TeamFolder:
@@ -146,18 +156,42 @@ class TeamFolder:
         write_private(self._settings, json.dumps(asdict(settings), indent=1))
 
     def secrets(self) -> Secrets:
-        """Names and passwords: those of the environment, else those made up at first use."""
+        """Names and passwords that the servers ask for.
+
+        Raises:
+            UserError: if none are kept.
+        """
         kept = _read(self._secrets)
         if not kept:
-            kept = {name: secrets.token_urlsafe(18) for name in ("prefect", "mlflow", "key")}
-            write_private(self._secrets, json.dumps(kept, indent=1))
-        environment = os.environ.get
-        return Secrets(
-            prefect=environment("PREFECT_SERVER_API_AUTH_STRING") or f"{ADMIN}:{kept['prefect']}",
-            mlflow_user=environment("MLFLOW_AUTH_ADMIN_USERNAME") or ADMIN,
-            mlflow_password=environment("MLFLOW_AUTH_ADMIN_PASSWORD") or kept["mlflow"],
-            mlflow_key=environment("MLFLOW_FLASK_SERVER_SECRET_KEY") or kept["key"],
-        )
+            raise UserError(
+                f"{self._secrets} is not there, so it is not known what the servers ask for: `sheepfold down` first, "
+                "then `up` makes it anew"
+            )
+        return _secrets_of(kept)
+
+    def changed_secrets(self) -> list[str]:
+        """Variables of the environment that give something else than what is kept."""
+        known = asdict(self.secrets())
+        return [GIVEN[name] for name, value in _given().items() if value != known[name]]
+
+    def keep_secrets(self) -> None:
+        """Keep what the environment gives, else what was kept, else something made up: for `up`, before servers start.
+
+        Raises:
+            UserError: if MLflow would not take the password that is given.
+        """
+        kept = _read(self._secrets) or {name: secrets.token_urlsafe(18) for name in ("prefect", "mlflow", "key")}
+        given = _given()
+        if 0 < len(given.get("mlflow_password", "")) < MLFLOW_PASSWORD_LENGTH:
+            raise UserError(
+                f"{GIVEN['mlflow_password']} has fewer than {MLFLOW_PASSWORD_LENGTH} characters, which MLflow asks "
+                "for: give a longer one"
+            )
+        before = _secrets_of(kept).mlflow_password
+        kept["given"] = {**kept.get("given", {}), **given}
+        if _secrets_of(kept).mlflow_password != before:
+            kept["mlflow_before"] = before
+        write_private(self._secrets, json.dumps(kept, indent=1))
 
     def client_variables(self, settings: TeamSettings) -> dict[str, str]:
         """What a process needs to reach the servers."""
@@ -189,6 +223,22 @@ class TeamFolder:
 def write_private(path: Path, text: str) -> None:
     """Write a file whole that only its owner may read."""
     write_file(path, text.encode(), mode=0o600)
+
+
+def _secrets_of(kept: dict[str, Any]) -> Secrets:
+    """The secrets in a file: what was given comes before what was made up."""
+    made = {
+        "prefect": f"{ADMIN}:{kept['prefect']}",
+        "mlflow_user": ADMIN,
+        "mlflow_password": kept["mlflow"],
+        "mlflow_key": kept["key"],
+    }
+    return Secrets(**{**made, **kept.get("given", {})}, mlflow_before=kept.get("mlflow_before", ""))
+
+
+def _given() -> dict[str, str]:
+    """What the environment gives, by its name in `Secrets`."""
+    return {name: os.environ[variable] for name, variable in GIVEN.items() if os.environ.get(variable)}
 
 
 def _read(path: Path) -> dict[str, Any]:

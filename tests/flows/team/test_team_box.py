@@ -18,7 +18,7 @@ from flows.team import box
 from flows.team.box import bring_down, bring_up, read_state
 from flows.team.processes import family
 from flows.team.services import MLFLOW, PREFECT, Service
-from flows.team.settings import TeamFolder, TeamSettings
+from flows.team.settings import GIVEN, TeamFolder, TeamSettings
 from storage.errors import UserError
 from storage.home import Home
 
@@ -47,6 +47,8 @@ def settings() -> TeamSettings:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     """A home whose servers are small, and gone in the end."""
+    for name in GIVEN.values():
+        monkeypatch.delenv(name, raising=False)
     place = Home.from_environment(tmp_path / "home")
     monkeypatch.setattr(box, "_prepare", lambda *_: None)
     monkeypatch.setattr(box, "_register", lambda *_: {})
@@ -109,6 +111,34 @@ def test_other_settings_are_refused_while_servers_run(home: Home, settings: Team
     bring_up(home, settings, print)
     with pytest.raises(UserError, match=r"prefect, mlflow of .* with other settings: `sheepfold down` first"):
         bring_up(home, TeamSettings(prefect_port=free_port(), mlflow_port=free_port()), print)
+
+
+def test_passwords_that_the_environment_gave_once_are_those_of_every_later_up(
+    home: Home, settings: TeamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(settings, auth=True)
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
+    bring_up(home, settings, print)
+    assert bring_up(home, settings, print).started == []
+    monkeypatch.delenv("PREFECT_SERVER_API_AUTH_STRING")
+    assert bring_up(home, settings, print).started == []
+    assert "PREFECT_API_AUTH_STRING=me:mine\n" in TeamFolder(home).environment.read_text()
+
+
+def test_another_password_is_refused_while_servers_run_and_taken_after_down(
+    home: Home, settings: TeamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(settings, auth=True)
+    bring_up(home, settings, print)
+    first = TeamFolder(home).secrets()
+    monkeypatch.setenv("MLFLOW_AUTH_ADMIN_PASSWORD", "another-password")
+    told = r"prefect, mlflow of .* run\(s\) with other values of MLFLOW_AUTH_ADMIN_PASSWORD: `sheepfold down` first"
+    with pytest.raises(UserError, match=told):
+        bring_up(home, settings, print)
+    assert TeamFolder(home).secrets() == first
+    bring_down(home, print)
+    bring_up(home, settings, print)
+    assert TeamFolder(home).secrets().mlflow_password == "another-password"
 
 
 def test_the_folder_that_is_read_may_change_while_servers_run(home: Home, settings: TeamSettings) -> None:

@@ -8,7 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -28,11 +29,13 @@ from test_team_box import free_port
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.team.api import Unauthorised, ask
 from flows.team.box import Up
 from flows.team.deployments import team_deployments
+from flows.team.mlflow_server import agree_on_password
 from flows.team.postgres import MLFLOW_SCHEMA, PREFECT_SCHEMA, mlflow_address, prefect_variables, prepare, shown
 from flows.team.services import MLFLOW, PREFECT, services
-from flows.team.settings import TeamFolder, TeamSettings
+from flows.team.settings import GIVEN, TeamFolder, TeamSettings
 from storage.errors import UserError
 from storage.home import Home
 
@@ -41,9 +44,11 @@ ADDRESS = "postgresql://shepherd:p%40ss@db:5432/flock"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeamFolder:
-    for name in ("PREFECT_SERVER_API_AUTH_STRING", "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_TRACKING_URI"):
+    for name in (*GIVEN.values(), "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-    return TeamFolder(Home.from_environment(tmp_path / "home").create()).create()
+    made = TeamFolder(Home.from_environment(tmp_path / "home").create()).create()
+    made.keep_secrets()
+    return made
 
 
 @pytest.mark.parametrize(
@@ -89,14 +94,39 @@ def test_what_may_hold_a_password_is_for_its_owner_alone(folder: TeamFolder) -> 
     assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
 
 
-def test_secrets_are_made_once_and_the_environments_come_first(
+def test_secrets_are_made_up_once(folder: TeamFolder) -> None:
+    first = folder.secrets()
+    assert len(first.mlflow_password) >= 24 and first.prefect.startswith("admin:")
+    folder.keep_secrets()
+    assert folder.secrets() == first
+
+
+def test_what_the_environment_gives_holds_from_the_start_of_the_servers_on(
     folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = folder.secrets()
-    assert folder.secrets() == first
-    assert len(first.mlflow_password) >= 24 and first.prefect.startswith("admin:")
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
+    assert folder.secrets() == first  # nobody but `up` looks there
+    folder.keep_secrets()
+    monkeypatch.delenv("PREFECT_SERVER_API_AUTH_STRING")
+    folder.keep_secrets()
     assert folder.secrets() == replace(first, prefect="me:mine")
+
+
+def test_a_password_that_mlflow_would_not_take_is_refused_and_not_kept(
+    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = folder.secrets()
+    monkeypatch.setenv("MLFLOW_AUTH_ADMIN_PASSWORD", "elevenchars")
+    with pytest.raises(UserError, match="MLFLOW_AUTH_ADMIN_PASSWORD has fewer than 12 characters"):
+        folder.keep_secrets()
+    assert folder.secrets() == first
+
+
+def test_secrets_that_were_lost_are_not_made_up_by_whoever_asks_for_them(folder: TeamFolder) -> None:
+    (folder.path / "secrets.json").unlink()
+    with pytest.raises(UserError, match=r"secrets.json is not there, .* `sheepfold down` first, then `up`"):
+        folder.secrets()
 
 
 def test_no_password_stands_in_a_command_line(folder: TeamFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +228,34 @@ def test_mlflow_that_listens_everywhere_answers_under_the_name_of_its_machine(fo
     with serving(list(server.command), server.environment(), folder.path, server.health):
         assert status(f"{socket.gethostname()}:{settings.mlflow_port}") == 401  # and not 403: it asks for the password
         assert status(f"evil.example.org:{settings.mlflow_port}") == 403
+
+
+@contextmanager
+def running_mlflow(folder: TeamFolder, settings: TeamSettings) -> Iterator[None]:
+    server = next(one for one in services(folder, settings) if one.name == MLFLOW)
+    with serving(list(server.command), server.environment(), folder.path, server.health):
+        yield
+
+
+@pytest.mark.full
+def test_mlflows_admin_whom_it_made_long_ago_gets_the_password_that_is_given(
+    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TeamSettings(auth=True, mlflow_port=free_port())
+    with running_mlflow(folder, settings):
+        agree_on_password(settings.mlflow_url, folder.secrets(), folder.mlflow_users)
+    first = folder.secrets().mlflow_password
+    monkeypatch.setenv("MLFLOW_AUTH_ADMIN_PASSWORD", "another-password")
+    folder.keep_secrets()
+    with running_mlflow(folder, settings):
+        agree_on_password(settings.mlflow_url, folder.secrets(), folder.mlflow_users)
+        address = f"{settings.mlflow_url}/api/2.0/mlflow/users/current"
+        assert ask(address, user="admin:another-password")["user"]["username"] == "admin"
+        with pytest.raises(Unauthorised):
+            ask(address, user=f"admin:{first}")
+        strange = replace(folder.secrets(), mlflow_password="of somebody else", mlflow_before="and before")
+        with pytest.raises(UserError, match="MLflow's admin admin has neither the password that is kept nor"):
+            agree_on_password(settings.mlflow_url, strange, folder.mlflow_users)
 
 
 def test_the_servers_do_not_read_what_the_persons_shell_talks_to(
