@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows import pipeline
-from storage.catalog import read_state
+from storage.catalog import read_state, waits_for_run
 from storage.manifest import ArtifactRef
 from tasks.curate.curate import curate
 from tasks.evaluation.fresh import Drift, FreshSettings, came_since, drift_between, fresh, known_selections
@@ -26,12 +26,15 @@ def measure_drift(
         evaluation: of the model on its own evaluation set.
 
     Returns:
-        Its drift, and the set of fresh documents; None where no document came since, or where it is not known what
-        the model read.
+        Its drift, and the set of fresh documents; None where no document came since, or where it is not known which
+        came or what the model read.
 
     Raises:
         UserError: the corpus was never ingested.
     """
+    if waits := waits_for_run(session.store, corpus):
+        session.note(f"{waits}; nothing is known of this model's drift before it")
+        return None
     state = read_state(session.store, corpus)
     inputs = split_inputs(state)
     known = known_selections(session.store, checkpoint)

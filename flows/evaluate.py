@@ -37,7 +37,7 @@ def evaluate(
 ) -> dict[str, object]:
     """Measure a model beside its baselines, and look at what it writes; on fresh documents, too, if asked for."""
     settings = EvaluationSettings(stride=stride)
-    usual = not (on or stride)  # other figures stand beside the usual ones, never in their place
+    usual = not (on or stride)
     if drift and not usual:
         raise UserError(
             "drift is measured against the usual evaluation: leave out `on` and `stride`, or give `drift=false`"
@@ -47,23 +47,26 @@ def evaluate(
         evalset = pipeline.evaluation_texts(session, corpus, on, column)
         found, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)
         evaluation = artifact(found)
-        if usual:
+        read = trained_on(session.store, checkpoint, evalset)
+        fair = usual and not read  # other figures stand beside the usual ones, never in their place
+        if fair:
             pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         made = artifact(pipeline.sample(session, Settings(), checkpoint, evalset))
         measured, beside = measure_beside(session, model, checkpoint, evalset, evaluation, made, settings)
-        if not usual:
-            read = trained_on(session.store, checkpoint, evalset)
+        if not fair:
             measured = replace(measured, texts=_called(on, stride), read=read)
-        if measured.read:
+        if read:
             session.note(f"{model} was trained on some of these documents, so its figures flatter it")
-        drifted = measure_drift(session, corpus, checkpoint, evaluation) if drift else None
+        if read and drift:
+            session.note("nothing is known of its drift, which is measured against those figures")
+        drifted = measure_drift(session, corpus, checkpoint, evaluation) if drift and not read else None
         if drifted is not None:
             said = f"{drifted[0].sentence()}\n"
             create_markdown_artifact(said, key="sheepfold-drift", description=f"Whether {model} still knows {corpus}")
         version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:
-            logged = metrics if usual else _apart(metrics, evalset.stage, stride)
+            logged = metrics if fair else _apart(metrics, evalset.stage, stride, read)
             session.act("track", partial(log_evaluation, session, run_id, version, evalset, logged))
             if drifted is not None:
                 figures = drifted[0].figures()
@@ -83,9 +86,14 @@ def _called(on: str, stride: int) -> str:
     return f"{name}, read in strides of {stride}" if stride else name
 
 
-def _apart(metrics: dict[str, float], stage: str, stride: int) -> dict[str, float]:
-    """Figures under other names than the usual ones, at which a training's curve ends."""
-    place = f"{stage}/stride-{stride}" if stride else stage
+def _apart(metrics: dict[str, float], stage: str, stride: int, read: bool) -> dict[str, float]:
+    """Figures under other names than the usual ones, at which a training's curve ends.
+
+    Args:
+        read: whether the model was trained on some of the documents, so that they flatter it.
+    """
+    place = f"read-{stage}" if read else stage
+    place = f"{place}/stride-{stride}" if stride else place
     return {f"{place}/{name.partition('/')[2]}": value for name, value in metrics.items()}
 
 

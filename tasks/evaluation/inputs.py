@@ -235,10 +235,13 @@ def split_inputs(state: State) -> dict[str, ArtifactRef | RefSet]:
         state: see `storage.catalog.read_state`.
 
     Raises:
-        TextsError: the corpus was never ingested.
+        TextsError: the corpus was never ingested, or not since documents were forgotten.
     """
     if not all(state.get(name) for name in ("snapshot", "curate", "refine", "measure")):
-        raise TextsError("the corpus has no documents yet: run `sheepfold ingest SOURCE` or `run` first")
+        raise TextsError(
+            "the corpus has no documents yet, or some were forgotten since its last run: run `sheepfold ingest SOURCE` "
+            "or `run` first"
+        )
     sets = {
         name: RefSet(tuple(state[of]), rows_digest((ref.key, ref.digest) for ref in state[of]))
         for name, of in (("documents", "refine"), ("measures", "measure"))

@@ -128,7 +128,7 @@ def test_a_split_is_measured_as_it_is_now(tiny: Ran, tmp_path: Path) -> None:
 
 def test_a_corpus_without_documents_has_no_splits(tmp_path: Path, tiny: Ran) -> None:
     assert split_inputs(read_state(tiny.session.store, "default"))["curated"] == tiny.ingested.curated
-    with pytest.raises(TextsError, match="the corpus has no documents yet"):
+    with pytest.raises(TextsError, match="the corpus has no documents yet, or some were forgotten since its last run"):
         split_inputs({})
 
 

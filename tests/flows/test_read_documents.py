@@ -1,0 +1,90 @@
+"""A champion that was trained on documents of the evaluation set, as the split was changed: what flows do with it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+from tiny_run import direct_session, home_at, run_prepare, run_whole, tiny_settings, write_texts
+
+from flows.actions import promote_model
+from flows.forgetting import forget
+from storage.catalog import read_state
+from storage.home import Home
+from storage.registry import CHAMPION, Registry
+from storage.store import open_store
+from storage.tracking import Tracking
+from tasks.session import artifact
+
+OTHER_SPLIT = "curate.salt=other"
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("read") / "texts")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Home:
+    """A home with a champion of the present split; read only."""
+    home = home_at(tmp_path_factory.mktemp("read") / "home")
+    ran = run_whole(home, source)
+    assert ran.checkpoint is not None
+    with direct_session(home) as session:
+        promote_model(session, ran.checkpoint, artifact(ran.evaluation))
+    return home
+
+
+@pytest.fixture
+def home(trained: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A copy of it, to be changed."""
+    for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    shutil.copytree(trained.path, tmp_path / "home")
+    return home_at(tmp_path / "home")
+
+
+def figures(home: Home) -> dict[str, float]:
+    """What stands at the champion's page in MLflow, each figure at its latest."""
+    registry = Registry(Tracking(home))
+    champion = registry.by_alias(CHAMPION)
+    assert champion is not None
+    points = registry.client.get_logged_model(champion.model_id).metrics or []
+    return {point.key: point.value for point in sorted(points, key=lambda point: point.timestamp)}
+
+
+def measured(home: Home) -> list[str]:
+    """Keys of the evaluations that are the corpus's own."""
+    return [ref.key for ref in read_state(open_store(home.store), "default")["evaluate"]]
+
+
+def test_figures_that_flatter_the_champion_are_told_and_stand_beside_its_own(home: Home, source: Path) -> None:
+    from flows.evaluate import evaluate
+
+    usual, own = figures(home), measured(home)
+    run_prepare(home, source, tiny_settings(OTHER_SPLIT))
+    found: dict[str, Any] = evaluate(drift=True, home=str(home.path))
+    assert "champion was trained on some of these documents, so its figures flatter it" in found["notes"]
+    assert "nothing is known of its drift, which is measured against those figures" in found["notes"]
+    assert not any(name.startswith("drift/") for name in found["metrics"])
+    now = figures(home)
+    assert now.pop("read-evalset/bits_per_byte") == found["metrics"]["val/bits_per_byte"]
+    assert {name: value for name, value in now.items() if not name.startswith("read-evalset/")} == usual
+    assert measured(home) == own
+    (page,) = home.reports_of("default").glob("evaluation*.html")
+    assert page.name != "evaluation.html" and "of the evaluation set, of which it has read some" in page.read_text()
+
+
+def test_an_evaluation_before_the_run_that_a_forgotten_document_asks_for_tells_no_drift(home: Home) -> None:
+    from flows.evaluate import evaluate
+
+    forget(str(home.path), "text-03.txt", "", "default", dry_run=False)
+    found: dict[str, Any] = evaluate(drift=True, home=str(home.path))
+    assert any("were forgotten since its last run" in note and "nothing is known of" in note for note in found["notes"])
+    assert figures(home)["val/bits_per_byte"] == found["metrics"]["val/bits_per_byte"]
