@@ -19,6 +19,7 @@ from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, Registry
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
+from tasks.promotion import trained_on
 from tasks.resources import Resources
 from tasks.session import Session
 from tasks.settings import Settings, TokenizerSettings
@@ -123,6 +124,23 @@ def continuing(session: Session, settings: Settings, base: str) -> Settings:
 
 def _has_champion(session: Session) -> bool:
     return session.home.has_tracking and Registry(session.resources.tracking).by_alias(CHAMPION) is not None
+
+
+def check_unread(session: Session, settings: Settings, evalset: ArtifactRef) -> None:
+    """Refuse, before it is trained, a model that continues one which was trained on documents of the evaluation set.
+
+    It knows them as well, so no promotion would take it.
+
+    Raises:
+        BaseError: then.
+    """
+    base = find_base(session, settings)
+    if base is not None and trained_on(session.store, base.checkpoint, evalset):
+        raise BaseError(
+            f"train.base={settings.train.base} was trained on documents of the evaluation set {evalset.key[:12]}: the "
+            "split was changed since, or part of its files became a corpus of their own. Figures of a model that goes "
+            "on from it would say nothing, so leave the base out to begin from scratch"
+        )
 
 
 def champion_of(session: Session, base: str, dataset: ArtifactRef) -> ArtifactRef | None:

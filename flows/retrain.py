@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows import pipeline
 from flows.actions import completions_path, model_entry, promote_model, result_of
-from flows.base import champion_of, continuing
+from flows.base import champion_of, check_unread, continuing
 from flows.context import (
     Base,
     Config,
@@ -66,9 +66,10 @@ def retrain(
         pipeline.check_asked(session, corpus, settings)
         ingested = pipeline.ingest(session, resolve_sources([source]), settings)
         prepared = pipeline.prepare(session, corpus, settings, ingested)
+        evalset = artifact(prepared.evalset)
+        check_unread(session, settings, evalset)
         read = champion_of(session, base, artifact(prepared.dataset))
         checkpoint = read or artifact(pipeline.train_model(session, settings, prepared))
-        evalset = artifact(prepared.evalset)
         measured, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
         evaluation = artifact(measured)
         done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evaluation, settings))

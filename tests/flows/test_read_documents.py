@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from tiny_run import direct_session, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
 from flows.actions import promote_model
+from flows.base import BaseError
 from flows.forgetting import forget
 from storage.catalog import read_state
 from storage.home import Home
@@ -79,6 +80,17 @@ def test_figures_that_flatter_the_champion_are_told_and_stand_beside_its_own(hom
     assert measured(home) == own
     (page,) = home.reports_of("default").glob("evaluation*.html")
     assert page.name != "evaluation.html" and "of the evaluation set, of which it has read some" in page.read_text()
+
+
+def test_a_training_that_would_go_on_from_it_is_refused_before_it_begins(home: Home, source: Path) -> None:
+    from flows.retrain import retrain
+
+    overrides = "\n".join([OTHER_SPLIT, "curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4"])
+    with pytest.raises(
+        BaseError, match=r"train\.base=champion was trained on documents of the evaluation set .* leave"
+    ):
+        retrain(str(source), base="champion", overrides=overrides, home=str(home.path))
+    assert len(list(Path(home.store).glob("train/*"))) == 1
 
 
 def test_an_evaluation_before_the_run_that_a_forgotten_document_asks_for_tells_no_drift(home: Home) -> None:
