@@ -22,7 +22,7 @@ def cleanup(
 ) -> dict[str, object]:
     """Join small segments, then remove what no corpus, registered model, run or unfinished work needs."""
     flow_run_begins()
-    compacted = compact_home(home, at_least, dry_run=dry_run)
+    compacted = compact_home(home, at_least, grace_days, dry_run)
     cleared = clear_up(home, grace_days, dry_run)
     table = [{name: item[name] for name in ("stage", "artefacts", "size", "garbage")} for item in cleared["sizes"]]
     create_table_artifact(table, key="sheepfold-store", description="What is in the store, in bytes by stage")

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
-from ingest_run import home_at, ingest, prose, write
+from ingest_run import Ingestion, home_at, ingest, prose, write
 
 import tasks.ingest.segments as segments
+from storage.home import Home
+from storage.store import MANIFEST_NAME
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 
 
-def test_a_night_joins_small_segments_and_the_next_one_removes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from flows.cleanup import cleanup
-
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(segments, "SEGMENT_FILES", 3)
-    home = home_at(tmp_path / "home")
-    ran = ingest(home, write(tmp_path / "in", {f"{number}.txt": prose(number) for number in range(9)}))
-    monkeypatch.undo()
+    return home_at(tmp_path / "home")
+
+
+@pytest.fixture
+def ran(home: Home, tmp_path: Path) -> Ingestion:
+    """What made three segments that can be joined."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "SEGMENT_FILES", 3)
+        return ingest(home, write(tmp_path / "in", {f"{number}.txt": prose(number) for number in range(9)}))
+
+
+def test_a_night_joins_small_segments_and_the_next_one_removes_them(home: Home, ran: Ingestion) -> None:
+    from flows.cleanup import cleanup
+
     first: dict[str, Any] = cleanup(home=str(home.path), at_least=3)
     assert [len(parts) for parts in first["compacted"]["joined"].values()] == [3]
     assert first["compacted"]["followed"] == ["default"]
@@ -35,3 +46,17 @@ def test_a_night_joins_small_segments_and_the_next_one_removes_them(
     assert second["compacted"]["joined"] == {}
     old = {f"refine/{ref.key}" for ref in ran.ingested.refined}
     assert old <= set(second["cleared"]["removed"])  # no dataset needs these texts
+
+
+def test_what_was_joined_stays_for_the_days_of_grace(home: Home, ran: Ingestion) -> None:
+    from flows.cleanup import cleanup
+
+    cleanup(home=str(home.path), at_least=3)
+    days_ago = time.time() - 3 * 24 * 3600
+    for manifest in Path(home.store).glob(f"*/*/{MANIFEST_NAME}"):
+        os.utime(manifest, (days_ago, days_ago))
+    kept: dict[str, Any] = cleanup(home=str(home.path), at_least=3, grace_days=4)
+    assert kept["compacted"]["removed"] == []
+    gone: dict[str, Any] = cleanup(home=str(home.path), at_least=3, grace_days=2)
+    joined = {f"extract/{ref.key}" for ref in ran.ingested.segments}
+    assert joined <= set(gone["compacted"]["removed"])
