@@ -87,21 +87,21 @@ def _target(registry: Registry, champion: ModelVersion, to: str) -> ModelVersion
             raise RollbackError(f"there is no version {to} to go back to; there are {known}")
         return found
     previous = registry.by_alias(PREVIOUS)
-    if previous is not None or _last_withdrawn(registry) is not None:
+    if previous is not None or _last_withdrawn(registry, champion) is not None:
         return previous
     raise RollbackError(
         f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
     )
 
 
-def _last_withdrawn(registry: Registry) -> ModelVersion | None:
-    """The version that was taken back last, which is still challenger."""
-    challenger = registry.by_alias(CHALLENGER)
-    return challenger if challenger is not None and WITHDRAWN_TAG in challenger.tags else None
+def _last_withdrawn(registry: Registry, champion: ModelVersion) -> ModelVersion | None:
+    """The version that was taken back last: the challenger, unless a newer loser is that; then the newest of them."""
+    taken = [item for item in registry.versions() if WITHDRAWN_TAG in item.tags and item.version != champion.version]
+    return max(taken, key=lambda item: (CHALLENGER in item.aliases, int(item.version)), default=None)
 
 
 def _done_before(registry: Registry, champion: ModelVersion) -> Rollback:
-    last = _last_withdrawn(registry)
+    last = _last_withdrawn(registry, champion)
     if last is None:
         return Rollback(champion.version, "", False, "")
     return Rollback(champion.version, last.version, False, last.tags[WITHDRAWN_TAG])

@@ -170,6 +170,14 @@ def test_a_champion_is_taken_back_once_with_the_reason(home: Home) -> None:
     assert names(home) == {"champion": "1", "challenger": "3"}
 
 
+def test_a_champion_that_was_taken_back_is_remembered_when_a_newer_model_lost(home: Home) -> None:
+    done = alone(roll_back_champion, home, "it swears")
+    Registry(Tracking(home)).move_alias("challenger", "2")  # as a promotion that fails does
+    again = alone(roll_back_champion, home)
+    assert again == {**done, "moved": False}
+    assert names(home) == {"champion": "1", "challenger": "2"}
+
+
 def test_taking_a_champion_back_brings_a_lost_registry_back_first(home: Home) -> None:
     (home.path / "mlflow.db").unlink()
     done = alone(roll_back_champion, home, "it swears")
