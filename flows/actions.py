@@ -63,6 +63,18 @@ def _registered_name(model: str) -> str:
     return name if re.fullmatch(r"[\w-]+", name) else ""
 
 
+def registry_of(session: Session) -> Registry:
+    """The registry; what it lost is put back first, so that no champion is forgotten and no former one is asked."""
+    registry = Registry(session.resources.tracking)
+    if is_lost(session.store, registry):
+        done = rebuild(session.store, session.resources.tracking)
+        session.note(
+            f"the registry lacked what the store knows of it, so {len(done.versions)} version(s), {done.runs} run(s) "
+            "and the names are as the store has them again"
+        )
+    return registry
+
+
 def checkpoint_of(session: Session, model: str) -> ArtifactRef:
     """The checkpoint artefact of a model named in any of the allowed ways.
 
@@ -75,7 +87,7 @@ def checkpoint_of(session: Session, model: str) -> ArtifactRef:
     folder = Path(model)
     if folder.is_dir() and not _registered_name(model):
         return _adopt(session, folder)  # no registry is needed, nor made
-    registry = Registry(session.resources.tracking)
+    registry = registry_of(session)
     if folder.is_dir() and _find_version(registry, model) is None:
         return _adopt(session, folder)
     return version_checkpoint(session, registry, resolve_version(registry, model))
@@ -149,7 +161,7 @@ def promote_model(
             f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
         )
     run_id = ensure_training_run(session, checkpoint)
-    registry = _whole_registry(session)
+    registry = registry_of(session)
     metrics = read_metrics(session.store, evaluation)
     while True:
         rival = _measured_champion(session, registry, checkpoint, evaluation, settings)
@@ -163,18 +175,6 @@ def promote_model(
             figures |= champion_figures(read_metrics(session.store, artifact(rival.evaluation)))
         log_evaluation(session, run_id, done.version, evalset, figures)
         return done, run_id
-
-
-def _whole_registry(session: Session) -> Registry:
-    """The registry; one that was lost is made again first, so that a champion is never forgotten."""
-    registry = Registry(session.resources.tracking)
-    if is_lost(session.store, registry):
-        done = rebuild(session.store, session.resources.tracking)
-        session.note(
-            f"the registry was empty, so {len(done.versions)} version(s) and {done.runs} run(s) were put back into it "
-            "from the store"
-        )
-    return registry
 
 
 def _measured_champion(

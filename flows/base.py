@@ -12,10 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from flows.actions import checkpoint_of, resolve_version
+from flows.actions import checkpoint_of, registry_of, resolve_version
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
+from storage.registered import noted_names
 from storage.registry import CHAMPION, Registry
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
@@ -123,7 +124,8 @@ def continuing(session: Session, settings: Settings, base: str) -> Settings:
 
 
 def _has_champion(session: Session) -> bool:
-    return session.home.has_tracking and Registry(session.resources.tracking).by_alias(CHAMPION) is not None
+    known = session.home.has_tracking or noted_names(session.store)
+    return bool(known) and registry_of(session).by_alias(CHAMPION) is not None
 
 
 def check_unread(session: Session, settings: Settings, evalset: ArtifactRef) -> None:

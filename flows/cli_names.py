@@ -24,7 +24,7 @@ def rollback(
             print_json(done)
             return
         if done["rebuilt"]:
-            print(f"the registry was empty, so {done['rebuilt']} version(s) were put back into it from the store")
+            print("the registry lacked what the store knows of it, and is as the store has it again")
         words = f"version {done['champion']} is champion"
         if done["withdrawn"]:
             words += (
@@ -46,3 +46,5 @@ def rebuild_tracking(home: HomeFolder = "", as_json: AsJson = False) -> None:
         print(f"{done['runs']} run(s) and {len(done['versions'])} version(s) are there; {names or 'none has a name'}")
         for version in done["lost"]:
             print(f"version {version} cannot be had again: its checkpoint is not in the store")
+        for version in done["deleted"]:
+            print(f"version {version} cannot be had again: it was deleted in MLflow, which gives no number twice")

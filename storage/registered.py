@@ -69,6 +69,12 @@ def note_names(store: Store, names: Mapping[str, str]) -> None:
     _write(store, NAMES, dict(names))
 
 
+def next_number(store: Store) -> str:
+    """The number after all that the book has."""
+    numbers = (int(name.removeprefix(VERSIONS)) for name in store.refs(VERSIONS))
+    return str(max(numbers, default=0) + 1)
+
+
 def noted_names(store: Store) -> dict[str, str]:
     """Version by alias; empty before the first promotion."""
     return store.read_ref(NAMES) or {}

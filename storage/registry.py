@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -13,10 +14,11 @@ from storage.manifest import ArtifactRef
 from storage.tracking import Tracking
 
 MODEL_NAME = "sheepfold"
-CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+CHAMPION, CHALLENGER, PREVIOUS = NAMES = "champion", "challenger", "previous"
 DIGEST_TAG = "sheepfold.checkpoint_digest"
 KEY_TAG = "sheepfold.checkpoint_key"
 STAGE_TAG = "sheepfold.checkpoint_stage"
+NAMES_TAG = "sheepfold.names"  # of the registered model: who bore which name when the store's book was written last
 
 
 # What a request to a served model may set, by MLflow's types, with the defaults; a list's type is that of its items.
@@ -256,6 +258,10 @@ class Registry:
             )
         return str(info.model_uri)
 
+    def delete(self, version: str) -> None:
+        """Take a version out of the registry; its number is used up."""
+        self.client.delete_model_version(MODEL_NAME, version)
+
     def move_alias(self, alias: str, version: str) -> None:
         """Let an alias stand at a version; nothing happens when it does already."""
         current = self.by_alias(alias)
@@ -283,6 +289,17 @@ class Registry:
         self._ensure_model()
         aliases = self.client.get_registered_model(MODEL_NAME).aliases
         return {alias: str(version) for alias, version in sorted(aliases.items())}
+
+    def names_seen(self) -> dict[str, str] | None:
+        """The names in the store's book as this registry saw them last; None if it never did."""
+        self._ensure_model()
+        seen = self.client.get_registered_model(MODEL_NAME).tags.get(NAMES_TAG)
+        return None if seen is None else dict(json.loads(seen))
+
+    def see_names(self, names: Mapping[str, str]) -> None:
+        """Note the names in the store's book."""
+        if self.names_seen() != names:
+            self.client.set_registered_model_tag(MODEL_NAME, NAMES_TAG, json.dumps(dict(names), sort_keys=True))
 
     def page_of(self, version: str) -> str | None:
         """Address of a version's page; None where no server shows any."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import note_names
+from storage.registered import next_number
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion, Registry
 from storage.store import Store
 from tasks.curate.evalset import trains_on_evalset
@@ -23,7 +23,7 @@ from tasks.evaluation.tables import read_metrics
 from tasks.gates.facts import curated_of
 from tasks.gates.verdicts import Verdict, failed, read_verdicts
 from tasks.model_card import model_card
-from tasks.registration import DECIDES, LOCK, note, register, search_tags
+from tasks.registration import DECIDES, LOCK, note, note_bearers, register, search_tags
 
 VERDICT_TAG = "sheepfold.verdict"
 WITHDRAWN_TAG = "sheepfold.withdrawn"
@@ -141,7 +141,7 @@ def promote(
             card = model_card(store, checkpoint, evaluation, verdicts, _links(registry, run_id))
             if version is None:
                 tags = {**search_tags(store, registry.tracking, run_id, checkpoint, evaluation), **tags}
-                version = register(store, registry, run_id, checkpoint, card, tags)
+                version = register(store, registry, run_id, checkpoint, card, tags, next_number(store))
             else:
                 changed = {name: text for name, text in tags.items() if version.tags.get(name) != text}
                 registry.tag(version.version, changed)
@@ -151,7 +151,7 @@ def promote(
         store.check_lock(LOCK)  # registering takes long enough for a laptop to be closed over it
         moved = alias not in version.aliases
         _move(registry, version, champion, wins)
-        note_names(store, registry.names())
+        note_bearers(store, registry)
         current = registry.by_number(version.version) or version
     return Promotion(current, alias, moved, reason, verdicts, gates)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import Registered, note_version, noted_version
+from storage.registered import Registered, note_names, note_version, noted_version
 from storage.registry import ModelVersion, Registry
 from storage.store import Store
 from storage.tracking import Tracking
@@ -91,6 +91,13 @@ def search_tags(
         "sheepfold.parameters": str(parameters_of(made)),
         "sheepfold.python": platform.python_version(),
     }
+
+
+def note_bearers(store: Store, registry: Registry) -> None:
+    """Write into the store's book who bears which name, and let the registry know that this is its own state."""
+    names = registry.names()
+    note_names(store, names)
+    registry.see_names(names)
 
 
 def note(

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage.errors import UserError
-from storage.registered import note_names
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion, Registry
 from storage.store import Store
 from tasks.promotion import WITHDRAWN_TAG
-from tasks.registration import LOCK, note
+from tasks.registration import LOCK, note, note_bearers
 
 NO_REASON = "no reason was given"
 
@@ -72,7 +71,7 @@ def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") 
             registry.drop_alias(CHALLENGER)
         for number in (champion.version, target.version):
             note(store, registry, number)
-        note_names(store, registry.names())
+        note_bearers(store, registry)
         if target.version == champion.version:
             return _done_before(registry, champion)
         return Rollback(target.version, champion.version, True, reason or NO_REASON)

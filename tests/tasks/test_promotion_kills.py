@@ -83,9 +83,10 @@ def test_a_promotion_killed_before_any_write_of_the_registry_is_finished_by_the_
     better = run_whole(home, tiny_source, tiny_settings(*BETTER))
 
     def with_a_copy(name: str) -> Home:
-        database = tmp_path / f"{name}.db"
+        database, store = tmp_path / f"{name}.db", tmp_path / name
         shutil.copyfile(home.path / "mlflow.db", database)
-        return Home(home.path, home.store, f"sqlite:///{database}")
+        shutil.copytree(home.store, store)  # whose book goes with the registry
+        return Home(home.path, str(store), f"sqlite:///{database}")
 
     alone = with_a_copy("alone")
     with killed_before_write(0) as writes:

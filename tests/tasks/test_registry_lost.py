@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from tiny_run import Ran, copy_of_store, direct_session, home_at, run_whole, tiny_settings
 
-from flows.actions import promote_model
+from flows.actions import checkpoint_of, promote_model, registry_of
 from flows.clearing import clear_up
 from flows.names import rebuild_tracking, roll_back_champion
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import Registry
+from storage.registered import noted_version
+from storage.registry import NAMES_TAG, Registry
+from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.promotion import WITHDRAWN_TAG, Promotion
 from tasks.session import artifact
@@ -27,7 +29,10 @@ BETTER = ("train.max_steps=80", "train.lr=0.01")
 
 @dataclass(frozen=True)
 class Promoted:
-    """A home in which three models were promoted: 3 is champion, 1 was, 2 did not win."""
+    """A home in which three models were promoted: 3 is champion, 1 was, 2 did not win.
+
+    Beside its registry lies `older.db`, which is the registry before the third.
+    """
 
     home: Home
     better: Ran
@@ -38,6 +43,7 @@ def promoted(tiny: Ran, tiny_source: Path, tmp_path_factory: pytest.TempPathFact
     home = copy_of_store(tiny, tmp_path_factory.mktemp("lost") / "home")
     made = [run_whole(home, tiny_source, tiny_settings(*assignments)) for assignments in ((), WORSE, BETTER)]
     for ran in made:
+        shutil.copyfile(home.path / "mlflow.db", home.path / "older.db")
         promote(home, ran)
     return Promoted(home, made[-1])
 
@@ -46,7 +52,7 @@ def promoted(tiny: Ran, tiny_source: Path, tmp_path_factory: pytest.TempPathFact
 def home(promoted: Promoted, tmp_path: Path) -> Iterator[Home]:
     """A copy of that home, to be spoiled."""
     target = home_at(tmp_path / "home")
-    for name in ("store", "mlflow.db", "mlflow-artifacts"):
+    for name in ("store", "mlflow.db", "older.db", "mlflow-artifacts"):
         source = promoted.home.path / name
         copy = shutil.copytree if source.is_dir() else shutil.copyfile
         copy(source, target.path / name, **({"dirs_exist_ok": True} if source.is_dir() else {}))
@@ -141,6 +147,60 @@ def test_a_promotion_brings_a_lost_registry_back_first(home: Home, promoted: Pro
     done = promote(home, promoted.better)
     assert (done.version.version, done.alias, done.moved) == ("3", "champion", False)
     assert names(home) == {"champion": "3", "previous": "1", "challenger": "2"}
+
+
+def test_an_older_registry_is_brought_up_to_the_book_before_its_champion_is_asked(
+    home: Home, promoted: Promoted
+) -> None:
+    before = contents(home)
+    older = Home(home.path, home.store, f"sqlite:///{home.path / 'older.db'}")
+    assert names(older) == {"champion": "1", "challenger": "2"}
+    with direct_session(older) as session:
+        assert checkpoint_of(session, "champion") == promoted.better.checkpoint
+    assert contents(older) == before
+    assert names(older) == before["names"]
+
+
+def test_names_alone_that_a_registry_missed_are_put_back(home: Home) -> None:
+    shutil.copyfile(home.path / "mlflow.db", home.path / "before.db")
+    alone(roll_back_champion, home, "it swears")
+    older = Home(home.path, home.store, f"sqlite:///{home.path / 'before.db'}")
+    with direct_session(older) as session:
+        assert registry_of(session).names() == {"champion": "1", "challenger": "3"}
+
+
+def test_a_rebuilding_that_was_killed_before_the_names_goes_on(home: Home, promoted: Promoted) -> None:
+    registry = Registry(Tracking(home))
+    registry.client.delete_registered_model_tag("sheepfold", NAMES_TAG)
+    for name in registry.names():
+        registry.drop_alias(name)
+    assert promote(home, promoted.better).alias == "champion"
+    assert names(home) == {"champion": "3", "previous": "1", "challenger": "2"}
+
+
+def test_a_name_that_a_person_moved_in_the_registry_stays_there(home: Home) -> None:
+    Registry(Tracking(home)).move_alias("champion", "2")
+    with direct_session(home) as session:
+        assert registry_of(session).names()["champion"] == "2"
+
+
+@pytest.mark.parametrize("number", ["2", "3"])
+def test_a_version_that_a_person_deleted_is_told_and_gets_no_other_number(home: Home, number: str) -> None:
+    Registry(Tracking(home)).delete(number)
+    done = alone(rebuild_tracking, home)
+    left = [version for version in ("1", "2", "3") if version != number]
+    assert (done["versions"], done["deleted"]) == (left, [number])
+    assert [version.version for version in Registry(Tracking(home)).versions()] == left
+
+
+def test_a_new_version_takes_no_number_of_the_book(home: Home, promoted: Promoted, tiny_source: Path) -> None:
+    assert promoted.better.checkpoint is not None
+    (home.path / "mlflow.db").unlink()
+    shutil.rmtree(Path(home.store) / "train" / promoted.better.checkpoint.key)
+    done = promote(home, run_whole(home, tiny_source, tiny_settings("train.max_steps=3")))
+    assert done.version.version == "4"
+    noted = noted_version(open_store(home.store, home.cache), "3")
+    assert noted is not None and noted.checkpoint == promoted.better.checkpoint
 
 
 def test_a_version_whose_checkpoint_is_gone_is_told(home: Home, promoted: Promoted) -> None:
