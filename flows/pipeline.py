@@ -16,7 +16,7 @@ from flows.base import find_base, with_base
 from flows.corpus import Ingested, Maybe, MaybeSet
 from flows.corpus import ingest as ingest
 from flows.tracing import trace_model
-from storage.catalog import corpus_ref, read_state
+from storage.catalog import LISTED, corpus_ref, read_state
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
@@ -499,6 +499,8 @@ def publish(session: Session, corpus: str) -> None:
         state = session.store.read_ref(name) or {}
         for stage, refs in session.produced.items():
             state[stage] = [asdict(ref) for ref in refs]
+        if session.produced.get(snapshot.name):
+            state.pop(LISTED, None)
         if snapshot.name in state:
             session.store.write_ref(name, state)
 

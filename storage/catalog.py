@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import duckdb
 
 CORPUS_REF = "corpus"
+LISTED = "listed"  # in a corpus's state: its list of files without what was forgotten, until the next run makes another
 LONGEST_CORPUS_NAME = 50  # characters
 _CORPUS_NAME = re.compile(rf"\w([\w .-]{{0,{LONGEST_CORPUS_NAME - 2}}}\w)?")
 _GLOB = re.compile(r"([*?[])")  # what DuckDB would take for a pattern in the name of a folder
@@ -84,7 +85,7 @@ def read_state(store: Store, corpus: str) -> dict[str, list[ArtifactRef]]:
 
 
 def waits_for_run(store: Store, corpus: str) -> str:
-    """What to say of a corpus whose list of files went with a forgotten document; empty where it is there."""
+    """What to say of a corpus of which a document was forgotten since its last run; else empty."""
     state = read_state(store, corpus)
     if not state or state.get("snapshot"):
         return ""

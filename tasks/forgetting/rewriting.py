@@ -2,15 +2,16 @@
 
 Extraction takes the most time of all, so segments are rewritten instead of being made again: what remains is what
 extracting the remaining files gives, under the key that it would have. Evaluation sets are rewritten because models are
-compared on them; selections, because they say what a model was trained on. A selection and a training keep their key:
-nothing is made from them anew, and they no longer say what should not be known.
+compared on them; selections, because they say what a model was trained on; and lists of files, because by them people
+name what is to be forgotten next. A selection, a list and a training keep their key: nothing is made from them anew,
+and they no longer say what should not be known.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,16 +21,17 @@ import numpy as np
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import CUTS, DROPPED, EVALSET, EXTRACTS, PAGES, SELECTION
+from storage.schemas import CUTS, DROPPED, EVALSET, EXTRACTS, FILES, PAGES, SELECTION
 from storage.store import Store, Workspace
 from storage.tables import TableWriter, read_rows, stream_rows, union_digest, write_table
 from storage.tombstones import Tombstones
 from tasks.curate.evalset import GRAMS_FILE, OFFSETS_FILE, load_grams
 from tasks.ingest.journal import Content, is_doubtful
-from tasks.ingest.segments import forgotten_row
+from tasks.ingest.segments import document_id, forgotten_row
 from tasks.train_report.journal import JOURNAL_FILE
 
 DOCUMENTS_FILE = "documents.parquet"
+FILES_FILE = "files.parquet"
 
 
 def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> ArtifactRef | None:
@@ -129,6 +131,20 @@ def trim_selection(store: Store, curated: Manifest, forgotten: Collection[str]) 
             write_table(workspace.out / name, schema, [row for row in found[name] if row["doc_id"] not in forgotten])
 
 
+def trim_snapshot(store: Store, listing: Manifest, forgotten: Tombstones) -> None:
+    """Take forgotten documents out of a list of files, which by its other rows still says what lay where."""
+    path = store.folder(listing.ref) / FILES_FILE
+    if any(_lists(row, forgotten) for row in stream_rows(path)):
+        with _in_place(store, listing, (FILES_FILE,)) as workspace:
+            write_table(
+                workspace.out / FILES_FILE, FILES, (row for row in stream_rows(path) if not _lists(row, forgotten))
+            )
+
+
+def _lists(row: Mapping[str, Any], forgotten: Tombstones) -> bool:
+    return row["sha256"] is not None and forgotten.covers(row["doc_id"] or document_id(row["sha256"]), row["sha256"])
+
+
 def samples_of(store: Store, training: Manifest) -> list[dict[str, Any]]:
     """What a network wrote while it was trained, each with its `prompt`."""
     path = store.folder(training.ref) / JOURNAL_FILE
@@ -138,17 +154,16 @@ def samples_of(store: Store, training: Manifest) -> list[dict[str, Any]]:
     return samples
 
 
-def trim_samples(store: Store, training: Manifest, quotes: Callable[[str], bool]) -> bool:
-    """Take the samples out of a training whose prompts quote forgotten documents; whether there were any."""
-    if not any(quotes(sample["prompt"]) for sample in samples_of(store, training)):
-        return False
+def trim_samples(store: Store, training: Manifest, prompts: Collection[str]) -> None:
+    """Take the samples of some prompts out of a training."""
+    if not any(sample["prompt"] in prompts for sample in samples_of(store, training)):
+        return
     path = store.folder(training.ref) / JOURNAL_FILE
     record = json.loads(path.read_text(encoding="utf-8"))
-    record["samples"] = [sample for sample in record["samples"] if not quotes(sample["prompt"])]
+    record["samples"] = [sample for sample in record["samples"] if sample["prompt"] not in prompts]
     with _in_place(store, training, (JOURNAL_FILE,)) as workspace:
         text = json.dumps(record, ensure_ascii=False, indent=1)
         (workspace.out / JOURNAL_FILE).write_text(text, encoding="utf-8")
-    return True
 
 
 @contextmanager

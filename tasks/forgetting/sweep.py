@@ -3,6 +3,7 @@
     segments            rewritten, because reading files takes the most time of all
     evaluation sets     rewritten, and pinned where the old ones were
     selections          trimmed: they say what a model was trained on
+    lists of files      trimmed: by them people name what is to be forgotten next
     models, figures     stay; samples and completions whose prompts quote a document go
     texts from outside  go where they hold a document, with what was measured on them
     all else            goes (texts, measures, token shards, indexes, datasets); the next run makes it again
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.catalog import CORPUS_REF
+from storage.catalog import CORPUS_REF, LISTED
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
@@ -43,18 +44,26 @@ from tasks.forgetting.rewriting import (
     samples_of,
     trim_samples,
     trim_selection,
+    trim_snapshot,
 )
 from tasks.forgetting.targets import EXTRACTS_FILE, SEGMENT_STAGES
+from tasks.generation.prompts import SAMPLED_ID
 from tasks.ingest.segments import present_segments
+from tasks.tokens.interface import Tokenizer
+from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
-QUOTING_WORDS = 5  # a prompt this long that stands in a document is taken to be from it
+# a prompt this long that stands in a document is taken to be from it; a letter of the scripts from `_DENSE` on, which
+# put no space between words, says as much as three others
+QUOTING_WORDS, QUOTING_LETTERS = 5, 24
+_DENSE = "\u0e00"
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
 KEPT = (
     *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam", "gates"),
     *("complete", "generate", "prompts", "questions"),
 )
 TRIMMED = ("curate", "ablate")
+LISTS = ("snapshot",)
 
 
 @dataclass
@@ -65,6 +74,7 @@ class Sweep:
         segments: extraction segments that are rewritten.
         evalsets: evaluation sets that are rewritten.
         selections: selections that are trimmed.
+        listings: lists of files that are trimmed.
         trainings: trainings in which samples are taken out.
         removed: artefacts that go.
         shown_by: keys of the trainings beside whose runs pages or samples may quote a document: they come from a corpus
@@ -74,6 +84,7 @@ class Sweep:
     segments: list[Manifest] = field(default_factory=list)
     evalsets: list[Manifest] = field(default_factory=list)
     selections: list[Manifest] = field(default_factory=list)
+    listings: list[Manifest] = field(default_factory=list)
     trainings: list[Manifest] = field(default_factory=list)
     removed: list[tuple[str, str]] = field(default_factory=list)
     shown_by: set[str] = field(default_factory=set)
@@ -96,13 +107,15 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     made = descendants(store, sources, beyond=(*KEPT, "evalset"))
     made = [manifest for manifest in made if manifest.stage != "evalset" or manifest.ref in held]
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
-    prompts, trainings = _quoting(store, texts, forgotten)
+    prompts = _quoting(store, texts, forgotten)
+    sampled = _sampled(store, texts, forgotten)
+    trainings = [found for found in _manifests(store, (TRAIN,)) if found.key in sampled]
     outside = _holding(store, texts, forgotten)
     spoken = descendants(store, [manifest.ref for manifest in (*prompts, *outside)])
     going = [
         *segments,
         *evalsets,
-        *(found for found in made if found.stage not in (*KEPT, *TRIMMED)),
+        *(found for found in made if found.stage not in (*KEPT, *TRIMMED, *LISTS)),
         *prompts,
         *outside,
         *spoken,
@@ -112,6 +125,7 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
         segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
         evalsets=evalsets,
         selections=[manifest for manifest in made if manifest.stage in TRIMMED],
+        listings=[manifest for manifest in made if manifest.stage in LISTS],
         trainings=trainings,
         removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
         shown_by=_trainings_of(touched) | _seen_by(forgotten),
@@ -203,22 +217,51 @@ def _among(column: Any, wanted: Iterable[str]) -> Any:
     return pc.is_in(column, value_set=pa.array(list(wanted), pa.string()))
 
 
-def _quoting(
-    store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones
-) -> tuple[list[Manifest], list[Manifest]]:
-    """Lists of prompts, and trainings with samples, that quote forgotten documents.
+def _quoting(store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones) -> list[Manifest]:
+    """Lists of prompts that quote forgotten documents, or were taken from them.
 
     Args:
         texts: artefacts with the documents' texts.
     """
-    asked = [(found, _prompts(store, found)) for found in _manifests(store, ("prompts",))]
-    drawn = [
-        (found, {_line(sample["prompt"]) for sample in samples_of(store, found)})
-        for found in _manifests(store, ("train",))
-    ]
-    candidates = {prompt for _, prompts in (*asked, *drawn) for prompt in prompts}
-    quoted = _quoted(store, texts, forgotten, candidates)
-    return [found for found, lines in asked if lines & quoted], [found for found, lines in drawn if lines & quoted]
+    names = {doc_id[:SAMPLED_ID] for doc_id in forgotten.documents}
+    asked = [(found, *_prompts(store, found)) for found in _manifests(store, ("prompts",))]
+    quoted = _quoted(store, texts, forgotten, {line for _, _, lines in asked for line in lines})
+    return [found for found, ids, lines in asked if ids & names or lines & quoted]
+
+
+def _sampled(store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones) -> dict[str, set[str]]:
+    """Prompts of samples that quote forgotten documents, by the training's key.
+
+    A prompt is what the training's tokeniser gave back of a document: what it does not know is missing from it.
+    """
+    drawn: dict[str, tuple[set[str], str]] = {}  # with the digest of its tokeniser's file, which many have in common
+    tokenizers: dict[str, Tokenizer] = {}
+    for training in _manifests(store, (TRAIN,)):
+        if prompts := {str(sample["prompt"]) for sample in samples_of(store, training)}:
+            spoken = next((entry.sha256 for entry in training.files if entry.name == TOKENIZER_FILE), "")
+            drawn[training.key] = (prompts, spoken)
+            if spoken and spoken not in tokenizers:
+                tokenizers[spoken] = load_tokenizer(store.folder(training.ref) / TOKENIZER_FILE)
+    found: dict[str, set[str]] = {key: set() for key in drawn}
+    for ref in sorted(texts) if drawn else ():
+        for text in _texts(store, ref, forgotten):
+            line, letters = _line(text), _letters(text)
+            read = {digest: _letters(one.decode(one.encode([text])[0].tolist())) for digest, one in tokenizers.items()}
+            for key, (prompts, spoken) in drawn.items():
+                forms = (letters, read.get(spoken, ""))
+                found[key] |= {prompt for prompt in prompts - found[key] if _stands(prompt, line, forms)}
+    return {key: prompts for key, prompts in found.items() if prompts}
+
+
+def _stands(prompt: str, line: str, forms: Iterable[str]) -> bool:
+    """Whether a prompt stands in a text, given as a line and as the letters that were read of it."""
+    words, letters = _line(prompt), _letters(prompt)
+    return (bool(words) and words in line) or (bool(letters) and any(letters in form for form in forms))
+
+
+def _letters(text: str) -> str:
+    """Letters and digits alone, in one case: tokenisers set spaces, and cut characters in two."""
+    return "".join(filter(str.isalnum, text.casefold()))
 
 
 def _holding(store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones) -> list[Manifest]:
@@ -234,10 +277,16 @@ def _holding(store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones
     return found
 
 
-def _prompts(store: Store, kept: Manifest) -> set[str]:
-    rows = read_rows(store.folder(kept.ref) / "prompts.parquet", ["prompt"])
+def _prompts(store: Store, kept: Manifest) -> tuple[set[str], set[str]]:
+    """Ids of a list of prompts, and its lines that are long enough to be quotations."""
+    rows = read_rows(store.folder(kept.ref) / "prompts.parquet", ["id", "prompt"])
     lines = {_line(row["prompt"]) for row in rows}
-    return {line for line in lines if len(line.split()) >= QUOTING_WORDS}
+    return {str(row["id"]) for row in rows}, {line for line in lines if _is_long(line)}
+
+
+def _is_long(line: str) -> bool:
+    letters = sum(3 if letter >= _DENSE and letter.isalpha() else 1 for letter in line)
+    return letters >= QUOTING_LETTERS or len(line.split()) >= QUOTING_WORDS
 
 
 def _line(text: str) -> str:
@@ -271,30 +320,37 @@ def _texts(store: Store, ref: ArtifactRef, forgotten: Tombstones) -> Iterator[st
 def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
     texts = [ArtifactRef(stage, key, "") for stage, key in found.removed if stage in TEXT_STAGES]
     texts = [ref for ref in texts if store.find(ref.stage, ref.key) is not None]
+    sampled = _sampled(store, texts, forgotten)
     for training in found.trainings:
-        candidates = {_line(sample["prompt"]) for sample in samples_of(store, training)}
-        quoted = _quoted(store, texts, forgotten, candidates)
-        trim_samples(store, training, lambda prompt, quoted=quoted: _line(prompt) in quoted)  # type: ignore[misc]
+        trim_samples(store, training, sampled.get(training.key, set()))
     for selection in found.selections:
         trim_selection(store, selection, forgotten.documents.keys())
+    for listing in found.listings:
+        trim_snapshot(store, listing, forgotten)
     instead: dict[tuple[str, str], ArtifactRef | None] = dict.fromkeys(found.removed)
     for segment in found.segments:
         instead[segment.stage, segment.key] = rewrite_segment(store, segment, forgotten)
     for evalset in found.evalsets:
         instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
-    _move_refs(store, instead)
+    _move_refs(store, instead, {listing.key for listing in found.listings})
     _clear_work(store, found.removed)
     discard_damaged(store)  # what cannot be read may hold anything
     for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
         store.remove(stage, key, keep_record=True)
 
 
-def _move_refs(store: Store, instead: dict[tuple[str, str], ArtifactRef | None]) -> None:
-    """Let no name stand at what goes: a corpus keeps what is left of its last run, until the next one."""
+def _move_refs(store: Store, instead: dict[tuple[str, str], ArtifactRef | None], trimmed: Collection[str]) -> None:
+    """Let no name stand at what goes: a corpus keeps what is left of its last run, until the next one.
+
+    Args:
+        trimmed: keys of lists of files that are no longer whole.
+    """
     for name in store.refs(f"{CORPUS_REF}/"):
         with store.lock(name):
             state = store.read_ref(name) or {}
             left = {stage: list(_moved(refs, instead)) for stage, refs in state.items()}
+            if any(ref["key"] in trimmed for ref in left.get("snapshot", ())):
+                left[LISTED] = left.pop("snapshot")
             if left != state:
                 store.write_ref(name, {stage: refs for stage, refs in left.items() if refs})
     for name in store.refs("evalset/"):

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.catalog import read_state
+from storage.catalog import LISTED, read_state
 from storage.manifest import ArtifactRef
 from storage.store import Store
 from storage.tombstones import place_digest
 from tasks.ingest.segments import document_id
+from tasks.ingest.sources.git import without_commit
 
 SEGMENT_STAGES = ("extract", "import")  # whose artefacts hold documents as they were read
 EXTRACTS_FILE = "extracts.parquet"
@@ -87,8 +88,9 @@ def _by_id(store: Store, beginning: str) -> Iterator[Target]:
 
 
 def _by_path(store: Store, corpus: str, thing: str) -> Iterator[Target]:
-    current = read_state(store, corpus).get("snapshot", [])
-    sources = {source for ref in current for source in _sources(store, ref)}
+    state = read_state(store, corpus)
+    current = state.get("snapshot") or state.get(LISTED, [])
+    sources = {without_commit(source) for ref in current for source in _sources(store, ref)}
     inside = thing.rstrip("/") + "/"
 
     def wanted(table: pa.Table) -> Any:
@@ -97,7 +99,8 @@ def _by_path(store: Store, corpus: str, thing: str) -> Iterator[Target]:
             named = pc.starts_with(paths, thing[:-1])
         else:
             named = pc.or_(pc.equal(paths, thing), pc.starts_with(paths, inside))
-        return pc.and_(named, pc.is_in(table["source"], value_set=pa.array(sorted(sources), pa.string())))
+        own = [source for source in pc.unique(table["source"]).to_pylist() if without_commit(source) in sources]
+        return pc.and_(named, pc.is_in(table["source"], value_set=pa.array(own, pa.string())))
 
     for ref in _refs(store, "snapshot") if sources else ():
         yield from _rows(store, ref, "files.parquet", ["doc_id", "sha256", "path", "source"], wanted)

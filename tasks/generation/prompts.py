@@ -29,6 +29,7 @@ from tasks.generation.template import Template
 
 PROMPT_COLUMNS = ("prompt", "text")
 ID_COLUMN = "id"
+SAMPLED_ID = 12  # digits of its document's id that a sampled prompt is known by
 MOST_SAMPLED = 400  # characters of a document's first words: there are words without an end
 
 _Records = Iterator[tuple[str, dict[str, Any]]]  # the place of each, for people, and its columns
@@ -117,7 +118,7 @@ def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: in
     rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
     long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
     chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:count]
-    return [Prompt(row["doc_id"][:12], _beginning(row["text"], words)) for row in chosen]
+    return [Prompt(row["doc_id"][:SAMPLED_ID], _beginning(row["text"], words)) for row in chosen]
 
 
 def _beginning(text: str, words: int) -> str:

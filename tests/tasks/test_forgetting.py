@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ingest_run import ingest, prose, write
 from tiny_run import Ran, direct_session, home_at, run_prepare
 
 from flows import pipeline
+from flows.clearing import clear_up
 from flows.direct import explain, verify_home
 from flows.forgetting import forget
 from storage.catalog import read_state, waits_for_run
@@ -35,8 +37,12 @@ from tasks.blame import first_paths
 from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
+from tasks.forgetting.targets import find_targets
 from tasks.generation.stage import PROMPTS
 from tasks.session import artifact
+from tasks.tokens.interface import Tokenizer
+from tasks.tokens.subword import BpeTokenizer
+from tasks.tokens.tables import AsciiTokenizer, CharTokenizer, WordTokenizer
 
 SECRET = "the marmalade cathedral hums beneath seventeen violet lanterns of dust"
 
@@ -72,6 +78,15 @@ def put(store: Store, stage: str, files: dict[str, str], **inputs: Any) -> Artif
         return store.commit(workspace, manifest).ref
 
 
+def keep_prompts(store: Store, name: str, words: str) -> ArtifactRef:
+    """Commit a list of one prompt."""
+    key = sha256_json([name, words])
+    with store.workspace("prompts", key) as workspace:
+        rows = [{"id": name, "prompt": words, "fields": None, "error": None}]
+        write_table(workspace.out / "prompts.parquet", PROMPTS, rows)
+        return store.commit(workspace, Manifest("prompts", 1, key, key, {}, {}, [])).ref
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Trained:
     """A model of them; read only. Training itself takes longer than all of these tests."""
@@ -82,14 +97,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Trained:
     journal = json.dumps({"starts": [], "events": [], "samples": samples})
     checkpoint = put(session.store, "train", {"journal.json": journal}, dataset=dataset, tokenizer=fitted)
     for words in (SECRET, "Once upon a time there lived"):
-        with session.store.workspace("prompts", sha256_json(words)) as workspace:
-            write_table(
-                workspace.out / "prompts.parquet",
-                PROMPTS,
-                [{"id": "0", "prompt": words, "fields": None, "error": None}],
-            )
-            manifest = Manifest("prompts", 1, sha256_json(words), sha256_json(words), {}, {}, [])
-            prompts = session.store.commit(workspace, manifest).ref
+        prompts = keep_prompts(session.store, "0", words)
         put(session.store, "generate", {"words.txt": f"{words} and so on"}, checkpoint=checkpoint, prompts=prompts)
     pipeline.remember(session, train=checkpoint)
     pipeline.publish(session, "default")
@@ -276,6 +284,101 @@ def test_a_run_that_is_at_work_is_waited_for(home: Home) -> None:
     assert not read_tombstones(LocalStore(Path(home.store))).documents
 
 
+def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home: Home) -> None:
+    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
+    clear_up(str(home.path), -1, dry_run=False)
+    done = forget(str(home.path), "secret/1.txt", "", "default", dry_run=False)
+    assert [item["path"] for item in done["documents"]] == ["secret/1.txt"]
+    assert problems(home) == []
+
+
+def test_no_list_of_files_has_the_path_of_a_forgotten_document_and_each_has_the_others(home: Home) -> None:
+    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
+    store = LocalStore(Path(home.store))
+    listed = [
+        read_columns(store.folder(found.ref) / "files.parquet", ["path"])["path"]
+        for found in store.manifests("snapshot")
+    ]
+    assert listed
+    for paths in listed:
+        assert "secret/0.txt" not in paths
+        assert {"secret/1.txt", "05.txt"} <= set(paths)
+
+
+def test_a_file_of_a_repository_goes_by_its_path_also_when_later_commits_lack_it(tmp_path: Path) -> None:
+    project = write(tmp_path / "project", {"secret.txt": secret_text(3), **{f"{n}.txt": prose(n) for n in range(6)}})
+    person = [part for name in ("name", "email") for part in ("-c", f"user.{name}=someone")]
+
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *person, *arguments], cwd=project, check=True, capture_output=True)
+
+    home = home_at(tmp_path / "home")
+    git("init", "--quiet")
+    for change in ("it is there", "it is gone"):
+        git("add", "--all")
+        git("commit", "--quiet", "--message", change)
+        ingest(home, f"git+{project}")
+        (project / "secret.txt").unlink(missing_ok=True)
+    done = forget(str(home.path), "secret.txt", "", "default", dry_run=False)
+    assert [item["path"] for item in done["documents"]] == ["secret.txt"]
+    assert [path for path in holders_of(home, SECRET) if not path.startswith("cache/git/")] == []
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> tuple[Home, Path]:
+    """A home with texts of which one is Chinese, and their folder."""
+    folder = write(tmp_path / "in", {"secret.txt": CHINESE, **{f"{n}.txt": prose(n) for n in range(6)}})
+    home = home_at(tmp_path / "home")
+    ingest(home, folder)
+    return home, folder
+
+
+CHINESE = "\n".join(f"果酱大教堂在第{number}盏紫色灯笼下轻轻地哼着歌，灰尘慢慢落下来。" for number in range(20))
+
+
+def test_prompts_that_were_drawn_from_a_document_go_however_few_words_they_have(foreign: tuple[Home, Path]) -> None:
+    home, _ = foreign
+    store = LocalStore(Path(home.store))
+    (target,) = find_targets(store, "default", "secret.txt")
+    going = [
+        keep_prompts(store, target.doc_id[:12], "什么都不一样"),  # by its id, as sampled prompts have it
+        keep_prompts(store, "0", "果酱大教堂在第3盏紫色"),  # by its words, between which there are no spaces
+        keep_prompts(store, "0", "  果酱大教堂在第4盏紫色\n"),
+    ]
+    kept = [keep_prompts(store, "0", "果酱"), keep_prompts(store, "1", "今天的天气真好，我们去公园吧")]
+    forget(str(home.path), "secret.txt", "", "default", dry_run=False)
+    left = {manifest.ref.key for manifest in store.manifests("prompts")}
+    assert left == {ref.key for ref in kept} and not left & {ref.key for ref in going}
+
+
+TOKENIZERS: dict[str, Callable[[list[str]], Tokenizer]] = {
+    "char": CharTokenizer.fit,
+    "word": lambda texts: WordTokenizer.fit(texts, 300),
+    "ascii": lambda texts: AsciiTokenizer(),
+    "bpe": lambda texts: BpeTokenizer.fit(texts, 300),  # nearly bytes: it cuts a character in two
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document_has(tmp_path: Path, kind: str) -> None:
+    secret = "Der Müller weiß über Nörgler überall Böses, wörtlich: „Ärger, Öl und Übermut“.\n" * 9
+    folder = write(tmp_path / "in", {"secret.txt": secret, **{f"{n}.txt": prose(n) for n in range(6)}})
+    home = home_at(tmp_path / "home")
+    ingest(home, folder)
+    store = LocalStore(Path(home.store))
+    fitted = TOKENIZERS[kind]([prose(number) + " Der Nörgler überall " for number in range(6)])
+    fitted.save(tmp_path / "tokenizer.json")
+    prompts = [fitted.decode(fitted.encode([text])[0][:40].tolist()) for text in (secret, prose(2))]
+    assert prompts[0].strip() and (kind == "bpe" or " ".join(prompts[0].split()) not in " ".join(secret.split()))
+    journal = {"starts": [], "events": [], "samples": [{"step": 1, "prompt": one, "text": ""} for one in prompts]}
+    files = {"journal.json": json.dumps(journal), "tokenizer.json": (tmp_path / "tokenizer.json").read_text()}
+    dataset = put(store, "dataset", {"words.txt": "of it"}, curated=ArtifactRef("curate", "gone", "gone"))
+    training = put(store, "train", files, dataset=dataset)
+    forget(str(home.path), "secret.txt", "", "default", dry_run=False)
+    manifest = next(found for found in store.manifests("train") if found.ref == training)
+    assert [sample["prompt"] for sample in samples_of(store, manifest)] == [prompts[1]]
+
+
 def test_what_goes_by_no_name_is_refused(home: Home) -> None:
     with pytest.raises(UserError, match="no document of corpus 'default' goes by 'secrets'"):
         forget(str(home.path), "secrets", "", "default", dry_run=False)
@@ -404,7 +507,7 @@ def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
     assert holders_of(home, SECRET) == []
 
 
-def test_what_is_left_is_named_by_its_path_again_once_the_corpus_was_listed_anew(
+def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_listed_anew(
     home: Home, trained: Trained, source: Path
 ) -> None:
     store = LocalStore(Path(home.store))
@@ -415,7 +518,7 @@ def test_what_is_left_is_named_by_its_path_again_once_the_corpus_was_listed_anew
     assert waits_for_run(store, "default") == ""
     forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
     kept = {doc_id: path for doc_id, path in expected.items() if path != "secret/0.txt"}
-    assert first_paths(store, evalset, doc_ids) == {}
+    assert first_paths(store, evalset, doc_ids) == kept
     assert "`sheepfold ingest SOURCE` makes them without those" in waits_for_run(store, "default")
     run_prepare(home, source)
     assert first_paths(store, evalset, doc_ids) == kept

@@ -64,6 +64,11 @@ _INHERITED = (
 _leases: dict[Path, int] = {}  # exports that this process reads; the locks fall when it ends
 
 
+def without_commit(source: str) -> str:
+    """A root's `source` without the commit: what one repository is called at all of them. Others stay as they are."""
+    return re.sub(r"^(git\+.+)@[0-9a-f]{40,64}(#|$)", r"\1\2", source)
+
+
 @dataclass(frozen=True)
 class GitSource:
     """A repository at a revision.

@@ -400,3 +400,13 @@ def test_a_lease_follows_an_export_that_was_deleted_and_written_again(project, l
         grow_old(tmp_path / "cache")
         list_once(tmp_path / "cache", f"git+{project}@main")
     assert set(exports(tmp_path / "cache")) == {"first", "third", "fourth"}
+
+
+def test_a_source_is_called_the_same_at_all_commits(project):
+    seen = set()
+    for subdir in ("", "docs"):
+        at = git_source.GitSource(str(project), subdir=subdir).root(project.parent / "cache").source
+        seen.add(at)
+        assert git_source.without_commit(at) == str(git_source.GitSource(str(project), "X", subdir)).replace("@X", "")
+    assert len(seen) == 2
+    assert git_source.without_commit("/home/me@example/notes") == "/home/me@example/notes"
