@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sheepfold")
 
 LINE_SECONDS = 15.0  # between two lines where there is no terminal
-UI_SECONDS = 10.0  # between two updates of the Prefect artefact
+UI_SECONDS = 15.0  # between two updates of the Prefect artefact
 
 Listener = Callable[[float], None]
 

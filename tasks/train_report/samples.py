@@ -26,7 +26,7 @@ PROMPT_CHARACTERS = 48
 MOST_PROMPT_IDS = 48
 NEW_TOKENS = 64
 TEMPERATURE = 0.6  # what is always likeliest soon goes round in circles
-SHARE_OF_TIME = 0.005  # of the training's, at most; the sample of the last step is always drawn
+SHARE_OF_TIME = 0.003  # of the training's, at most; the sample of the last step is always drawn
 _TRIES = 200  # pieces looked at for beginnings of documents
 
 

@@ -107,9 +107,11 @@ class Watch:
         self._points.add(step, {name: value for name, value in values.items() if name not in left_out})
 
     def checkpoint(self, step: int) -> None:
-        """A checkpoint of this step becomes visible now: what belongs to it is made durable before."""
+        """A checkpoint of this step becomes visible now: what the artefact will hold of it is made durable before.
+
+        MLflow's curve is not hurried: what a kill takes of it comes from the artefact in the end (`sync_run`).
+        """
         self._journal.flush()
-        self._points.flush()
 
     def progress(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """A step is done."""
