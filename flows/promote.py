@@ -30,8 +30,8 @@ def promote(
         checkpoint = pipeline.latest_training(session, corpus)
         measured, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
         evaluation = artifact(measured)
-        pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)
         done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evaluation, settings))
+        pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)  # not those that promotion refuses
         result = result_of(session, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id)
         return finish(session, corpus, result, promoted=done)
 

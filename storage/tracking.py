@@ -400,8 +400,8 @@ class Tracking:
 class PointBuffer:
     """Collects points and writes them now and then, each once, even after a resume.
 
-    MLflow is a projection: while it does not answer, points wait and the training goes on. Writing takes it 13 ms however
-    few they are.
+    MLflow is a projection: while it does not answer, points wait and the training goes on. Writing them takes it 13 ms,
+    however few they are.
 
     Args:
         tracking: where to.
