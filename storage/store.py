@@ -75,6 +75,10 @@ class Store(ABC):
     def find(self, stage: str, key: str) -> Manifest | None:
         """The artefact's manifest, or None when it is not there, whole."""
 
+    def find_anew(self, stage: str, key: str) -> Manifest | None:
+        """The same, whatever was listed before: another machine may have put it there a moment ago."""
+        return self.find(stage, key)
+
     @abstractmethod
     def told(self, stage: str, key: str) -> Manifest | None:
         """The manifest that stands there, whether its files are whole or not; None where there is none."""

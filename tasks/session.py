@@ -17,7 +17,6 @@ from storage.damage import told_of_damage
 from storage.digest import plain, rows_digest
 from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
-from storage.remote import RemoteStore
 from storage.store import Store, open_store
 from storage.tables import union_digest
 from tasks.cluster import task_options
@@ -268,8 +267,7 @@ def _outcome(invocation: Invocation) -> Outcome:
         return invocation.outcome
     # the task ran in another process; it left what it made in the store, later than what our own listing of it tells
     store, key = invocation.store, invocation.stage.key(invocation.settings, invocation.inputs)
-    find = store.find_anew if isinstance(store, RemoteStore) else store.find
-    made = find(invocation.stage.name, key)
+    made = store.find_anew(invocation.stage.name, key)
     if made is None:
         raise RuntimeError(
             f"the task of stage {invocation.stage.name} ended, but the store does not have what it made: do the "
