@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flows import pipeline
-from flows.actions import checkpoint_of
+from flows.actions import checkpoint_of, ensure_training_run
 from flows.compare import Compared, compare_checkpoints
 from storage.catalog import Catalog, waits_for_run
 from storage.errors import UserError
@@ -92,6 +92,7 @@ def ablate_source(session: Session, without: str, corpus: str, model: str = "", 
         )
     session.resources.run_tags = {**session.resources.run_tags, "sheepfold.without": left_out.words}
     challenger = _train_on(session, selection, trained, made)
+    ensure_training_run(session, challenger)
     names = (f"without {without.strip()}", model or "with it")
     compared = compare_checkpoints(session, names, (challenger, checkpoint), corpus, Settings(), prompts=prompts)
     return Ablation(left_out.words, counts["removed"], counts["train"], compared, session.report_list(), session.notes)

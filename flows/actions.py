@@ -22,7 +22,8 @@ from tasks.gates.facts import known_leaks
 from tasks.gates.stage import gates
 from tasks.generation.stage import COMPLETIONS_FILE, BundleSettings, adopt_bundle
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
-from tasks.rebuild import is_lost, rebuild
+from tasks.rebuild import rebuild
+from tasks.registration import is_lost
 from tasks.session import Session, artifact
 from tasks.settings import Settings
 from tasks.suggest import read_suggestion, suggest
@@ -69,8 +70,8 @@ def registry_of(session: Session) -> Registry:
     if is_lost(session.store, registry):
         done = rebuild(session.store, session.resources.tracking)
         session.note(
-            f"the registry lacked what the store knows of it, so {len(done.versions)} version(s), {done.runs} run(s) "
-            "and the names are as the store has them again"
+            f"the registry lacked versions that the store knows, so {len(done.versions)} version(s), {done.runs} "
+            "run(s) and the names are as the store has them again"
         )
     return registry
 
@@ -161,9 +162,9 @@ def promote_model(
             f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
         )
     run_id = ensure_training_run(session, checkpoint)
-    registry = registry_of(session)
     metrics = read_metrics(session.store, evaluation)
     while True:
+        registry = registry_of(session)
         rival = _measured_champion(session, registry, checkpoint, evaluation, settings)
         judged = _judged(session, checkpoint, evaluation, rival, settings)
         try:

@@ -5,8 +5,8 @@ corpus's latest training, and against those of which was told before, so that ea
 soon as they add up, and none that a training has seen already. An automation starts `retrain/on-new-documents` then.
 What was told holds for some hours: if no training has come of it by then, it is told again.
 
-Both sets of documents are noted, by the beginnings of their ids, because their listings may go: with a document that is
-forgotten, say.
+Both sets of documents are noted, by the beginnings of their ids, because their listings may go, and lose what is
+forgotten.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef
 from storage.store import Store, StoreError
 from storage.tables import read_rows
+from storage.tombstones import read_tombstones
 from tasks.ingest.snapshot import snapshot
 from tasks.session import PrefectSession
 from tasks.tokens.dataset import dataset
@@ -116,7 +117,8 @@ def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
     note = store.read_ref(name)
     known = set(note["documents"]) if note is not None and note["training"] == training else None
     if store.find(listing.stage, listing.key) is not None:
-        found = _documents(store, listing)
+        gone = {doc_id[:_DIGITS] for doc_id in read_tombstones(store).documents}  # a listing loses what is forgotten
+        found = _documents(store, listing) | (gone & (known or set()))
     else:
         found = documents if known is None else known
     if found != known:

@@ -24,7 +24,7 @@ def rollback(
             print_json(done)
             return
         if done["rebuilt"]:
-            print("the registry lacked what the store knows of it, and is as the store has it again")
+            print("the registry lacked versions that the store knows, and is as the store has it again")
         words = f"version {done['champion']} is champion"
         if done["withdrawn"]:
             words += (

@@ -11,7 +11,8 @@ from storage.registered import noted_names
 from storage.registry import Registry
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.rebuild import is_lost, rebuild
+from tasks.rebuild import rebuild
+from tasks.registration import is_lost
 from tasks.rollback import roll_back
 
 

@@ -69,10 +69,9 @@ def note_names(store: Store, names: Mapping[str, str]) -> None:
     _write(store, NAMES, dict(names))
 
 
-def next_number(store: Store) -> str:
-    """The number after all that the book has."""
-    numbers = (int(name.removeprefix(VERSIONS)) for name in store.refs(VERSIONS))
-    return str(max(numbers, default=0) + 1)
+def newest_number(store: Store) -> int:
+    """The highest number in the book; 0 where it is empty."""
+    return max((int(name.removeprefix(VERSIONS)) for name in store.refs(VERSIONS)), default=0)
 
 
 def noted_names(store: Store) -> dict[str, str]:

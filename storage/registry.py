@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ CHAMPION, CHALLENGER, PREVIOUS = NAMES = "champion", "challenger", "previous"
 DIGEST_TAG = "sheepfold.checkpoint_digest"
 KEY_TAG = "sheepfold.checkpoint_key"
 STAGE_TAG = "sheepfold.checkpoint_stage"
-NAMES_TAG = "sheepfold.names"  # of the registered model: who bore which name when the store's book was written last
+NEWEST_TAG = "sheepfold.newest"  # of the registered model: see `Registry.newest_number`
 
 
 # What a request to a served model may set, by MLflow's types, with the defaults; a list's type is that of its items.
@@ -290,16 +289,23 @@ class Registry:
         aliases = self.client.get_registered_model(MODEL_NAME).aliases
         return {alias: str(version) for alias, version in sorted(aliases.items())}
 
-    def names_seen(self) -> dict[str, str] | None:
-        """The names in the store's book as this registry saw them last; None if it never did."""
-        self._ensure_model()
-        seen = self.client.get_registered_model(MODEL_NAME).tags.get(NAMES_TAG)
-        return None if seen is None else dict(json.loads(seen))
+    def newest_number(self) -> int:
+        """The highest number that this registry ever had of the store's book.
 
-    def see_names(self, names: Mapping[str, str]) -> None:
-        """Note the names in the store's book."""
-        if self.names_seen() != names:
-            self.client.set_registered_model_tag(MODEL_NAME, NAMES_TAG, json.dumps(dict(names), sort_keys=True))
+        One that does not say is from before it was noted: it has what it has, if its names were given.
+        """
+        self._ensure_model()
+        model = self.client.get_registered_model(MODEL_NAME)
+        if NEWEST_TAG in model.tags:
+            return int(model.tags[NEWEST_TAG])
+        return max((int(item.version) for item in self.versions()), default=0) if CHAMPION in model.aliases else 0
+
+    def note_newest(self, number: int) -> None:
+        """Note that everything in the store's book up to a number is, or was, here."""
+        self._ensure_model()
+        known = self.client.get_registered_model(MODEL_NAME).tags.get(NEWEST_TAG)
+        if known is None or int(known) < number:
+            self.client.set_registered_model_tag(MODEL_NAME, NEWEST_TAG, str(number))
 
     def page_of(self, version: str) -> str | None:
         """Address of a version's page; None where no server shows any."""

@@ -171,8 +171,10 @@ class RemoteStore(LocalStore):
         """Take out of the cache what another machine has taken out of the bucket; it may have been for good reason."""
 
         def is_old(folder: Path) -> bool:  # what was uploaded since we asked is not in the listing
-            note = folder / ETAG_NAME
-            return note.is_file() and note.stat().st_mtime < listing.begun - 1
+            try:
+                return (folder / ETAG_NAME).stat().st_mtime < listing.begun - 1
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
         for key in super().keys(stage):
             folder = self.root / stage / key

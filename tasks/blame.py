@@ -74,7 +74,7 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int], s
 def first_paths(store: Store, dataset: ArtifactRef, doc_ids: list[str]) -> dict[str, str]:
     """The first path of each document in the snapshot that the dataset was made from.
 
-    That one is gone once a document of it was forgotten; others name the rest, the newest what several do.
+    Where that one was cleared away others name what they have, the newest what several do.
     """
     listing = ancestor(store, dataset, "snapshot")
     listings = [listing]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import next_number
+from storage.registered import newest_number, note_names
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion, Registry
 from storage.store import Store
 from tasks.curate.evalset import trains_on_evalset
@@ -23,7 +23,7 @@ from tasks.evaluation.tables import read_metrics
 from tasks.gates.facts import curated_of
 from tasks.gates.verdicts import Verdict, failed, read_verdicts
 from tasks.model_card import model_card
-from tasks.registration import DECIDES, LOCK, note, note_bearers, register, search_tags
+from tasks.registration import DECIDES, LOCK, is_lost, note, register, search_tags
 
 VERDICT_TAG = "sheepfold.verdict"
 WITHDRAWN_TAG = "sheepfold.withdrawn"
@@ -65,7 +65,7 @@ class Rival:
 
 
 class ChampionChanged(RuntimeError):
-    """Another version is champion than the one that was measured; nothing was written."""
+    """Another version is champion than the one that was measured, or may be; nothing was written."""
 
 
 def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> bool:
@@ -122,10 +122,13 @@ def promote(
         rival: the champion as it was measured; None when there was none.
 
     Raises:
-        ChampionChanged: another version became champion in the meantime: measure that one.
+        ChampionChanged: another version became champion in the meantime: bring the registry up to the store's book, and
+            measure that one.
     """
     verdicts = read_verdicts(store.folder(gates))
     with store.lock(LOCK):
+        if is_lost(store, registry):
+            raise ChampionChanged("the store's book has versions that the registry lacks")
         champion = registry.by_alias(CHAMPION)
         measured = None if rival is None else rival.version
         if champion is not None and champion.version != measured:
@@ -141,7 +144,9 @@ def promote(
             card = model_card(store, checkpoint, evaluation, verdicts, _links(registry, run_id))
             if version is None:
                 tags = {**search_tags(store, registry.tracking, run_id, checkpoint, evaluation), **tags}
-                version = register(store, registry, run_id, checkpoint, card, tags, next_number(store))
+                number = str(newest_number(store) + 1)
+                version = register(store, registry, run_id, checkpoint, card, tags, number)
+                registry.note_newest(int(version.version))  # before the book has it, or it would count as lost
             else:
                 changed = {name: text for name, text in tags.items() if version.tags.get(name) != text}
                 registry.tag(version.version, changed)
@@ -151,7 +156,7 @@ def promote(
         store.check_lock(LOCK)  # registering takes long enough for a laptop to be closed over it
         moved = alias not in version.aliases
         _move(registry, version, champion, wins)
-        note_bearers(store, registry)
+        note_names(store, registry.names())
         current = registry.by_number(version.version) or version
     return Promotion(current, alias, moved, reason, verdicts, gates)
 

@@ -8,12 +8,13 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from storage.errors import UserError
 from storage.lineage import location_of, manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import Registered, noted_names, noted_versions
+from storage.registered import Registered, newest_number, noted_names, noted_versions
 from storage.registry import NAMES, ModelVersion, Registry
 from storage.store import Store
 from storage.tracking import Tracking
@@ -56,37 +57,50 @@ def rebuild(store: Store, tracking: Tracking) -> Rebuilt:
 def _rebuild(store: Store, tracking: Tracking) -> Rebuilt:
     done = Rebuilt()
     noted = noted_versions(store)
-    tags = {item.checkpoint.key: dict(item.run_tags) for item in noted}
-    for manifest in store.manifests(train.name):
-        sync_run(tracking, store, manifest, tags.get(manifest.key, {}))
-        done.runs += 1
     registry = Registry(tracking)
+    registry.note_newest(registry.newest_number())  # one that never said it would count as whole, half done
+    tags = {item.checkpoint.key: dict(item.run_tags) for item in noted}
+    unwanted = tracking.deleted_train_keys() - tags.keys()
+    for manifest in store.manifests(train.name):
+        if manifest.key not in unwanted:
+            sync_run(tracking, store, manifest, tags.get(manifest.key, {}))
+            done.runs += 1
+    newest = {item.checkpoint.digest: item.version for item in noted}  # a deleted one may have been promoted again
     for item in noted:
-        if store.find(item.checkpoint.stage, item.checkpoint.key) is None:
+        if not _can_be_had(store, registry, item):
             done.lost.append(item.version)
-        elif _version(store, registry, item):
+        elif newest[item.checkpoint.digest] == item.version and _version(store, registry, item):
             done.versions.append(item.version)
         else:
             done.deleted.append(item.version)
-    names = noted_names(store)
-    for alias in NAMES:
-        version = names.get(alias)
-        if version in done.versions:
-            registry.move_alias(alias, version)
-            done.names[alias] = version
-        else:
-            registry.drop_alias(alias)
-    registry.see_names(names)  # last: until it stands there, the registry counts as lost
+    _move_names(registry, noted_names(store))
+    done.names = {alias: version for alias, version in registry.names().items() if alias in NAMES}
+    registry.note_newest(newest_number(store))  # last: until it stands there, the registry counts as lost
     return done
 
 
-def is_lost(store: Store, registry: Registry) -> bool:
-    """Whether names were given that the registry has not seen: it is new, or older than the store's book.
+def _move_names(registry: Registry, names: Mapping[str, str]) -> None:
+    for alias in NAMES:
+        if alias not in names:
+            registry.drop_alias(alias)
+        elif registry.by_number(names[alias]) is not None:
+            registry.move_alias(alias, names[alias])
 
-    Names that somebody moved in the registry itself are no loss, nor are versions that somebody deleted there.
+
+def _can_be_had(store: Store, registry: Registry, item: Registered) -> bool:
+    """Whether a version's own weights are in the store, or in the registry under its number.
+
+    A training that was refreshed has other weights under the same key.
     """
-    names = noted_names(store)
-    return bool(names) and registry.names_seen() != names
+    if _is_stored(store, item):
+        return True
+    known = registry.by_digest(item.checkpoint.digest)
+    return known is not None and known.version == item.version
+
+
+def _is_stored(store: Store, item: Registered) -> bool:
+    held = store.find(item.checkpoint.stage, item.checkpoint.key)
+    return held is not None and held.digest == item.checkpoint.digest
 
 
 def _version(store: Store, registry: Registry, item: Registered) -> bool:
@@ -108,8 +122,9 @@ def _version(store: Store, registry: Registry, item: Registered) -> bool:
     registry.tag(found.version, {name: text for name, text in item.tags.items() if found.tags.get(name) != text})
     if WITHDRAWN_TAG not in item.tags:
         registry.untag(found.version, WITHDRAWN_TAG)
-    if item.evaluation is not None and store.find(item.evaluation.stage, item.evaluation.key) is not None:
-        _figures(store, registry.tracking, run_id, found, item, item.evaluation)
+    evaluation = item.evaluation
+    if evaluation is not None and _is_stored(store, item) and store.find(evaluation.stage, evaluation.key) is not None:
+        _figures(store, registry.tracking, run_id, found, item, evaluation)
     return True
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import Registered, note_names, note_version, noted_version
+from storage.registered import Registered, newest_number, note_version, noted_version
 from storage.registry import ModelVersion, Registry
 from storage.store import Store
 from storage.tracking import Tracking
@@ -93,11 +93,12 @@ def search_tags(
     }
 
 
-def note_bearers(store: Store, registry: Registry) -> None:
-    """Write into the store's book who bears which name, and let the registry know that this is its own state."""
-    names = registry.names()
-    note_names(store, names)
-    registry.see_names(names)
+def is_lost(store: Store, registry: Registry) -> bool:
+    """Whether the store's book has versions that the registry never had: it is new, or from before them.
+
+    Versions that somebody deleted there are no loss, nor are names that somebody moved.
+    """
+    return newest_number(store) > registry.newest_number()
 
 
 def note(

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage.errors import UserError
+from storage.registered import note_names
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion, Registry
 from storage.store import Store
 from tasks.promotion import WITHDRAWN_TAG
-from tasks.registration import LOCK, note, note_bearers
+from tasks.registration import LOCK, is_lost, note
 
 NO_REASON = "no reason was given"
 
@@ -51,6 +52,8 @@ def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") 
         RollbackError: if there is no such version.
     """
     with store.lock(LOCK):
+        if is_lost(store, registry):
+            raise RollbackError("a version was promoted elsewhere a moment ago: look at it, and run the same again")
         champion = registry.by_alias(CHAMPION)
         if champion is None:
             raise RollbackError("there is no champion to take back: `sheepfold run SOURCE` makes the first one")
@@ -71,7 +74,7 @@ def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") 
             registry.drop_alias(CHALLENGER)
         for number in (champion.version, target.version):
             note(store, registry, number)
-        note_bearers(store, registry)
+        note_names(store, registry.names())
         if target.version == champion.version:
             return _done_before(registry, champion)
         return Rollback(target.version, champion.version, True, reason or NO_REASON)

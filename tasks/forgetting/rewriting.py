@@ -32,6 +32,7 @@ from tasks.train_report.journal import JOURNAL_FILE
 
 DOCUMENTS_FILE = "documents.parquet"
 FILES_FILE = "files.parquet"
+SELECTION_FILES = {"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}
 
 
 def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> ArtifactRef | None:
@@ -121,28 +122,31 @@ def rewrite_evalset(store: Store, evalset: Manifest, forgotten: Collection[str])
 
 def trim_selection(store: Store, curated: Manifest, forgotten: Collection[str]) -> None:
     """Take documents out of what curation chose, dropped and cut."""
-    tables = {"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}
     folder = store.folder(curated.ref)
-    found = {name: read_rows(folder / name) for name in tables}
+    found = {name: read_rows(folder / name) for name in SELECTION_FILES}
     if not any(row["doc_id"] in forgotten for rows in found.values() for row in rows):
         return
-    with _in_place(store, curated, tables) as workspace:
-        for name, schema in tables.items():
+    with _in_place(store, curated, SELECTION_FILES) as workspace:
+        for name, schema in SELECTION_FILES.items():
             write_table(workspace.out / name, schema, [row for row in found[name] if row["doc_id"] not in forgotten])
 
 
 def trim_snapshot(store: Store, listing: Manifest, forgotten: Tombstones) -> None:
     """Take forgotten documents out of a list of files, which by its other rows still says what lay where."""
     path = store.folder(listing.ref) / FILES_FILE
-    if any(_lists(row, forgotten) for row in stream_rows(path)):
+    if any(lists(row, forgotten) for row in stream_rows(path)):
         with _in_place(store, listing, (FILES_FILE,)) as workspace:
             write_table(
-                workspace.out / FILES_FILE, FILES, (row for row in stream_rows(path) if not _lists(row, forgotten))
+                workspace.out / FILES_FILE, FILES, (row for row in stream_rows(path) if not lists(row, forgotten))
             )
 
 
-def _lists(row: Mapping[str, Any], forgotten: Tombstones) -> bool:
-    return row["sha256"] is not None and forgotten.covers(row["doc_id"] or document_id(row["sha256"]), row["sha256"])
+def lists(row: Mapping[str, Any], forgotten: Tombstones) -> bool:
+    """Whether a row of `files` says where a forgotten document lay, not that one was passed over since."""
+    sha256 = row["sha256"]
+    if sha256 is None or row["reason_code"] == "forgotten":
+        return False
+    return forgotten.covers(row["doc_id"] or document_id(sha256), sha256)
 
 
 def samples_of(store: Store, training: Manifest) -> list[dict[str, Any]]:

@@ -38,7 +38,10 @@ from tasks.curate.dedup.minhash import gram_hashes
 from tasks.forgetting.pages import TRAIN, clear_pages, show_samples
 from tasks.forgetting.rewriting import (
     DOCUMENTS_FILE,
+    FILES_FILE,
+    SELECTION_FILES,
     holds,
+    lists,
     rewrite_evalset,
     rewrite_segment,
     samples_of,
@@ -106,6 +109,8 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     sources = [*(manifest.ref for manifest in (*segments, *evalsets)), *replaced]  # what they were joined from, too
     made = descendants(store, sources, beyond=(*KEPT, "evalset"))
     made = [manifest for manifest in made if manifest.stage != "evalset" or manifest.ref in held]
+    # those that were trimmed before were made from segments that are no more
+    named = list({found.ref: found for found in (*made, *_named(store, forgotten))}.values())
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
     prompts = _quoting(store, texts, forgotten)
     sampled = _sampled(store, texts, forgotten)
@@ -124,8 +129,8 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     return Sweep(
         segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
         evalsets=evalsets,
-        selections=[manifest for manifest in made if manifest.stage in TRIMMED],
-        listings=[manifest for manifest in made if manifest.stage in LISTS],
+        selections=[manifest for manifest in named if manifest.stage in TRIMMED],
+        listings=[manifest for manifest in named if manifest.stage in LISTS],
         trainings=trainings,
         removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
         shown_by=_trainings_of(touched) | _seen_by(forgotten),
@@ -211,6 +216,20 @@ def _held(store: Store, segment: Manifest, forgotten: Tombstones) -> list[dict[s
 def _evalset_holds(store: Store, evalset: Manifest, forgotten: Tombstones) -> bool:
     ids = pq.read_table(store.folder(evalset.ref) / DOCUMENTS_FILE, columns=["doc_id"])["doc_id"]
     return bool(pc.any(_among(ids, forgotten.documents)).as_py())
+
+
+def _named(store: Store, forgotten: Tombstones) -> Iterator[Manifest]:
+    """Selections and lists of files that have a row of a forgotten document."""
+    for selection in _manifests(store, TRIMMED):
+        folder = store.folder(selection.ref)
+        columns = [pq.read_table(folder / name, columns=["doc_id"])["doc_id"] for name in SELECTION_FILES]
+        if any(pc.any(_among(column, forgotten.documents)).as_py() for column in columns):
+            yield selection
+    for listing in _manifests(store, LISTS):
+        table = pq.read_table(store.folder(listing.ref) / FILES_FILE, columns=["doc_id", "sha256", "reason_code"])
+        wanted = pc.or_(_among(table["doc_id"], forgotten.documents), _among(table["sha256"], forgotten.contents))
+        if any(lists(row, forgotten) for row in table.filter(wanted).to_pylist()):
+            yield listing
 
 
 def _among(column: Any, wanted: Iterable[str]) -> Any:

@@ -109,7 +109,8 @@ class Watch:
     def checkpoint(self, step: int) -> None:
         """A checkpoint of this step becomes visible now: what the artefact will hold of it is made durable before.
 
-        MLflow's curve is not hurried: what a kill takes of it comes from the artefact in the end (`sync_run`).
+        MLflow's curve is not hurried: what a kill takes of it, at most what came since it was written last, comes from
+        the artefact in the end (`sync_run`).
         """
         self._journal.flush()
 

@@ -235,7 +235,7 @@ def test_an_mlflow_that_is_slow_to_fail_costs_a_small_share_of_the_training(
     for step in range(1, 401):
         clock[0] += 1
         buffer.add(step, {"lr": 0.1})
-        buffer.flush()  # as before every checkpoint
+        buffer.flush()
     assert asked == [1, 104, 207, 310]
 
 

@@ -292,7 +292,13 @@ def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home
     assert problems(home) == []
 
 
-def test_no_list_of_files_has_the_path_of_a_forgotten_document_and_each_has_the_others(home: Home) -> None:
+@pytest.mark.parametrize("between", ["nothing", "a run"])
+def test_no_list_of_files_has_the_path_of_a_forgotten_document_and_each_has_the_others(
+    home: Home, source: Path, between: str
+) -> None:
+    forget(str(home.path), "secret/2.txt", "", "default", dry_run=False)
+    if between == "a run":
+        run_prepare(home, source)
     forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
     store = LocalStore(Path(home.store))
     listed = [
