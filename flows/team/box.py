@@ -149,6 +149,8 @@ def _bring_up(
     if PREFECT in started:
         for name in prefect.queue_lost_again():
             say(f"the run {name} was lost and is queued again")
+    for name in prefect.await_silent_runs():
+        say(f"nothing was heard of the run {name} for a while; it is queued again unless it gives a sign of life")
     return made
 
 

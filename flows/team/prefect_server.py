@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from flows.team.api import ANSWER_SECONDS, Busy, NoAnswer, ask
-from flows.team.automations import AWAY, NAMES, QUEUED_AGAIN, TAG
+from flows.team.automations import AWAY, BEGIN_SECONDS, HEARTBEAT_SECONDS, MISSED, NAMES, QUEUED_AGAIN, TAG
 from flows.team.settings import TeamFolder, TeamSettings
 
 BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between two tries
+# Of a run that did not end: the event that lets the automations wait for its next sign of life, and for how long.
+WAITED_FOR = {"RUNNING": ("heartbeat", MISSED * HEARTBEAT_SECONDS), "PENDING": ("Pending", BEGIN_SECONDS)}
 
 
 @dataclass(frozen=True)
@@ -108,3 +111,35 @@ class PrefectServer:
         for run in found:
             self.ask(f"flow_runs/{run['id']}/set_state", {"state": QUEUED_AGAIN})
         return [str(run["name"]) for run in found]
+
+    def await_silent_runs(self) -> list[str]:
+        """Let the automations wait anew for runs that nothing was heard of, and that they should have found lost.
+
+        A server that was away for some minutes forgets, when it starts, what it had waited for. A run that vanished
+        meanwhile would never be lost, and would keep its place in its queue; one that lives answers by itself.
+        """
+        query = {"flow_runs": {"tags": {"all_": [TAG]}, "state": {"type": {"any_": list(WAITED_FOR)}}}}
+        silent = [run for run in self.ask("flow_runs/filter", query) if not self._heard_of(run)]
+        self.ask("events", [_sign_of_life(run) for run in silent])
+        return [str(run["name"]) for run in silent]
+
+    def _heard_of(self, run: dict[str, Any]) -> bool:
+        """Whether anything was, within the time that a run may be silent."""
+        _, seconds = WAITED_FOR[run["state_type"]]
+        since = datetime.now(UTC) - timedelta(seconds=seconds)
+        if datetime.fromisoformat(run["state"]["timestamp"]) > since:
+            return True  # its event may not be kept yet
+        wanted = {"occurred": {"since": since.isoformat()}, "resource": {"id": [f"prefect.flow-run.{run['id']}"]}}
+        return bool(self.ask("events/filter", {"filter": wanted, "limit": 1})["events"])
+
+
+def _sign_of_life(run: dict[str, Any]) -> dict[str, Any]:
+    """The event that the automations count from, as the run itself or Prefect would send it."""
+    name, _ = WAITED_FOR[run["state_type"]]
+    return {
+        "id": str(uuid.uuid4()),
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": f"prefect.flow-run.{name}",
+        "resource": {"prefect.resource.id": f"prefect.flow-run.{run['id']}", "prefect.resource.name": run["name"]},
+        "related": [{"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}],
+    }
