@@ -21,7 +21,7 @@ from pathlib import Path
 
 from flows.team import postgres
 from flows.team.api import answers
-from flows.team.deployments import full_name, team_deployments, write_file
+from flows.team.deployments import team_deployments, write_file
 from flows.team.mlflow_server import agree_on_password
 from flows.team.prefect_server import PrefectServer
 from flows.team.processes import Process, end, family, spawn
@@ -241,8 +241,7 @@ def _register(
     """Pools, deployments and automations; nobody is asked to make what is there already."""
     wanted = team_deployments(folder.home, settings)
     write_file(folder.deployments, wanted)
-    versions = {full_name(item): item["version"] for item in wanted}
-    if prefect.has(versions):
+    if prefect.has(wanted):
         return {}
     say("making work pools, deployments and automations")
     done = subprocess.run(

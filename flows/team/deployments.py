@@ -105,6 +105,11 @@ def full_name(deployment: dict[str, Any]) -> str:
     return f"{deployment['entrypoint'].rpartition('.')[2]}/{deployment['name']}"
 
 
+def trigger_names(deployment: dict[str, Any]) -> list[str]:
+    """The automations that start runs of it."""
+    return [trigger.get("name", f"sheepfold: {deployment['name']}") for trigger in deployment.get("triggers", [])]
+
+
 def write_file(path: Path, deployments: list[dict[str, Any]]) -> None:
     """The file that `flows.team.register` reads."""
     import yaml

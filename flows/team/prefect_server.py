@@ -10,6 +10,7 @@ from typing import Any
 
 from flows.team.api import ANSWER_SECONDS, Busy, NoAnswer, ask
 from flows.team.automations import AWAY, BEGIN_SECONDS, HEARTBEAT_SECONDS, MISSED, NAMES, QUEUED_AGAIN, TAG
+from flows.team.deployments import full_name, trigger_names
 from flows.team.settings import TeamFolder, TeamSettings
 
 BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between two tries
@@ -67,14 +68,16 @@ class PrefectServer:
         )
         return sorted(listed, key=lambda item: str(item["name"]))
 
-    def has(self, versions: dict[str, str]) -> bool:
+    def has(self, wanted: list[dict[str, Any]]) -> bool:
         """Whether it has all deployments, in these versions, and the automations."""
+        versions = {full_name(item): item["version"] for item in wanted}
+        names = {*NAMES, *(name for item in wanted for name in trigger_names(item))}
         try:
             deployed = {item["name"]: item["version"] for item in self.deployments()}
             automations = {item["name"] for item in self.ask("automations/filter", {})}
         except NoAnswer:
             return False
-        return versions.items() <= deployed.items() and set(NAMES) <= automations
+        return versions.items() <= deployed.items() and names <= automations
 
     def worker_reported(self, pool: str, name: str, since: datetime) -> bool:
         """Whether a worker has since said that it lives."""

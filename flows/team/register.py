@@ -4,8 +4,8 @@
 
 `sheepfold up` calls it for its own server, people for theirs. A process of its own, because Prefect reads its addresses
 when it is imported. A pool that is there is used, of whatever type it is. What is there with the same version is
-left alone; a schedule that a person switched on stays on when its deployment is made anew, and a queue's limit stays
-what a person made it.
+left alone; a schedule or a trigger that a person switched on or off stays so when its deployment is made anew, and a
+queue's limit stays what a person made it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.embedded import configured_api_url
 from flows.team.automations import automations
-from flows.team.deployments import full_name, read_deployments
+from flows.team.deployments import full_name, read_deployments, trigger_names
 from flows.team.services import GPU_POOL, POOL, RETRAIN_QUEUE
 from storage.errors import UserError
 
@@ -78,10 +78,16 @@ async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
 
     from flows.team.workplace import Workplace
 
+    # Prefect makes them last and each for itself: a deployment of this version may lack its own
+    enabled = {
+        automation.name: automation.enabled
+        for name in trigger_names(item)
+        for automation in await client.read_automations_by_name(name)
+    }
     active: dict[str | None, bool] = {}
     try:
         known = await client.read_deployment_by_name(full_name(item))
-        if known.version == item["version"]:
+        if known.version == item["version"] and set(trigger_names(item)) <= set(enabled):
             return False
         active = {schedule.slug: schedule.active for schedule in known.schedules}
     except ObjectNotFound:
@@ -102,7 +108,10 @@ async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
         version=item["version"],
         parameters=item["parameters"],
         schedules=schedules,
-        triggers=[_trigger(item["name"], trigger) for trigger in item.get("triggers", [])],
+        triggers=[
+            _trigger({**trigger, "name": name, "enabled": enabled.get(name, trigger.get("enabled", True))})
+            for name, trigger in zip(trigger_names(item), item.get("triggers", []), strict=True)
+        ],
         work_pool_name=item["work_pool"]["name"],
         work_queue_name=item["work_pool"].get("work_queue_name"),
         job_variables=item["work_pool"]["job_variables"],
@@ -118,11 +127,11 @@ def _working_folder(item: dict[str, Any]) -> str:
     return str(found[0] if found else Path.cwd())
 
 
-def _trigger(deployment: str, fields: dict[str, Any]) -> Any:
+def _trigger(fields: dict[str, Any]) -> Any:
     from prefect.events import DeploymentTriggerTypes
     from pydantic import TypeAdapter
 
-    return TypeAdapter(DeploymentTriggerTypes).validate_python({"name": f"sheepfold: {deployment}", **fields})
+    return TypeAdapter(DeploymentTriggerTypes).validate_python(fields)
 
 
 async def _make_automation(client: PrefectClient, wanted: AutomationCore) -> bool:

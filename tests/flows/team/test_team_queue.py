@@ -1,4 +1,4 @@
-"""Retrainings wait for each other: what Prefect hands out to a worker, by a server that knows the deployments."""
+"""Deployments on a server that knows them: what Prefect hands out to a worker, and what stays as a person made it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from flows.team.settings import TeamSettings
 from storage.home import Home
 
 pytestmark = pytest.mark.prefect
+TRIGGER = "sheepfold: on-new-documents"
 
 
 @pytest.fixture(scope="module")
 def api(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Address of a server that was told of the deployments."""
-    home = Home.from_environment(tmp_path_factory.mktemp("team"))
-    asyncio.run(register(team_deployments(home, TeamSettings())))
+    asyncio.run(register(meant(tmp_path_factory)))
     return prefect_server
+
+
+def meant(folders: pytest.TempPathFactory, source: str = "/documents") -> list[dict[str, Any]]:
+    """The deployments of a team's home."""
+    return team_deployments(Home.from_environment(folders.getbasetemp() / "team"), TeamSettings(source=source))
 
 
 def ask(url: str, body: Any = None, method: str = "") -> Any:
@@ -82,3 +87,29 @@ def test_a_limit_that_a_person_changed_stays(api: str) -> None:
     ask(queue, {"concurrency_limit": 2}, "PATCH")
     asyncio.run(register([]))
     assert ask(queue)["concurrency_limit"] == 2
+
+
+def trigger(api: str) -> dict[str, Any]:
+    """What starts a retraining when documents came; `next` fails where nothing does."""
+    return dict(next(item for item in ask(f"{api}/automations/filter", {}) if item["name"] == TRIGGER))
+
+
+def test_a_trigger_that_is_missing_is_made_though_its_deployment_is_there(
+    api: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    wanted = meant(tmp_path_factory)
+    assert PrefectServer(api).has(wanted)
+    ask(f"{api}/automations/{trigger(api)['id']}", method="DELETE")
+    assert not PrefectServer(api).has(wanted)
+    assert asyncio.run(register(wanted))["deployments"] == ["on-new-documents"]
+    assert trigger(api)["enabled"]
+    assert PrefectServer(api).has(wanted)
+
+
+def test_a_trigger_that_a_person_switched_off_stays_off_when_its_deployment_is_made_anew(
+    api: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    ask(f"{api}/automations/{trigger(api)['id']}", {"enabled": False}, "PATCH")
+    made = asyncio.run(register(meant(tmp_path_factory, source="/elsewhere")))
+    assert "on-new-documents" in made["deployments"]
+    assert not trigger(api)["enabled"]
