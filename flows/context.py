@@ -118,8 +118,8 @@ def flow_run_begins() -> None:
     """
     if flow_run.run_count > MOST_BEGINNINGS:
         raise UserError(
-            f"this run was begun {flow_run.run_count} times and never came to its end: see its log and its worker's, "
-            "often it is memory; then start it anew"
+            f"this run was begun {flow_run.run_count} times and never came to its end: see in its log and its worker's "
+            "what ended it each time, often it is memory, or a server that was away; then start it anew"
         )
 
 

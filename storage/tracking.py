@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 import uuid
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.environment import kept_variables
-from storage.errors import Unreachable
+from storage.errors import Unreachable, UserError
 from storage.home import Home
 from storage.locks import owner_lock
 
@@ -38,6 +39,14 @@ ENDING_SECONDS = 5.0  # that the last of them may take
 TABLES_TAG = "mlflow.loggedArtifacts"
 
 DIGEST_LENGTH = 36  # characters of a dataset's digest that MLflow's tables hold
+
+# How MLflow's client tells of an answer that is not MLflow's usual one, such as the plain text of its own doorkeeper.
+_REFUSAL = re.compile(r"API request to endpoint (?:was successful|\S+ failed with error code (4\d\d))\b")
+_REMEDIES = {
+    "401": "give the name and password that it takes by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    "403": "let it answer under this name (--allowed-hosts of `sheepfold up`, MLFLOW_SERVER_ALLOWED_HOSTS of another "
+    "server), or let its user do this",
+}
 
 Point = tuple[str, int, float]  # metric, step, value
 
@@ -103,6 +112,7 @@ class Tracking:
 
     Raises:
         Unreachable: MLflow's server does not answer.
+        UserError: it answers, and refuses the name, the password or the address that it was asked under.
     """
 
     def __init__(self, home: Home) -> None:
@@ -117,6 +127,9 @@ class Tracking:
         except MlflowException as error:
             if not home.tracking_uri.startswith(("http://", "https://")):
                 raise
+            if refusal := _REFUSAL.match(str(error)):
+                remedy = _REMEDIES.get(refusal[1], "correct MLFLOW_TRACKING_URI, which leads to something else")
+                raise UserError(f"MLflow at {home.tracking_uri} refuses ({error}): {remedy}") from error
             raise Unreachable(
                 f"MLflow does not answer at {home.tracking_uri} ({error}): start it, or correct MLFLOW_TRACKING_URI, "
                 "and run the same command again; what is finished stays"

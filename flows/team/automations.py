@@ -38,7 +38,7 @@ AWAY = tuple(
     f"Flow run encountered an exception: {error}"
     for error in (
         *("ConnectError:", "ConnectTimeout:", "ReadError:", "ReadTimeout:", "RemoteProtocolError:", "WriteError:"),
-        "MlflowException: API request to ",  # not one that MLflow answered and refused
+        "MlflowException: API request to http",  # one that it answered and refused is one "to endpoint"
         "Unreachable: MLflow does not answer ",
     )
 )

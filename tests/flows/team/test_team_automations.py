@@ -72,14 +72,41 @@ class Cutting(BaseHTTPRequestHandler):
 class Refusing(BaseHTTPRequestHandler):
     """Answers, that it will not."""
 
+    status = 404
+    words = b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such run"}'
+
     def do_GET(self) -> None:
         """Refuse in MLflow's way."""
-        self.send_response(404)
+        self.send_response(self.status)
         self.end_headers()
-        self.wfile.write(b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such run"}')
+        self.wfile.write(self.words)
 
 
-@pytest.mark.parametrize(("handler", "expected"), [(Cutting, True), (Refusing, False)])
+class RefusingTheHost(Refusing):
+    """MLflow where it was not told of the name that it is asked under."""
+
+    status = 403
+    words = b"Invalid Host header - possible DNS rebinding attack detected"
+
+
+class RefusingThePassword(Refusing):
+    """MLflow that knows another password."""
+
+    status = 401
+    words = b"You are not authenticated."
+
+
+class AnotherServer(Refusing):
+    """Answers everything, and is no MLflow."""
+
+    status = 200
+    words = b"<html>Welcome</html>"
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [(Cutting, True), (Refusing, False), (RefusingTheHost, False), (RefusingThePassword, False)],
+)
 def test_a_run_that_mlflow_was_away_for_is_queued_again_and_one_that_it_refused_something_is_not(
     handler: type[BaseHTTPRequestHandler], expected: bool
 ) -> None:
@@ -100,6 +127,26 @@ def test_a_run_that_began_while_mlflow_was_away_is_queued_again(
         with pytest.raises(Unreachable) as raised:
             Tracking(Home(tmp_path, "", f"http://127.0.0.1:{held.getsockname()[1]}"))
     assert queued_again(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("handler", "remedy"),
+    [
+        (RefusingTheHost, "MLFLOW_SERVER_ALLOWED_HOSTS"),
+        (RefusingThePassword, "MLFLOW_TRACKING_PASSWORD"),
+        (AnotherServer, "MLFLOW_TRACKING_URI"),
+    ],
+)
+def test_a_run_that_mlflow_refused_from_its_beginning_says_what_to_do_and_is_not_queued_again(
+    tmp_path: Path, handler: type[BaseHTTPRequestHandler], remedy: str
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(UserError, match=remedy) as raised:
+            Tracking(Home(tmp_path, "", f"http://127.0.0.1:{server.server_port}"))
+        server.shutdown()
+    assert not isinstance(raised.value, Unreachable)
+    assert not queued_again(raised.value)
 
 
 def test_an_automation_that_comes_back_from_the_server_is_the_same() -> None:
