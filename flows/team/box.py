@@ -240,12 +240,21 @@ def _register(
 ) -> dict[str, list[str]]:
     """Pools, deployments and automations; nobody is asked to make what is there already."""
     wanted = team_deployments(folder.home, settings)
-    write_file(folder.deployments, wanted)
-    if prefect.has(wanted):
-        return {}
-    say("making work pools, deployments and automations")
+    new = folder.deployments.with_suffix(".new.yaml")  # the last one says what people changed since
+    write_file(new, wanted)
+    made = {}
+    if not prefect.has(wanted):
+        say("making work pools, deployments and automations")
+        before = [folder.deployments] if folder.deployments.exists() else []
+        made = _make_deployments(folder, [new, *before], variables)
+    new.replace(folder.deployments)
+    return made
+
+
+def _make_deployments(folder: TeamFolder, files: list[Path], variables: dict[str, str]) -> dict[str, list[str]]:
+    """Let `flows.team.register` do it."""
     done = subprocess.run(
-        [sys.executable, "-m", "flows.team.register", str(folder.deployments)],
+        [sys.executable, "-m", "flows.team.register", *map(str, files)],
         env=variables,
         capture_output=True,
         text=True,

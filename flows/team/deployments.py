@@ -23,6 +23,7 @@ from storage.home import Home
 FILE = Path(__file__).parent.parent / "prefect.yaml"
 FLOWS = Path(__file__).parent.parent
 VERSION_LENGTH = 16
+ADDRESSES = ("source", "prompts")  # parameters that `up` is told
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 _VARIABLE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")  # how Prefect writes one in such a file
 
@@ -36,9 +37,9 @@ def team_deployments(home: Home, settings: TeamSettings) -> list[dict[str, Any]]
         # told what to run, a worker runs it; else it starts one more process, which fetches code and then starts this
         variables["command"] = shlex.join([sys.executable, "-m", "prefect.engine"])
         deployment["pull"] = [{"flows.team.workplace.enter": {"directory": str(home.path.parent)}}]
-        for name, value in (("source", settings.source), ("prompts", settings.prompts)):
+        for name in ADDRESSES:
             if name in deployment["parameters"]:
-                deployment["parameters"][name] = value
+                deployment["parameters"][name] = getattr(settings, name)
     return _with_versions(found)
 
 

@@ -1,6 +1,9 @@
 """Tell Prefect about pools, queues, deployments and automations; done again, it changes nothing.
 
-    python -m flows.team.register FILE      FILE is `prefect.yaml` or a copy; PREFECT_API_URL says which server
+    python -m flows.team.register FILE [BEFORE]
+
+FILE is `prefect.yaml` or a copy; PREFECT_API_URL says which server; BEFORE is the file that it was told of last, from
+which it is known what parameters people changed on the pages since: those stay.
 
 `sheepfold up` calls it for its own server, people for theirs. A process of its own, because Prefect reads its addresses
 when it is imported. A pool that is there is used, of whatever type it is. What is there with the same version is
@@ -13,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.embedded import configured_api_url
 from flows.team.automations import automations
-from flows.team.deployments import full_name, read_deployments, trigger_names
+from flows.team.deployments import ADDRESSES, full_name, read_deployments, trigger_names
 from flows.team.services import GPU_POOL, POOL, RETRAIN_QUEUE
 from storage.errors import UserError
 
@@ -26,20 +30,26 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.events.schemas.automations import AutomationCore
 
+USAGE = "python -m flows.team.register FILE [BEFORE]"
 
-async def register(deployments: list[dict[str, Any]]) -> dict[str, list[str]]:
+
+async def register(deployments: list[dict[str, Any]], before: Sequence[dict[str, Any]] = ()) -> dict[str, list[str]]:
     """Make what is missing or of another version.
+
+    Args:
+        before: the deployments as they were made last; with them, parameters that a person changed since stay.
 
     Returns:
         What was made, by kind.
     """
     from prefect.client.orchestration import get_client
 
+    made_with = {full_name(item): item["parameters"] for item in before}
     async with get_client() as client:
         return {
             "pools": [name for name in (POOL, GPU_POOL) if await _make_pool(client, name)],
             "queues": [RETRAIN_QUEUE] if await _make_queue(client, POOL, RETRAIN_QUEUE, 1) else [],
-            "deployments": [item["name"] for item in deployments if await _deploy(client, item)],
+            "deployments": [item["name"] for item in deployments if await _deploy(client, item, made_with)],
             "automations": [item.name for item in automations() if await _make_automation(client, item)],
         }
 
@@ -70,7 +80,7 @@ async def _make_queue(client: PrefectClient, pool: str, name: str, limit: int) -
     return False
 
 
-async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
+async def _deploy(client: PrefectClient, item: dict[str, Any], made_with: dict[str, dict[str, Any]]) -> bool:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
     from prefect.deployments.runner import RunnerDeployment
@@ -85,11 +95,14 @@ async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
         for automation in await client.read_automations_by_name(name)
     }
     active: dict[str | None, bool] = {}
+    changed: dict[str, Any] = {}
     try:
         known = await client.read_deployment_by_name(full_name(item))
         if known.version == item["version"] and set(trigger_names(item)) <= set(enabled):
             return False
         active = {schedule.slug: schedule.active for schedule in known.schedules}
+        was = item["parameters"] if known.version == item["version"] else made_with.get(full_name(item))
+        changed = {} if was is None else _changed(was, known.parameters)
     except ObjectNotFound:
         pass
     schedules = [
@@ -116,9 +129,20 @@ async def _deploy(client: PrefectClient, item: dict[str, Any]) -> bool:
         work_queue_name=item["work_pool"].get("work_queue_name"),
         job_variables=item["work_pool"]["job_variables"],
     )
+    taken = made._parameter_openapi_schema.properties  # a flow of another version may have lost one
+    made.parameters.update({name: value for name, value in changed.items() if name in taken})
     made.storage = Workplace(_working_folder(item))
     await made.aapply()
     return True
+
+
+def _changed(was: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Parameters that a person gave a deployment, or gave another value, since it was made."""
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in ADDRESSES and (name not in was or was[name] != value)
+    }
 
 
 def _working_folder(item: dict[str, Any]) -> str:
@@ -164,14 +188,14 @@ def main(arguments: list[str]) -> dict[str, list[str]]:
     """
     import httpx
 
-    if len(arguments) != 1:
-        raise UserError(f"found {len(arguments)} arguments, expected one: python -m flows.team.register FILE")
+    if len(arguments) not in (1, 2):
+        raise UserError(f"found {len(arguments)} arguments, expected one or two: {USAGE}")
     server = configured_api_url()
     if server is None:
         raise UserError("no Prefect server is named: set PREFECT_API_URL, such as http://prefect:4200/api")
-    deployments = read_deployments(Path(arguments[0]))
+    deployments, *before = (read_deployments(Path(argument)) for argument in arguments)
     try:
-        return asyncio.run(register(deployments))
+        return asyncio.run(register(deployments, *before))
     except httpx.TransportError as error:
         raise UserError(f"Prefect at {server} does not answer ({error}): see that it runs and is reached") from None
 

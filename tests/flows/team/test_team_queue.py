@@ -113,3 +113,16 @@ def test_a_trigger_that_a_person_switched_off_stays_off_when_its_deployment_is_m
     made = asyncio.run(register(meant(tmp_path_factory, source="/elsewhere")))
     assert "on-new-documents" in made["deployments"]
     assert not trigger(api)["enabled"]
+
+
+def test_a_parameter_that_a_person_set_on_the_page_stays_when_its_deployment_is_made_anew(
+    api: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before, after = meant(tmp_path_factory, source="/before"), meant(tmp_path_factory, source="/after")
+    asyncio.run(register(before))
+    found = ask(f"{api}/deployments/name/retrain/on-new-documents")
+    by_hand = {**found["parameters"], "overrides": "train.minutes=60", "preset": "modern-1m", "dropped": 1}
+    ask(f"{api}/deployments/{found['id']}", {"parameters": by_hand, "enforce_parameter_schema": False}, "PATCH")
+    asyncio.run(register(after, before))
+    parameters = ask(f"{api}/deployments/name/retrain/on-new-documents")["parameters"]
+    assert parameters == {"source": "/after", "base": "", "overrides": "train.minutes=60", "preset": "modern-1m"}

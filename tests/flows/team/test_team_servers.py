@@ -123,6 +123,18 @@ def test_making_the_deployments_again_changes_nothing(box: Box) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == {"pools": [], "queues": [], "deployments": [], "automations": []}
 
 
+def test_what_a_person_set_on_a_page_outlives_another_folder(box: Box) -> None:
+    documents = str(box.folder / "documents")
+    path = "deployments/name/retrain/on-new-documents"
+    before = box.ask(path)
+    server = PrefectServer.of(TeamFolder(box.home), TeamFolder(box.home).settings())
+    given = {**before["parameters"], "overrides": "train.minutes=60"}
+    server.ask(f"deployments/{before['id']}", {"parameters": given}, "PATCH")
+    for source in (str(box.folder), documents):
+        assert "on-new-documents" in box.run("up", source)["made"]["deployments"]
+        assert box.ask(path)["parameters"] == {**given, "source": source}
+
+
 def test_documents_that_come_are_told_once_and_start_a_training(box: Box, sample_folder: Path) -> None:
     first = box.wait(box.start("ingest/watch"), "Completed")
     assert first["parameters"]["announce_share"] > 0
