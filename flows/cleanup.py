@@ -11,7 +11,7 @@ from flows.compaction import compact_home
 from flows.context import HomeFolder, described, flow_run_begins
 
 GraceDays = Annotated[float, Field(description="What was made or used within so many days stays.", ge=0)]
-AtLeast = Annotated[int, Field(description="Join small segments when there are so many of them.", ge=2)]
+AtLeast = Annotated[int, Field(description="Join segments that fill none when there are so many.", ge=2)]
 DryRun = Annotated[bool, Field(description="Only say what would be joined and removed.")]
 
 

@@ -82,7 +82,7 @@ def gc(
 
 def compact(
     dry_run: DryRun = False,
-    at_least: Annotated[int, typer.Option(help="Join small segments when there are so many of them.", min=2)] = 8,
+    at_least: Annotated[int, typer.Option(help="Join segments that fill none when there are so many.", min=2)] = 8,
     grace_days: Annotated[float, typer.Option(help="Keep what was joined for so long after its last use.", min=0)] = 1,
     home: HomeFolder = "",
     as_json: AsJson = False,

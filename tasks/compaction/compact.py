@@ -25,7 +25,7 @@ from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, extract, present
 
 COMPACTION_LOCK = "compaction"
 SMALL = 2  # a segment is small if this many of its size are none too large
-AT_LEAST = 8  # small segments that are worth joining: fewer would be rewritten over and over
+AT_LEAST = 8  # small segments that are worth joining into another small one: fewer would be rewritten over and over
 GRACE_SECONDS = 24 * 3600.0
 # Texts and token shards stay: datasets and traces of models read them. Garbage collection knows when they may go.
 TIDIED = ("normalise", "measure", "score", "evalset_overlap")
@@ -52,7 +52,7 @@ def compact(store: Store, at_least: int = AT_LEAST, grace: float = GRACE_SECONDS
     """Join small segments, let corpora follow, and remove what was joined before.
 
     Args:
-        at_least: segments that are worth joining.
+        at_least: segments that are worth joining where they do not fill one; two or more that fill one always are.
         grace: seconds for which what was joined stays after somebody used it: a run that goes on may be one.
         dry_run: only say what would be joined.
     """
@@ -86,7 +86,7 @@ def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
             kind = canonical_json([users[found.key], found.settings["options"], found.tools])
             alike.setdefault(kind, []).append(found)
     for kind in sorted(alike):
-        yield from (group for group in _fill(store, alike[kind]) if len(group) >= max(2, at_least))
+        yield from _fill(store, alike[kind], at_least)
 
 
 def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
@@ -101,8 +101,12 @@ def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
     return [found for found in segments if found.key not in rivals]
 
 
-def _fill(store: Store, segments: Iterable[Manifest]) -> Iterator[list[Manifest]]:
-    """Small segments, the oldest first, in groups that make no more than a segment."""
+def _fill(store: Store, segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest]]:
+    """Small segments, the oldest first, in groups that make no more than a segment.
+
+    A group that has no room for the next one is joined however few it has, two or more: what becomes of it is not small
+    any more. The last group may grow, and waits until it has enough.
+    """
     group: list[Manifest] = []
     n_files = n_bytes = 0
     for found in sorted(segments, key=lambda item: (item.created, item.key)):
@@ -114,7 +118,7 @@ def _fill(store: Store, segments: Iterable[Manifest]) -> Iterator[list[Manifest]
             group, n_files, n_bytes = [], 0, 0
         group.append(found)
         n_files, n_bytes = n_files + files, n_bytes + size
-    if group:
+    if len(group) >= max(2, at_least):
         yield group
 
 

@@ -15,6 +15,7 @@ from ingest_run import prose, write
 from tiny_run import Ran, home_at, run_prepare
 
 import storage.store
+import tasks.compaction.compact as compact_module
 import tasks.ingest.segments as segments_module
 from flows.compaction import compact_home
 from flows.direct import verify_home
@@ -153,6 +154,15 @@ def test_few_segments_are_left_alone_and_a_dry_run_changes_nothing(home: Home) -
     assert compact_home(str(home.path))["joined"] == {}
     assert [len(parts) for parts in compact_home(str(home.path), at_least=2, dry_run=True)["joined"].values()] == [4]
     assert sorted(path.relative_to(home.store) for path in Path(home.store).rglob("*")) == before
+
+
+def test_segments_that_fill_one_are_joined_however_few_and_not_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compact_module, "SEGMENT_FILES", 2 * FILES_EACH)
+    assert [len(parts) for parts in compact_home(str(home.path))["joined"].values()] == [2]
+    assert len(read_state(open_store(home.store), "default")["extract"]) == 3
+    assert compact_home(str(home.path))["joined"] == {}
 
 
 def test_what_was_joined_goes_when_nobody_used_it_and_lineage_leads_through_it(home: Home, source: Path) -> None:
