@@ -17,11 +17,14 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
+from storage.store import Store
+from storage.tables import stream_rows
 from tasks.ablation import AblateSettings, ablate, documents_of
+from tasks.curate.curate import SELECTION_FILE
 from tasks.resources import Resources
 from tasks.session import Session, StageReport, artifact
 from tasks.settings import Settings
-from tasks.tokens.dataset import DatasetIndexSettings, dataset
+from tasks.tokens.dataset import GROUPS_FILE, DatasetIndexSettings, dataset
 from tasks.tokens.mix import MixSettings
 from tasks.training import TrainStageSettings, train
 
@@ -107,7 +110,7 @@ def _train_on(session: Session, selection: ArtifactRef, trained: Manifest, data:
     inputs = {name: data.input_refs(name) for name in ("tokens", "groups")}
     cut = session.run(
         dataset,
-        _dataset_settings(data),
+        _dataset_settings(session.store, selection, data),
         curated=selection,
         tokenizer=data.input_refs("tokenizer")[0],
         **{name: RefSet(tuple(refs), data.inputs[name]["digest"]) for name, refs in inputs.items()},
@@ -118,6 +121,20 @@ def _train_on(session: Session, selection: ArtifactRef, trained: Manifest, data:
     return artifact(session.run(train, TrainStageSettings(**trained.settings), dataset=cut, **given))
 
 
-def _dataset_settings(data: Manifest) -> DatasetIndexSettings:
+def _dataset_settings(store: Store, selection: ArtifactRef, data: Manifest) -> DatasetIndexSettings:
+    """How the rest is cut and mixed: as before, but a mix names no group of which nothing is left."""
     mix = data.settings["mix"]
-    return DatasetIndexSettings(**{**data.settings, "mix": None if mix is None else MixSettings(**mix)})
+    if mix is not None:
+        mix = MixSettings(**mix).without(_emptied(store, selection, data))
+    return DatasetIndexSettings(**{**data.settings, "mix": mix})
+
+
+def _emptied(store: Store, selection: ArtifactRef, data: Manifest) -> set[str]:
+    """Groups of a dataset none of whose documents a selection trains on."""
+    rows = stream_rows(store.folder(selection) / SELECTION_FILE, ["doc_id", "split", "kept"])
+    left = {row["doc_id"] for row in rows if row["kept"] and row["split"] == "train"}
+    groups: dict[str, bool] = {}  # whether something of it is left
+    for ref in data.input_refs("groups"):
+        for row in stream_rows(store.folder(ref) / GROUPS_FILE, ["doc_id", "group"]):
+            groups[row["group"]] = groups.get(row["group"], False) or row["doc_id"] in left
+    return {name for name, some in groups.items() if not some}

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from storage.errors import UserError
@@ -80,7 +80,7 @@ class MixSettings:
             raise ValueError(f"mix.max_epochs is {self.max_epochs}, expected 1 to {MOST_PASSES}")
         for name in ("weights", "epochs"):
             values = parse_shares(f"mix.{name}", getattr(self, name))
-            if values and not any(values.values()):
+            if _reads_nothing(f"mix.{name}", values):
                 raise ValueError(f"mix.{name} is {shown(getattr(self, name))}: nothing would be read; give one above 0")
             if name == "epochs" and max(values.values(), default=0) > MOST_PASSES:
                 most = max(values, key=lambda group: values[group])
@@ -88,6 +88,34 @@ class MixSettings:
                     f"mix.epochs: {shown(most)} has {float(values[most]):.12g}, expected at most {MOST_PASSES}: so "
                     "often is a group read in one epoch (train.max_epochs says how many epochs there are)"
                 )
+
+    def without(self, groups: Collection[str]) -> MixSettings:
+        """The same mix of what is left when some groups are gone; the others keep their proportions.
+
+        Raises:
+            MixError: Nothing else was to be read.
+        """
+        return replace(
+            self,
+            weights=_without("mix.weights", self.weights, groups),
+            epochs=_without("mix.epochs", self.epochs, groups),
+        )
+
+
+def _reads_nothing(setting: str, shares: Mapping[str, Fraction]) -> bool:
+    """Whether shares leave every group out; of epochs, one that is not named is read once."""
+    return bool(shares) and not any(shares.values()) and (setting == "mix.weights" or OTHERS in shares)
+
+
+def _without(setting: str, text: str, groups: Collection[str]) -> str:
+    """Shares as they are written, without those of some groups."""
+    shares = parse_shares(setting, text)
+    if shares.keys().isdisjoint(groups):
+        return text  # as it was written, so that it is the same setting
+    left = {name: share for name, share in shares.items() if name not in groups}
+    if _reads_nothing(setting, left):
+        raise MixError(f"{setting} is {shown(text)}, so without {_listed(groups)} nothing is left to train on")
+    return ", ".join(f'"{name}"={float(share)!r}' for name, share in left.items())
 
 
 def parse_shares(setting: str, text: str) -> dict[str, Fraction]:

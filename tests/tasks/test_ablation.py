@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, TinyResources, copy_of_store
+from tiny_run import Ran, TinyResources, copy_of_store, run_whole, tiny_settings
 
 from flows.ablation import Ablation, ablate_source
 from flows.direct import verify_home
@@ -17,7 +18,7 @@ from storage.store import Store, open_store
 from storage.tables import read_rows
 from tasks.ablation import documents_of
 from tasks.session import Session
-from tasks.tokens.index import SEQUENCES_FILE
+from tasks.tokens.index import DATASET_FILE, SEQUENCES_FILE
 
 WITHOUT = "text-0[0-4].txt"
 
@@ -128,6 +129,31 @@ def test_it_is_no_version_and_not_the_training_that_promotion_takes(tiny: Ran, h
     store = open_store(home.store)
     assert read_state(store, "default")["train"] == [tiny.checkpoint]
     assert verify_home(str(home.path), "default")["ok"]
+
+
+def test_a_group_that_the_mix_names_may_be_left_out(
+    tiny: Ran, tiny_source: Path, empty_tracking: Path, tmp_path: Path
+) -> None:
+    home = copy_of_store(tiny, tmp_path / "home")
+    (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
+    by = "mix.by=if(path < 'text-05', 'early', if(path < 'text-08', 'late', 'latest'))"
+    run_whole(home, tiny_source, tiny_settings(by, "mix.weights=early=0.5, late=0.3, latest=0.2"))
+    with TinyResources(home, workers=1) as resources:
+        figures = ablate_source(Session(home, resources), WITHOUT, "default").compared.figures
+    store = open_store(home.store)
+    before, now = (groups_read(store, side.checkpoint) for side in (figures.b, figures.a))
+    assert set(before) == {"early", "late", "latest"}
+    assert set(now) == {"late", "latest"}
+    assert now["late"] / now["latest"] == pytest.approx(1.5, abs=0.5)
+
+
+def groups_read(store: Store, training: ArtifactRef) -> dict[str, float]:
+    """Tokens that an epoch of a training reads of each group."""
+    manifest = store.find(training.stage, training.key)
+    assert manifest is not None
+    (dataset,) = manifest.input_refs("dataset")
+    record = json.loads((store.folder(dataset) / DATASET_FILE).read_text("utf-8"))
+    return {group["name"]: group["reads"] / group["count"] * group["tokens"] for group in record["groups"]}
 
 
 def test_what_was_not_trained_on_and_what_is_all_there_is_are_refused(home: Home, ablated: Ablation) -> None:

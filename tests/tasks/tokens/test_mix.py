@@ -204,3 +204,30 @@ def test_realised_shares_add_up_and_follow_the_reads(groups: dict[str, tuple[int
     for item in found:
         assert item.tokens_read == pytest.approx(item.reads * tokens[item.name] / sequences[item.name])
         assert item.passes == pytest.approx(item.reads / sequences[item.name])
+
+
+def test_a_group_may_be_left_out_by_its_epochs_alone() -> None:
+    assert plan_reads(TOKENS, SEQUENCES, mix(epochs="notes=0")) == {"code": 100, "notes": 0, "prose": 400}
+
+
+@pytest.mark.parametrize(
+    ("values", "left"),
+    [
+        ({"weights": "code=0.3,*=0.7"}, {"weights": '"*"=0.7'}),
+        ({"weights": 'code=1, "a, b=c"=0.1, prose=3'}, {"weights": '"a, b=c"=0.1, "prose"=3.0'}),
+        ({"weights": "prose=1,*=2"}, {"weights": "prose=1,*=2"}),
+        ({"epochs": "code=2"}, {"epochs": ""}),
+        ({"epochs": "code=2, notes=0"}, {"epochs": '"notes"=0.0'}),
+        ({"temperature": 0.5}, {"temperature": 0.5}),
+    ],
+)
+def test_a_mix_without_a_group_says_nothing_of_it_and_keeps_the_rest(
+    values: dict[str, Any], left: dict[str, Any]
+) -> None:
+    assert mix(**values).without({"code"}) == mix(**left)
+
+
+@pytest.mark.parametrize("values", [{"weights": "code=1,*=0"}, {"epochs": "code=1,prose=0,*=0"}])
+def test_a_mix_of_nothing_but_a_group_is_none_without_it(values: dict[str, Any]) -> None:
+    with pytest.raises(MixError, match="without 'code' nothing is left to train on"):
+        mix(**values).without({"code"})
