@@ -49,7 +49,7 @@ def _print_forgotten(done: dict[str, Any]) -> None:
         versions = ", ".join(" ".join([f"version {one['version']}", *one["aliases"]]) for one in item["versions"])
         print(
             f"  {item['training'][:18]} ({versions or 'not registered'}): trained on {item['documents_trained_on']}, "
-            f"held out {item['documents_held_out']}{', through the model it continues' if item['through'] else ''}"
+            f"held out {item['documents_held_out']}{', some through the model it continues' if item['through'] else ''}"
         )
     for item in done["near_duplicates"][:SHOWN]:
         print(f"nearly the same, and kept: {item['doc_id'][:12]}  {item['path']}")

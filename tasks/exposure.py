@@ -6,9 +6,9 @@ read only where its selection has the document. Memory holds the rows of the doc
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -27,10 +27,11 @@ class Exposure:
 
     Attributes:
         checkpoint: the training.
-        trained: how many of the documents it was trained on, itself or through the model that it continues.
-        held_out: how many it was measured on while it was trained.
-        pieces: of training sequences that are from the documents; None where its dataset is not there any more.
-        through: the training among those it continues in which they were, if not in itself; else empty.
+        trained: how many of the documents it was trained on, itself or through those that it continues.
+        held_out: how many it was itself measured on while it was trained.
+        pieces: of training sequences that are from the documents; None where a dataset is not there any more.
+        through: of those that it continues, the nearest that was trained on some that it did not read itself; else
+            empty.
     """
 
     checkpoint: ArtifactRef
@@ -42,7 +43,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class _Seen:
-    trained: int = 0
+    trained: frozenset[str] = frozenset()
     held_out: int = 0
     pieces: int | None = None
 
@@ -53,17 +54,31 @@ def exposures(store: Store, doc_ids: Collection[str]) -> list[Exposure]:
     known: dict[str, _Seen] = {}  # by dataset; several trainings may have one
     found = []
     for training in trainings:
-        seen = _Seen()
-        for depth, one in enumerate(_chain(store, training)):
-            for dataset in one.input_refs("dataset"):
-                if dataset.key not in known:
-                    known[dataset.key] = _seen(store, dataset, doc_ids)
-                seen = known[dataset.key]
-            if seen.trained or (seen.held_out and not depth):
-                through = one.key if depth else ""
-                found.append(Exposure(training.ref, seen.trained, seen.held_out, seen.pieces, through))
-                break
+        levels = []
+        for one in _chain(store, training):
+            (dataset,) = one.input_refs("dataset")
+            if dataset.key not in known:
+                known[dataset.key] = _seen(store, dataset, doc_ids)
+            levels.append((one.key, known[dataset.key]))
+        exposure = _exposure(training.ref, levels)
+        if exposure.trained or exposure.held_out:
+            found.append(exposure)
     return found
+
+
+def _exposure(training: ArtifactRef, levels: Sequence[tuple[str, _Seen]]) -> Exposure:
+    """What a training saw, by what it and those that it continues saw themselves, each with its key."""
+    own = levels[0][1]
+    trained = frozenset[str]().union(*(seen.trained for _, seen in levels))
+    pieces = [seen.pieces for _, seen in levels if seen.trained]
+    known = [number for number in pieces if number is not None]
+    return Exposure(
+        training,
+        trained=len(trained),
+        held_out=own.held_out,
+        pieces=sum(known) if known and len(known) == len(pieces) else None,
+        through=next((key for key, seen in levels[1:] if seen.trained - own.trained), ""),
+    )
 
 
 def continued(store: Store, trainings: Collection[str]) -> dict[str, str]:
@@ -97,23 +112,22 @@ def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen
     if store.find(curated.stage, curated.key) is None:
         return _Seen()
     rows = _rows(store, curated, SELECTION_FILE, doc_ids, ["doc_id", "split", "kept"])
-    sides = Counter(row["split"] for row in rows if row["kept"])
-    pieces = None
-    if sides["train"] and store.find(dataset.stage, dataset.key) is not None:
+    selected = frozenset(row["doc_id"] for row in rows if row["kept"] and row["split"] == "train")
+    held_out = sum(row["kept"] and row["split"] == "validation" for row in rows)
+    if selected and store.find(dataset.stage, dataset.key) is not None:
         read = _rows(store, dataset, SEQUENCES_FILE, doc_ids, ["doc_id", "split"])
-        trained = {row["doc_id"] for row in read if row["split"] == "train"}
-        pieces = sum(row["split"] == "train" for row in read)
-        return _Seen(len(trained), sides["validation"], pieces)  # a mix may leave out what was selected
-    return _Seen(sides["train"], sides["validation"], pieces)
+        trained = [row["doc_id"] for row in read if row["split"] == "train"]
+        return _Seen(frozenset(trained), held_out, len(trained))  # a mix may leave out what was selected
+    return _Seen(selected, held_out)
 
 
 def _rows(
     store: Store, ref: ArtifactRef, name: str, doc_ids: Collection[str], columns: list[str]
-) -> list[dict[str, str]]:
+) -> list[dict[str, Any]]:
     if not doc_ids:  # files without a document; an empty list has no type to filter by
         return []
     wanted = [("doc_id", "in", sorted(doc_ids))]
-    found: list[dict[str, str]] = pq.read_table(store.folder(ref) / name, columns=columns, filters=wanted).to_pylist()
+    found: list[dict[str, Any]] = pq.read_table(store.folder(ref) / name, columns=columns, filters=wanted).to_pylist()
     return found
 
 

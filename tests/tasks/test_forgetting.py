@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import ingest, prose, write
-from tiny_run import Ran, direct_session, home_at, run_prepare
+from tiny_run import Ran, direct_session, home_at, run_prepare, tiny_settings
 
 from flows import pipeline
 from flows.clearing import clear_up
@@ -29,11 +29,12 @@ from storage.home import Home
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.repair import repair
-from storage.store import LocalStore, Store
+from storage.store import LocalStore, Store, open_store
 from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
 from storage.verify import check_store
 from tasks.blame import first_paths
+from tasks.exposure import exposures
 from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
@@ -189,10 +190,7 @@ def test_nothing_that_is_still_there_is_extracted_again(home: Home, source: Path
 def test_the_models_that_saw_a_document_are_named_before_and_after_it_is_forgotten(
     trained: Trained, home: Home
 ) -> None:
-    columns = read_columns(
-        trained.ran.folder(trained.ran.ingested.curated) / "selection.parquet", ["doc_id", "split", "kept"]
-    )
-    sides = {doc: side for doc, side, kept in zip(*columns.values(), strict=True) if kept}
+    sides = sides_of(trained.ran)
     one = next(doc for doc, side in sides.items() if side == "train")
     held_out = next(doc for doc, side in sides.items() if side == "validation")
     training = f"train/{trained.checkpoint.key}"
@@ -204,6 +202,32 @@ def test_the_models_that_saw_a_document_are_named_before_and_after_it_is_forgott
     known = explain(str(home.path), one, "default")
     assert known["forgotten"]["reason"] == "a mistake"
     assert [item["training"] for item in known["seen_by"]] == [training]
+
+
+def test_a_model_read_what_it_was_trained_on_and_what_the_one_it_continues_was(
+    trained: Trained, home: Home, source: Path
+) -> None:
+    ran = run_prepare(home, source, tiny_settings("curate.salt=other"))
+    store = open_store(home.store)
+    dataset = artifact(ran.prepared.dataset)
+    later = put(store, "train", {"words.txt": "later"}, dataset=dataset, base=trained.checkpoint)
+    before, now = (sides_of(item) for item in (trained.ran, ran))
+    twice = min(doc for doc, side in before.items() if side == now[doc] == "train")
+    once = min(doc for doc, side in before.items() if (side, now[doc]) == ("train", "validation"))
+
+    def seen(*doc_ids: str) -> tuple[int, int, str]:
+        found = next(item for item in exposures(store, doc_ids) if item.checkpoint == later)
+        return found.trained, found.held_out, found.through
+
+    assert seen(once, twice) == (2, 1, trained.checkpoint.key)
+    assert seen(once) == (1, 1, trained.checkpoint.key)
+    assert seen(twice) == (1, 0, "")
+
+
+def sides_of(ran: Ran) -> dict[str, str]:
+    """The side of every kept document."""
+    rows = read_rows(ran.folder(ran.ingested.curated) / "selection.parquet", ["doc_id", "split", "kept"])
+    return {row["doc_id"]: row["split"] for row in rows if row["kept"]}
 
 
 def test_a_forgotten_document_goes_by_id_eight_digits_and_path_also_when_a_run_has_seen_its_file_again(
