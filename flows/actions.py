@@ -168,7 +168,8 @@ def promote_model(
         rival = _measured_champion(session, registry, checkpoint, evaluation, settings)
         judged = _judged(session, checkpoint, evaluation, rival, settings)
         try:
-            done = promote(session.store, registry, run_id, checkpoint, evaluation, judged, rival)
+            traced = settings.evaluate.trace
+            done = promote(session.store, registry, run_id, checkpoint, evaluation, judged, rival, traced)
         except ChampionChanged:
             continue  # another promotion was faster; its champion is measured in turn
         figures = dict(metrics)

@@ -333,7 +333,7 @@ def evaluate(
     tasks: Annotated[str, typer.Option(help="JSON Lines file of questions to put to it instead.")] = "",
     on: Annotated[str, typer.Option(help="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
     column: Annotated[str, typer.Option(help="Field of JSONL or Parquet that holds the text.")] = "",
-    stride: Annotated[int, typer.Option(help="Tokens from one window to the next; 0: no overlap.", min=0)] = 0,
+    stride: Annotated[int, typer.Option(help="Tokens from one window to the next; 0: as it was judged.", min=0)] = 0,
     drift: Annotated[bool, typer.Option("--drift", help="Also on documents that came after it was trained.")] = False,
     corpus: Corpus = "default",
     refresh: Refresh = None,

@@ -13,12 +13,12 @@ from flows import pipeline
 from flows.actions import checkpoint_of, completions_path, log_evaluation, result_of, version_of
 from flows.context import Corpus, HomeFolder, Model, Refresh, described, finish, flow_session, task_runner
 from flows.drift import measure_drift
-from flows.measuring import measure_beside
+from flows.measuring import judged_by, measure_beside
 from storage.errors import UserError
 from tasks.evaluation.inputs import SPLITS
 from tasks.promotion import trained_on
 from tasks.session import artifact
-from tasks.settings import EvaluationSettings, Settings
+from tasks.settings import Settings
 
 WithDrift = Annotated[bool, Field(description="Measure it on documents that came after it was trained as well.")]
 
@@ -31,12 +31,11 @@ def evaluate(
     drift: WithDrift = False,
     on: Annotated[str, Field(description="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
     column: Annotated[str, Field(description="Field of JSONL or Parquet that holds the text.")] = "",
-    stride: Annotated[int, Field(description="Tokens from one window to the next; 0: no overlap.", ge=0)] = 0,
+    stride: Annotated[int, Field(description="Tokens from one window to the next; 0: as it was judged.", ge=0)] = 0,
     refresh: Refresh = "",
     home: HomeFolder = "",
 ) -> dict[str, object]:
     """Measure a model beside its baselines, and look at what it writes; on fresh documents, too, if asked for."""
-    settings = EvaluationSettings(stride=stride)
     usual = not (on or stride)
     if drift and not usual:
         raise UserError(
@@ -44,6 +43,9 @@ def evaluate(
         )
     with flow_session(home, corpus, refresh) as session:
         checkpoint = checkpoint_of(session, model)
+        version = version_of(session, checkpoint)
+        judged = judged_by(session.store, version)
+        settings = replace(judged, stride=stride or judged.stride)
         evalset = pipeline.evaluation_texts(session, corpus, on, column)
         found, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)
         evaluation = artifact(found)
@@ -59,11 +61,10 @@ def evaluate(
             session.note(f"{model} was trained on some of these documents, so its figures flatter it")
         if read and drift:
             session.note("nothing is known of its drift, which is measured against those figures")
-        drifted = measure_drift(session, corpus, checkpoint, evaluation) if drift and not read else None
+        drifted = measure_drift(session, corpus, checkpoint, evaluation, settings) if drift and not read else None
         if drifted is not None:
             said = f"{drifted[0].sentence()}\n"
             create_markdown_artifact(said, key="sheepfold-drift", description=f"Whether {model} still knows {corpus}")
-        version = version_of(session, checkpoint)
         run_id = version.run_id if version is not None else ""
         if version is not None and run_id:
             logged = metrics if fair else _apart(metrics, evalset.stage, stride, read)

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flows import pipeline
 from flows.actions import version_checkpoint
 from flows.tracing import trace_model
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import CHAMPION, PREVIOUS, Registry
+from storage.registered import noted_version
+from storage.registry import CHAMPION, PREVIOUS, ModelVersion, Registry
+from storage.store import Store
 from tasks.evaluation.compare import champion_figures
 from tasks.evaluation_report.collect import Measured
 from tasks.promotion import trained_on
 from tasks.session import Session, artifact
 from tasks.settings import EvaluationSettings
+
+
+def judged_by(store: Store, version: ModelVersion | None) -> EvaluationSettings:
+    """How a model was measured when it was judged last: figures that are taken again compare with those.
+
+    Args:
+        version: of the model; one that is none, or that no figures are known of, is measured by the usual settings.
+    """
+    noted = None if version is None else noted_version(store, version.version)
+    if noted is None or noted.evaluation is None:
+        return EvaluationSettings()
+    judged = manifest_of(store, noted.evaluation)
+    found = EvaluationSettings(stride=judged.settings["stride"], ngram_order=0, trace=noted.traced)
+    if "ngram" not in judged.inputs:
+        return found
+    (ngram,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
+    return replace(found, ngram_order=ngram["order"], ngram_tokens=ngram["max_tokens"])
 
 
 def measure_beside(

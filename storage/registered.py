@@ -27,6 +27,7 @@ class Registered:
         checkpoint: the artefact it was made from.
         evaluation: the figures that it was registered with; None where they are not known.
         gates: the verdicts that were passed on it last.
+        traced: whether its training text may be looked into when it is measured, as the person said who had it judged.
         tags, description: as they stand in the registry.
         run_tags: tags of its training's run that do not follow from the store.
     """
@@ -35,6 +36,7 @@ class Registered:
     checkpoint: ArtifactRef
     evaluation: ArtifactRef | None = None
     gates: ArtifactRef | None = None
+    traced: bool = True
     tags: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
     run_tags: Mapping[str, str] = field(default_factory=dict)

@@ -113,6 +113,7 @@ def promote(
     evaluation: ArtifactRef,
     gates: ArtifactRef,
     rival: Rival | None,
+    traced: bool = True,
 ) -> Promotion:
     """Register a model and let it stand where it belongs.
 
@@ -120,6 +121,7 @@ def promote(
         evaluation: its figures.
         gates: the verdicts on it, beside the rival.
         rival: the champion as it was measured; None when there was none.
+        traced: whether its training text may be looked into when it is measured again.
 
     Raises:
         ChampionChanged: another version became champion in the meantime: bring the registry up to the store's book, and
@@ -151,7 +153,7 @@ def promote(
                 changed = {name: text for name, text in tags.items() if version.tags.get(name) != text}
                 registry.tag(version.version, changed)
                 registry.describe(version.version, card)
-        note(store, registry, version.version, evaluation, gates)
+        note(store, registry, version.version, evaluation, gates, traced)
         alias = CHAMPION if wins else CHALLENGER
         store.check_lock(LOCK)  # registering takes long enough for a laptop to be closed over it
         moved = alias not in version.aliases

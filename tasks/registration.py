@@ -107,11 +107,12 @@ def note(
     number: str,
     evaluation: ArtifactRef | None = None,
     gates: ArtifactRef | None = None,
+    traced: bool | None = None,
 ) -> None:
     """Write a version into the store's book as the registry has it, and those from before there was a book.
 
     Args:
-        evaluation, gates: what it rests on, where that is known anew.
+        evaluation, gates, traced: what it rests on and was measured with, where that is known anew.
     """
     for version in registry.versions():
         known = noted_version(store, version.version)
@@ -119,7 +120,12 @@ def note(
             continue
         known = known or Registered(version.version, version.checkpoint)
         if version.version == number:
-            known = replace(known, evaluation=evaluation or known.evaluation, gates=gates or known.gates)
+            known = replace(
+                known,
+                evaluation=evaluation or known.evaluation,
+                gates=gates or known.gates,
+                traced=known.traced if traced is None else traced,
+            )
         noted = replace(
             known,
             checkpoint=version.checkpoint,
