@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_run import Ran, copy_of_store, direct_session, home_at, run_whole, tiny_settings
 
-from flows.actions import checkpoint_of, promote_model, registry_of
+from flows.actions import checkpoint_of, ensure_training_run, promote_model, registry_of
 from flows.clearing import clear_up
 from flows.names import rebuild_tracking, roll_back_champion
 from storage.errors import UserError
 from storage.home import Home
-from storage.registered import noted_version
+from storage.registered import note_version, noted_version
 from storage.registry import NEWEST_TAG, Registry
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.promotion import WITHDRAWN_TAG, Promotion
+from tasks.promotion import WITHDRAWN_TAG, ChampionChanged, Promotion
+from tasks.promotion import promote as move_names
+from tasks.rollback import roll_back
 from tasks.session import artifact
 
 WORSE = ("train.max_steps=2",)
@@ -193,6 +195,47 @@ def test_a_new_version_takes_no_number_of_the_book(home: Home, promoted: Promote
     assert done.version.version == "4"
     noted = noted_version(open_store(home.store, home.cache), "3")
     assert noted is not None and noted.checkpoint == promoted.better.checkpoint
+
+
+def test_nothing_is_promoted_into_a_registry_that_is_behind_the_book(home: Home, promoted: Promoted) -> None:
+    assert promoted.better.checkpoint is not None
+    older = Home(home.path, home.store, f"sqlite:///{home.path / 'older.db'}")
+    store = open_store(home.store, home.cache)
+    noted = noted_version(store, "3")
+    assert noted is not None and noted.evaluation is not None and noted.gates is not None
+    with pytest.raises(ChampionChanged, match="versions that the registry lacks"):
+        move_names(store, Registry(Tracking(older)), "", noted.checkpoint, noted.evaluation, noted.gates, None)
+    with pytest.raises(UserError, match="promoted elsewhere a moment ago"):
+        roll_back(store, Registry(Tracking(older)))
+    assert names(older) == {"champion": "1", "challenger": "2"}
+
+
+def test_a_registry_that_is_newer_than_the_book_keeps_its_names(home: Home) -> None:
+    store = open_store(home.store, home.cache)
+    (Path(home.store) / ".refs" / "registered" / "versions" / "3.json").unlink()
+    store.write_ref("registered/names", {"champion": "1", "challenger": "2"})
+    with direct_session(home) as session:
+        assert registry_of(session).names() == {"champion": "3", "previous": "1", "challenger": "2"}
+
+
+def test_a_run_that_a_person_deleted_is_not_made_again(home: Home, tiny_source: Path) -> None:
+    ran = run_whole(home, tiny_source, tiny_settings("train.max_steps=3"))
+    assert ran.checkpoint is not None
+    with direct_session(home) as session:
+        tracking = session.resources.tracking
+        tracking.client.delete_run(ensure_training_run(session, ran.checkpoint))
+    assert alone(rebuild_tracking, home)["runs"] == 3
+    assert Tracking(home).deleted_train_keys() == {ran.checkpoint.key}
+
+
+def test_other_weights_under_the_key_of_a_version_are_not_taken_for_it(home: Home, promoted: Promoted) -> None:
+    store = open_store(home.store, home.cache)
+    noted = noted_version(store, "2")
+    assert noted is not None
+    note_version(store, replace(noted, checkpoint=replace(noted.checkpoint, digest="0" * 64)))
+    (home.path / "mlflow.db").unlink()
+    done = alone(rebuild_tracking, home)
+    assert (done["versions"], done["lost"]) == (["1", "3"], ["2"])
 
 
 def test_a_version_whose_checkpoint_is_gone_is_told(home: Home, promoted: Promoted) -> None:
