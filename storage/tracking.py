@@ -422,7 +422,7 @@ class PointBuffer:
         seconds: longest time a point waits.
     """
 
-    def __init__(self, tracking: Tracking, run_id: str, seconds: float = 10.0) -> None:
+    def __init__(self, tracking: Tracking, run_id: str, seconds: float) -> None:
         self._tracking = tracking
         self._run_id = run_id
         self._seconds = seconds

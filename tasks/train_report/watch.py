@@ -30,6 +30,7 @@ logger = logging.getLogger("sheepfold")
 SAMPLES_FILE = "samples.json"
 CLOCK_VALUES = ("time/", "memory/")  # metrics that equal runs do not share; they are no part of the history
 STEP_SECONDS = "time/step_seconds"
+CURVE_SECONDS = 10.0  # between two writes of the curve to MLflow
 CLOCK_PAUSE = 1.0  # seconds of steps between two of which MLflow gets the clock values
 _SHOWN = 160  # characters of a sample in the log
 _QUIET = ("resumed", "kernel", "early stop")  # events that are no warnings
@@ -83,7 +84,7 @@ class Watch:
         self._progress = progress
         self._device = device
         self._sampler = sampler
-        self._points = PointBuffer(tracking, run_id)
+        self._points = PointBuffer(tracking, run_id, CURVE_SECONDS)
         self._clock_steps = ClockSteps()
         self._journal = Journal(scratch / LINES_FILE)
         cost, limit = flops_per_token(network), limit_of(device, precision)

@@ -21,7 +21,6 @@ import pytest
 from proxy import LOSE, PASS, Answer, Proxy
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings, train_in
 
-import tasks.training
 from flows.actions import ensure_training_run, promote_model
 from storage.home import Home
 from storage.registry import Registry
@@ -29,6 +28,7 @@ from storage.tables import read_rows
 from storage.tracking import Tracking
 from tasks.progress import StageProgress
 from tasks.session import artifact
+from tasks.train_report import watch
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -90,7 +90,7 @@ def server(tmp_path: Path, empty_tracking: Path, monkeypatch: pytest.MonkeyPatch
     """It runs; whoever asks it in vain gives up soon, instead of after minutes."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-    monkeypatch.setattr(tasks.training, "CHECKPOINT_SECONDS", 0.0)  # points are sent before each
+    monkeypatch.setattr(watch, "CURVE_SECONDS", -1.0)  # points are sent at each step
     found = Server(tmp_path / "mlflow")
     shutil.copyfile(empty_tracking, found.folder / "mlflow.db")
     found.start()
