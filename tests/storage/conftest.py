@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from proxy import Proxy
+from s3 import lead_to
 
 from storage.digest import sha256_json
 from storage.home import Home
@@ -64,3 +66,17 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield Tracking(Home.from_environment(home))
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    proxy = Proxy(s3_endpoint)
+    lead_to(monkeypatch, proxy.endpoint)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that fails is not tried again."""
+    monkeypatch.setattr("storage.bucket.PATIENCE_SECONDS", 0.0)

@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,13 @@ from urllib.parse import parse_qs, urlsplit
 import boto3
 import pytest
 from proxy import CUT, LOSE, PASS, Answer, Proxy
-from s3 import BUCKET, lead_to
+from s3 import BUCKET
 
 from storage.bucket import Bucket, BucketError, BucketUnreachable, ObjectInfo
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.garbage import find_garbage, remove_garbage
-from storage.leases import LEASE_SECONDS, Lease
+from storage.leases import Lease
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.mirror import Mirror
 from storage.remote import RemoteStore
@@ -50,20 +49,6 @@ def there(s3_address: str, tmp_path: Path) -> RemoteStore:
 def no_listing_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.remote.LISTING_SECONDS", -1000.0)
     monkeypatch.setattr("storage.remote.LISTING_TIMES", 0.0)
-
-
-@pytest.fixture
-def proxy(s3_endpoint: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    proxy = Proxy(s3_endpoint)
-    lead_to(monkeypatch, proxy.endpoint)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that fails is not tried again."""
-    monkeypatch.setattr("storage.bucket.PATIENCE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -342,62 +327,6 @@ def test_a_machine_that_slept_asks_whether_its_lock_is_still_its_own(
             patch.setattr("time.clock_gettime", lambda clock: asleep if clock == time.CLOCK_MONOTONIC else read(clock))
             with pytest.raises(BucketError, match="without a sign of life"):
                 slow.check_lock("promote")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that leases go by, to be moved by the test."""
-    clock = [1000.0]
-    monkeypatch.setattr("storage.leases._now", lambda: clock[0])
-    return clock
-
-
-def test_a_lease_that_ran_out_is_kept_by_who_had_it_unless_another_took_it(s3_address: str, clock: list[float]) -> None:
-    bucket = Bucket(s3_address)
-    held = Lease(bucket, "lock", "", LEASE_SECONDS)
-    assert held.take() is None
-    clock[0] += LEASE_SECONDS
-    held.check()
-    held.check()
-    bucket.write("lock", b"{}")
-    held.check()  # its time is not over: nobody could take it in the ordinary way
-    clock[0] += LEASE_SECONDS
-    for _ in range(2):
-        with pytest.raises(BucketError, match="another took it meanwhile"):
-            held.check()
-    bucket.delete(["lock"])
-    with pytest.raises(BucketError, match="another took it meanwhile"):
-        held.check()
-
-
-def test_the_time_of_a_lease_is_counted_from_before_the_sign_of_life_was_asked_for(
-    s3_address: str, proxy: Proxy, clock: list[float]
-) -> None:
-    held = Lease(Bucket(s3_address), "lock", "", LEASE_SECONDS)
-    assert held.take() is None
-    clock[0] += LEASE_SECONDS
-    writes = proxy.writes
-
-    def fall_asleep(method: str, path: str) -> Answer:
-        proxy.decide = lambda method, path: PASS
-        clock[0] += LEASE_SECONDS
-        return PASS
-
-    proxy.decide = fall_asleep
-    held.check()
-    assert proxy.writes == writes + 2  # the first sign was too old when its answer came
-
-
-def test_a_sign_of_life_that_fails_does_not_count(
-    s3_address: str, proxy: Proxy, impatient: None, clock: list[float]
-) -> None:
-    held = Lease(Bucket(s3_address), "lock", "", LEASE_SECONDS)
-    assert held.take() is None
-    clock[0] += LEASE_SECONDS
-    proxy.decide = lambda method, path: 503
-    for _ in range(2):
-        with pytest.raises(BucketUnreachable, match="did not answer as it should"):
-            held.check()
 
 
 def test_a_copy_of_a_cache_does_not_take_the_leases_of_the_first(here: RemoteStore, s3_address: str) -> None:
