@@ -20,6 +20,11 @@ class ArtifactRef:
     key: str
     digest: str
 
+    @property
+    def made(self) -> bool:
+        """False for an artefact that a plan knows to be missing."""
+        return bool(self.digest)
+
 
 @dataclass(frozen=True)
 class RefSet:
@@ -37,6 +42,16 @@ class RefSet:
     digest: str
     segments: tuple[str, ...] = field(default=(), compare=False)
     live: tuple[Collection[str], ...] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def made(self) -> bool:
+        """False where a plan knows one of the artefacts to be missing."""
+        return bool(self.digest)
+
+    @property
+    def stage(self) -> str:
+        """Stage of the artefacts."""
+        return self.refs[0].stage if self.refs else ""
 
 
 Input = ArtifactRef | RefSet

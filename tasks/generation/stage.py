@@ -63,33 +63,30 @@ class PromptsSettings:
         return cls(sha256_json(list(prompts)))
 
 
-@stage("prompts", version=2)
-def keep_prompts(work: Work, settings: PromptsSettings) -> str:
+@stage("prompts", version=2, unkeyed=("prompts",))
+def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Prompt]) -> str:
     """Keep a list of prompts in the store, so that completions lead back to it."""
-    prompts = work.resources.prompts[settings.digest]
     work.counts["rows"] = write_table(work.out / PROMPTS_FILE, PROMPTS, map(asdict, prompts))
     return settings.digest
 
 
-@dataclass(frozen=True)
-class BundleSettings:
-    """Identity of a bundle from outside of the store: digest of its files."""
+@stage("complete", version=1, unit="shard", unkeyed=("batch_size", "own_process"))
+def complete(
+    work: Work,
+    settings: GenerateSettings,
+    *,
+    checkpoint: ArtifactRef,
+    prompts: ArtifactRef,
+    batch_size: int = 0,
+    own_process: bool = False,
+) -> str:
+    """Continue every prompt of a shard.
 
-    digest: str
-
-
-@stage("bundle", version=1)
-def adopt_bundle(work: Work, settings: BundleSettings) -> str:
-    """Take a model folder from outside into the store."""
-    for name in (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, COUNTS_FILE):
-        shutil.copyfile(work.resources.bundle_folder / name, work.out / name)
-    return settings.digest
-
-
-@stage("complete", version=1, unit="shard")
-def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef, prompts: ArtifactRef) -> str:
-    """Continue every prompt of a shard."""
-    resources = work.resources
+    Args:
+        batch_size: Continuations that grow at once; 0 picks by the device.
+        own_process: On a CPU, compute in a subprocess with one thread, because other shards have the other cores.
+    """
+    device = work.machine.device
     work.seed(settings.seed)  # notes device and kernels; the noise itself is named by prompt
     shard: dict[str, Any] = {
         "checkpoint": str(work.folder(checkpoint)),
@@ -97,19 +94,18 @@ def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
         "prompts": str(work.folder(prompts) / PROMPTS_FILE),
         "out": str(work.out / COMPLETIONS_FILE),
         "settings": settings.sampling(),
-        "device": resources.device,
-        "batch_size": resources.batch_size or BATCH_SIZES[resources.device],
+        "device": device,
+        "batch_size": batch_size or BATCH_SIZES[device],
     }
 
     def progress(done: int, total: int) -> None:
         work.progress.update(done, total, "completions")
 
-    if resources.shards_at_once > 1 and resources.device == "cpu":
-        found = resources.apart.call(complete_apart, progress, WORTH_A_PROCESS, **shard)
+    if own_process and device == "cpu":
+        found = work.machine.apart.call(complete_apart, progress, WORTH_A_PROCESS, **shard)
     else:
-        with resources.computing:  # Prefect starts several shards at once, and each would take all cores
-            found = complete_shard(progress, on_text=resources.on_text, **shard)
-    resources.generated_between.append(found["between"])
+        with work.machine.computing:  # each shard takes all cores
+            found = complete_shard(progress, **shard)
     work.counts.update(found["counts"])
     return str(found["digest"])
 
