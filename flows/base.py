@@ -120,7 +120,7 @@ def continuing(session: Session, settings: Settings, base: str) -> Settings:
     if base == CHAMPION and not _has_champion(session):
         session.note("there is no champion to continue from yet, so this training begins from scratch")
         return settings
-    return replace(settings, train=replace(settings.train, base=base))
+    return settings.model_copy(update={"train": replace(settings.train, base=base)})
 
 
 def _has_champion(session: Session) -> bool:
@@ -190,4 +190,4 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
     shape = {**base.shape, **settings.model.overrides}
     del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned
-    return replace(settings, tokenizer=taken, model=ModelSettings(CARRIER, shape))
+    return settings.model_copy(update={"tokenizer": taken, "model": ModelSettings(CARRIER, shape)})

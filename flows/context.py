@@ -39,7 +39,7 @@ from tasks.ingest.snapshot import snapshot
 from tasks.promotion import Promotion
 from tasks.resources import Resources
 from tasks.session import PrefectSession
-from tasks.settings import Settings, load_settings
+from tasks.settings import Settings, load_settings, parse_assignments
 from tasks.tokens.dataset import dataset
 from tasks.tokens.groups import check_expression
 from tasks.train_settings import AUTO
@@ -129,7 +129,8 @@ def flow_settings(config: str, overrides: str, **options: object) -> Settings:
     given = {name.replace("__", "."): value for name, value in options.items() if value}
     if isinstance(seed, int) and seed >= 0:
         given["train.seed"] = seed
-    settings = load_settings(config or None, [line for line in overrides.splitlines() if line.strip()], given)
+    assigned = parse_assignments([line for line in overrides.splitlines() if line.strip()])
+    settings = load_settings(config or None, assigned, given)
     if settings.mix.by.strip():
         check_expression(settings.mix.by)  # now, not after an hour of ingestion
     return settings
