@@ -194,9 +194,9 @@ def test_verdicts_come_back_from_their_table(tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("gates.rule=best", "gates.rule is 'best', expected better, clearly_better or not_worse"),
-        ("gates.max_rejected_share=1.5", "expected a share from 0 to 1"),
+        ("gates.max_rejected_share=1.5", "gates.max_rejected_share is 1.5, expected 0 to 1"),
         ("gates.max_slice_loss=-1", "expected 0 or more"),
-        ("gates.slice_documents=1", "one document says nothing of others"),
+        ("gates.slice_documents=1", "gates.slice_documents is 1, expected 2 or more"),
     ],
 )
 def test_an_impossible_limit_is_refused(setting: str, message: str) -> None:

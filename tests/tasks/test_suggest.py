@@ -106,7 +106,7 @@ def test_what_is_computed_in_another_way_is_another_device() -> None:
     assert ExecutionSettings(halve_batch=False, keep=5).words() == ""
     assert ExecutionSettings(compile=True).words() == "compiled"
     assert (
-        ExecutionSettings(2, recompute=True, sharding="fsdp").words()
+        ExecutionSettings(processes=2, recompute=True, sharding="fsdp").words()
         == "2 processes by fsdp, activations computed again"
     )
 

@@ -68,8 +68,8 @@ def test_of_long_names_and_numbers_only_the_beginning_is_repeated(text: str) -> 
     ],
 )
 def test_settings_that_ask_for_nothing_possible_are_refused(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        MixSettings(**{"by": "kind", **values})
+    with pytest.raises(SettingsError, match=told):
+        load_settings(None, {"mix": {"by": "kind", **values}})
 
 
 def test_a_mix_is_a_section_of_the_settings() -> None:
