@@ -114,7 +114,7 @@ def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
     if base == CHAMPION and not (run.home.has_tracking and Registry(run.tracking).by_alias(CHAMPION)):
         run.note("there is no champion to continue from yet, so this training begins from scratch")
         return settings
-    return replace(settings, train=replace(settings.train, base=base))
+    return settings.model_copy(update={"train": replace(settings.train, base=base)})
 
 
 def check_unread(run: Run, base: Base | None, evalset: ArtifactRef) -> None:
@@ -175,4 +175,4 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
     shape = {**base.shape, **settings.model.overrides}
     del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned
-    return replace(settings, tokenizer=taken, model=ModelSettings(CARRIER, shape))
+    return settings.model_copy(update={"tokenizer": taken, "model": ModelSettings(CARRIER, shape)})

@@ -6,6 +6,7 @@ libraries are imported by the commands that need them, so that `--help`, `sql` a
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -94,9 +95,10 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
 
 def _overrides(assign: list[str] | None) -> str:
     """Settings as a flow takes them, one per line; they are checked here, for a flow's database keeps them as given."""
-    from tasks.settings import storable_assignments
+    from tasks.settings import parse_assignments, storable
 
-    return "\n".join(storable_assignments(assign or []))
+    settings = storable(parse_assignments(assign or []))
+    return "\n".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
 
 
 @app.command()
@@ -166,7 +168,7 @@ def plan(
         from storage.home import Home
         from tasks.ingest.sources.resolve import resolve_sources
         from tasks.session import Planner
-        from tasks.settings import load_settings
+        from tasks.settings import load_settings, parse_assignments
 
         options = {
             "model.preset": preset or None,
@@ -175,7 +177,7 @@ def plan(
             "train.max_tokens": max_tokens or None,
             "train.seed": seed,
         }
-        settings = load_settings(config or None, assign or [], options)
+        settings = load_settings(config or None, parse_assignments(assign or []), options)
         planner = Planner(Home.from_environment(home or None), stage_names(",".join(refresh or [])), retry_failed)
         pipeline.plan(planner, resolve_sources(sources), corpus, settings)
         stages = planner.report_list()

@@ -35,7 +35,7 @@ from tasks.generation.prompts import Prompt, one_prompt, read_prompts
 from tasks.generation.stage import COMPLETIONS_FILE, complete
 from tasks.resources import Resources
 from tasks.session import Session, ThreadSession, artifact
-from tasks.settings import load_settings
+from tasks.settings import load_settings, parse_assignments
 
 _DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or enough of one
 
@@ -108,7 +108,7 @@ def generate_direct(
         on_text: told the continuation of a single prompt piece by piece, while it is made.
     """
     prompts = asked.read()
-    settings = load_settings(None, assignments, options)
+    settings = load_settings(None, parse_assignments(assignments), options)
     place = Home.from_environment(home or None).create()
     with Resources(place, workers, deterministic=settings.generate.deterministic) as resources:
         resources.shards_at_once = workers

@@ -25,7 +25,7 @@ from tasks.gates.facts import CorpusFacts, Facts, collect_facts, corpus_facts
 from tasks.gates.settings import GateSettings
 from tasks.gates.verdicts import Verdict, failed, read_verdicts, write_verdicts
 from tasks.session import artifact
-from tasks.settings import SettingsError, load_settings
+from tasks.settings import SettingsError, load_settings, parse_assignments
 
 Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]
 CLEAN = CorpusFacts(files=100, rejected=10, documents=90, repeated=9, ocr_pages=12, ocr_confidence=0.8)
@@ -194,14 +194,14 @@ def test_verdicts_come_back_from_their_table(tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("gates.rule=best", "gates.rule is 'best', expected better, clearly_better or not_worse"),
-        ("gates.max_rejected_share=1.5", "expected a share from 0 to 1"),
+        ("gates.max_rejected_share=1.5", "gates.max_rejected_share is 1.5, expected 0 to 1"),
         ("gates.max_slice_loss=-1", "expected 0 or more"),
-        ("gates.slice_documents=1", "one document says nothing of others"),
+        ("gates.slice_documents=1", "gates.slice_documents is 1, expected 2 or more"),
     ],
 )
 def test_an_impossible_limit_is_refused(setting: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        load_settings(None, [setting])
+        load_settings(None, parse_assignments([setting]))
 
 
 def test_the_facts_of_a_corpus_are_those_of_its_files(tmp_path: Path) -> None:
