@@ -24,10 +24,11 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
         name: Dotted name of the setting.
         help: Help text; empty takes the setting's own.
     """
-    _, default, description = setting(name)
-    shown = "" if default in (None, "") else f" (default: {default})"
-    extra = {"setting": name, **schema}
-    return Field(default=None, description=f"{help or description}{shown}", json_schema_extra=extra)
+    info = setting(name)
+    shown = "" if info.default in (None, "") else f" (default: {info.default})"
+    limits = {key: getattr(item, key) for item in info.metadata for key in ("ge", "gt", "le", "lt") if hasattr(item, key)}
+    text = f"{help or info.description}{shown}"
+    return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits)
 
 
 class Options(BaseModel):
