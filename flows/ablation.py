@@ -7,7 +7,8 @@ it was, so that nothing can promote it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from flows import pipeline
 from flows.actions import checkpoint_of, ensure_training_run
@@ -48,6 +49,20 @@ class Ablation:
     compared: Compared
     stages: list[StageReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        from tasks.evaluation_report.pairs import pair_document
+
+        return {
+            "without": self.without,
+            "documents_left_out": self.documents,
+            "documents_trained_on": self.trained_on,
+            **pair_document(self.compared.figures),
+            "notes": [*self.compared.figures.notes, *self.notes],
+            "stages": [asdict(item) for item in self.stages],
+            "page": str(self.compared.page),
+        }
 
 
 def ablate_direct(home: str, without: str, corpus: str, model: str = "", prompts: str = "") -> Ablation:

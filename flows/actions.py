@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -243,21 +242,3 @@ def result_of(session: Session, **parts: Any) -> RunResult:
     made = session.produced.get(suggest.name)
     suggestion = read_suggestion(session.store.folder(made[0])) if made else None
     return RunResult(stages=session.report_list(), notes=list(session.notes), suggestion=suggestion, **parts)
-
-
-def champion_entry(registry: Registry) -> dict[str, Any] | None:
-    """The champion in `status`."""
-    version = registry.by_alias(CHAMPION)
-    if version is None:
-        return None
-    figures = {
-        name.removeprefix("sheepfold."): value for name, value in version.tags.items() if name.startswith("sheepfold.")
-    }
-    return {
-        "name": MODEL_NAME,
-        "version": version.version,
-        "uri": f"models:/{MODEL_NAME}@{CHAMPION}",
-        "run_id": version.run_id,
-        "checkpoint": asdict(version.checkpoint),
-        "tags": figures,
-    }

@@ -6,9 +6,10 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from pydantic import Field
 
-from flows.clearing import clear_up
-from flows.compaction import compact_home
+from flows.cli_common import open_home
 from flows.context import HomeFolder, described, flow_run_begins
+from tasks.upkeep.compact import compact_home
+from tasks.upkeep.gc import collect_garbage
 
 GraceDays = Annotated[float, Field(description="What was made or used within so many days stays.", ge=0)]
 AtLeast = Annotated[int, Field(description="Join segments that fill none when there are so many.", ge=2)]
@@ -22,8 +23,9 @@ def cleanup(
 ) -> dict[str, object]:
     """Join small segments, then remove what no corpus, registered model, run or unfinished work needs."""
     flow_run_begins()
-    compacted = compact_home(home, at_least, grace_days, dry_run)
-    cleared = clear_up(home, grace_days, dry_run)
+    place, store = open_home(home)
+    compacted = compact_home(place, store, at_least, grace_days, dry_run)
+    cleared = collect_garbage(place, store, grace_days, dry_run)
     table = [{name: item[name] for name in ("stage", "artefacts", "size", "garbage")} for item in cleared["sizes"]]
     create_table_artifact(table, key="sheepfold-store", description="What is in the store, in bytes by stage")
     can_be = "can be" if dry_run else "are"

@@ -15,17 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json
-from flows.cli_compare import ablate, compare
-from flows.cli_count import count
-from flows.cli_exam import checked_questions, show_exam
-from flows.cli_exchange import export, export_corpus, import_
 from flows.cli_generate import generate
-from flows.cli_harness import lm_eval
-from flows.cli_inspect import inspect
-from flows.cli_keep import compact, forget, gc
-from flows.cli_lookup import sample, sql, status, verify, why
+from flows.cli_keep import compact, export, export_corpus, forget, gc, import_
+from flows.cli_lookup import ablate, compare, count, inspect, lm_eval, sample, sql, status, verify, why
 from flows.cli_names import rebuild_tracking, rollback
-from flows.cli_suggest import show_suggestion
 from flows.cli_team import down, up
 
 app = typer.Typer(
@@ -74,7 +67,8 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    from flows.report import RunResult, metrics_table, sample_table, stage_table
+    from flows.report import RunResult
+    from flows.show import metrics_table, sample_table, stage_table
     from tasks.session import StageReport
 
     found = RunResult(**{**result, "stages": [StageReport(**item) for item in result["stages"]]})
@@ -184,7 +178,7 @@ def plan(
 
             print_json({"stages": [asdict(item) for item in stages], "notes": planner.notes})
             return
-        from flows.report import stage_table
+        from flows.show import stage_table
 
         print(stage_table(stages, planned=True))
         total = sum(item.seconds for item in stages)
@@ -284,7 +278,12 @@ def suggest(
             config=_absolute(config),
             overrides=_overrides(assign),
         )
-        show_suggestion(result, as_json)
+        if as_json:
+            print_json({name: result[name] for name in ("suggestion", "stages", "notes")})
+            return
+        from flows.show import print_suggestion
+
+        print_suggestion(result)
 
 
 @app.command()
@@ -347,8 +346,13 @@ def evaluate(
                 from storage.errors import UserError
 
                 raise UserError("--tasks puts questions, not documents: leave out --on, --column and --stride")
-            asked = {"questions": checked_questions(tasks), "model": model, "refresh": ",".join(refresh or [])}
-            show_exam(_flow("exam", home, **asked), as_json)
+            from flows.show import print_exam
+            from tasks.exams.questions import read_questions
+
+            questions = Path(tasks).expanduser().resolve()
+            read_questions(questions)  # a broken file is refused before anything starts
+            result = _flow("exam", home, questions=str(questions), model=model, refresh=",".join(refresh or []))
+            (print_json if as_json else print_exam)(result)
             return
         from tasks.evaluation.inputs import SPLITS
 

@@ -14,6 +14,8 @@ import typer
 
 if TYPE_CHECKING:
     from storage.errors import UserError
+    from storage.home import Home
+    from storage.store import Store
 
 Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
 Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
@@ -46,6 +48,32 @@ def checked_corpus(name: str) -> str:
 
 
 Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
+
+
+def open_home(home: str) -> tuple[Home, Store]:
+    """Return a home and its store; neither is made."""
+    from storage.home import Home
+    from storage.store import open_store
+
+    place = Home.from_environment(home or None)
+    return place, open_store(place.store, place.cache)
+
+
+def model_folder(home: str, model: str) -> Path:
+    """Return the folder of a model that is named by alias, version, `models:/` address, run id or folder.
+
+    Raises:
+        UserError: if the name leads to no model.
+    """
+    from flows.actions import checkpoint_of
+    from storage.home import Home
+    from tasks.resources import Resources
+    from tasks.session import Session
+
+    place = Home.from_environment(home or None).create()
+    with Resources(place) as resources:
+        session = Session(place, resources)
+        return session.store.folder(checkpoint_of(session, model))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flows import pipeline
 from flows.actions import checkpoint_of
-from flows.page_files import replace
+from flows.report import replace
 from storage.digest import sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef

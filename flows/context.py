@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from prefect import get_run_logger
@@ -16,16 +14,11 @@ from prefect.runtime import deployment, flow_run
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.corpus_page import write_corpus_page
-from flows.dataset_page import write_dataset_page
 from flows.embedded import EMBEDDED
-from flows.evaluation_page import write_evaluation_page
-from flows.gates_page import write_gates_page
-from flows.generation_page import write_generation_page
 from flows.patience import wait_for_server
-from flows.report import RunResult, run_report, sample_table
+from flows.report import CorpusFiles, RunResult, run_report, write_pages
+from flows.show import sample_table
 from flows.stages import stage_names
-from flows.train_page import write_training_page
 from model.presets import PRESETS
 from storage.catalog import LONGEST_CORPUS_NAME, check_corpus_name
 from storage.errors import UserError
@@ -33,17 +26,13 @@ from storage.home import Home
 from storage.registry import Registry
 from tasks.cluster import on_ray, ray_runner
 from tasks.evaluation_report.collect import Measured
-from tasks.generation.stage import generate
 from tasks.ingest.records import Limits
-from tasks.ingest.snapshot import snapshot
 from tasks.promotion import Promotion
 from tasks.resources import Resources
 from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
-from tasks.tokens.dataset import dataset
 from tasks.tokens.groups import check_expression
 from tasks.train_settings import AUTO
-from tasks.training import train
 
 wait_for_server()  # as early as a flow is loaded, since any of its calls may find the server gone
 
@@ -215,38 +204,25 @@ def finish(
         measured: the model whose evaluation is to have a page.
         promoted: what the gates said of it.
     """
-    with ThreadPoolExecutor(1) as aside:
-        # drawn by a process of its own where the corpus is large, beside the report
-        drawn = aside.submit(write_corpus_page, session, corpus) if snapshot.name in session.produced else None
-        _leave_report(session, corpus, result)
-
-    def leave(topic: str, description: str, summary: str, *files: Path) -> None:
-        """Show the summary of a page in the UI, and keep the page and what lies beside it with the run."""
-        create_markdown_artifact(
-            f"{summary}\n\nThe whole page: `{files[0]}`\n", key=f"sheepfold-{topic}", description=description
-        )
+    resources = session.resources
+    _leave_report(session, corpus, result)
+    pages = write_pages(
+        session.home,
+        session.store,
+        corpus,
+        session.produced,
+        resources.apart,
+        CorpusFiles(resources.paths, resources.passwords),
+        result.metrics,
+        measured,
+        promoted,
+    )
+    for page in pages:
+        text = f"{page.summary}\n\nThe whole page: `{page.files[0]}`\n"
+        create_markdown_artifact(text, key=f"sheepfold-{page.topic}", description=page.title)
         if result.mlflow_run_id:
-            for file in files:
-                session.resources.tracking.log_file(result.mlflow_run_id, file)
-
-    if drawn is not None:
-        page, summary = drawn.result()
-        leave("corpus", f"What became of corpus {corpus}", summary, page)
-    if dataset.name in session.produced:
-        page, card, summary = write_dataset_page(session, corpus)
-        leave("dataset", f"What models of {corpus} read", f"{summary}\n\nThe data card: `{card}`", page, card)
-    if session.produced.get(train.name):
-        page, summary = write_training_page(session, corpus, result.metrics)
-        leave("training", f"How the model of {corpus} was trained", summary, page)
-    if promoted is not None:
-        page, summary = write_gates_page(session, corpus, promoted)
-        leave("gates", f"Whether version {promoted.version.version} may be champion", summary, page)
-    if session.produced.get(generate.name):
-        page, summary = write_generation_page(session, corpus)
-        leave("generation", f"What the model of {corpus} wrote", summary, page)
-    if measured is not None:
-        page, summary = write_evaluation_page(session, corpus, measured)
-        leave("evaluation", f"How good {measured.model} is", summary, page)
+            for file in page.files:
+                resources.tracking.log_file(result.mlflow_run_id, file)
     table = [
         {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
         for item in result.stages

@@ -6,28 +6,22 @@ Written, like the rest of the wiring, once for runs and for plans. The indexes a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from flows.corpus import Maybe, MaybeSet
-from storage.catalog import read_state
 from storage.digest import rows_digest
-from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
 from storage.store import open_store
+from tasks.lineage.memorised import UNKNOWN, datasets_of_completion, datasets_of_corpus, memorised_spans
 from tasks.resources import Resources
 from tasks.session import Call, Pending, Session
 from tasks.settings import EvaluationSettings
-from tasks.tokens.dataset import dataset
 from tasks.tracing.contamination import ContaminationSettings, OverlapSettings, contamination, gram_overlap
-from tasks.tracing.echoes import EchoSettings, echoes, load_segments
+from tasks.tracing.echoes import EchoSettings, echoes
 from tasks.tracing.index import TraceIndexSettings, trace_index
-from tasks.tracing.sources import datasets_of, sources_of, training_texts
-from tasks.tracing.spans import SharedSpan, check_min_words, covered_chars, outstanding, shared_spans
-
-SHOWN_SPANS = 10
-SHOWN_DOCUMENTS = 3
+from tasks.tracing.sources import datasets_of, training_texts
+from tasks.tracing.spans import check_min_words
 
 
 def trace_indexes(session: Session, texts: RefSet) -> MaybeSet:
@@ -104,73 +98,38 @@ def _as_set(refs: Sequence[Maybe]) -> MaybeSet:
 
 
 def trace_text(session: Session, text: str, datasets: Sequence[ArtifactRef], min_words: int) -> dict[str, Any]:
-    """What a text shares with the training documents of datasets, in the form that `why` prints.
+    """Return the spans that a text shares with the training documents of datasets, making their indexes first.
 
     Raises:
-        UserError: if shorter spans are asked for than are always found.
+        UserError: if `min_words` is less than what the indexes always find.
     """
     check_min_words(min_words)
     texts = training_texts(session.store, datasets)
     indexes = trace_indexes(session, texts)
     assert isinstance(indexes, RefSet)
-    spans = shared_spans([text], load_segments(session.store, texts, indexes), texts.live or (), min_words)[0]
-    groups = outstanding(spans)
-    shown = [group[:SHOWN_DOCUMENTS] for group in groups[:SHOWN_SPANS]]
-    sources = sources_of(session.store, datasets, texts, {span.doc_id for group in shown for span in group})
-    return {
-        "characters": len(text),
-        "covered": covered_chars(spans) / max(1, len(text)),
-        "spans": [
-            {
-                "words": group[0].words,
-                "start": group[0].start,
-                "text": text[group[0].start : group[0].start + group[0].length],
-                "documents": len({span.doc_id for span in whole}),
-                "found_in": [
-                    {**asdict(sources[span.doc_id]), **_place(span)} for span in group if span.doc_id in sources
-                ],
-            }
-            for group, whole in zip(shown, groups, strict=False)
-        ],
-        "more_spans": len(groups) - len(shown),
-    }
-
-
-def _place(span: SharedSpan) -> dict[str, Any]:
-    names = ("doc_id", "doc_start", "doc_length", "before", "passage", "after")
-    return {name: getattr(span, name) for name in names}
+    return memorised_spans(session.store, text, datasets, texts, indexes, min_words)
 
 
 def explain_text(home: str, text: str, corpus: str, min_words: int) -> dict[str, Any]:
-    """What a text shares with the training documents of a corpus's last completed run.
+    """Return the spans that a text shares with the training documents of a corpus's last completed run.
 
     Raises:
-        UserError: if the corpus has no dataset, or shorter spans are asked for than are always found.
+        UserError: if the corpus has no dataset, or `min_words` is less than what the indexes always find.
     """
     place = Home.from_environment(home or None)
-    found = read_state(open_store(place.store, place.cache), corpus).get(dataset.name)
-    if not found:
-        raise UserError(
-            f"corpus {corpus!r} has no dataset yet, so there is no training text to look into: run "
-            "`sheepfold prepare SOURCE` or `run` first"
-        )
-    return {"text": text, "echoes": _trace(place, text, found, min_words)}
+    datasets = datasets_of_corpus(open_store(place.store, place.cache), corpus)
+    return {"text": text, "echoes": _trace(place, text, datasets, min_words)}
 
 
 def explain_echoes(home: str, completion: dict[str, Any], min_words: int) -> dict[str, Any]:
-    """What a completion shares with what its model was trained on, for the document that `why` gives of it.
+    """Return the spans that a completion shares with what its model was trained on.
 
     Args:
-        completion: that document, which names the generation as `artifact` and holds the row as `completion`.
+        completion: what `tasks.lineage.why.explain` returned for it.
     """
     place = Home.from_environment(home or None)
-    store = open_store(place.store, place.cache)
-    stage, _, key = completion["artifact"].partition("/")
-    made = store.find(stage, key)
-    datasets = datasets_of(store, made.ref) if made is not None else []
-    if not datasets:
-        return {"echoes": None, "no_echoes": "the model was not trained in this home, so its training text is unknown"}
-    return {"echoes": _trace(place, completion["completion"]["text"], datasets, min_words)}
+    datasets = datasets_of_completion(open_store(place.store, place.cache), completion)
+    return {"echoes": _trace(place, completion["completion"]["text"], datasets, min_words)} if datasets else UNKNOWN
 
 
 def _trace(place: Home, text: str, datasets: Sequence[ArtifactRef], min_words: int) -> dict[str, Any]:
