@@ -14,6 +14,8 @@ import typer
 
 if TYPE_CHECKING:
     from storage.errors import UserError
+    from storage.home import Home
+    from storage.store import Store
 
 Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
 Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
@@ -46,6 +48,39 @@ def checked_corpus(name: str) -> str:
 
 
 Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
+
+
+def open_home(home: str) -> tuple[Home, Store]:
+    """Return a home and its store; neither is made."""
+    from storage.home import Home
+    from storage.store import open_store
+
+    place = Home.from_environment(home or None)
+    return place, open_store(place.store, place.cache)
+
+
+def model_folder(home: str, model: str, corpus: str = "default") -> Path:
+    """Return the folder of a model that is named by alias, version, `models:/` address, run id or folder.
+
+    Raises:
+        UserError: if the name leads to no model.
+    """
+    from storage.versions import find_version, registered_versions
+
+    place, store = open_home(home)
+    version = find_version(registered_versions(place), model, corpus)
+    if version is not None:
+        found = store.find(version.checkpoint.stage, version.checkpoint.key)
+        if found is not None and found.digest == version.checkpoint.digest:
+            return store.folder(found.ref)
+    # a folder, a model that only the registry has, or none
+    from flows.models import checkpoint_of
+    from tasks.machine import Machine
+    from tasks.run import Run
+
+    with Machine() as machine:
+        run = Run(place.create(), machine, corpus)
+        return run.store.folder(checkpoint_of(run, model))
 
 
 @contextmanager

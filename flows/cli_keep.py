@@ -1,15 +1,22 @@
-"""Commands that decide what a home keeps: forgetting documents, and clearing up what nothing needs."""
+"""Commands that decide what a home keeps, and that carry models and corpora in and out."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli_common import AsJson, Corpus, HomeFolder, plain_errors, print_json, say
+from flows.cli_common import AsJson, Corpus, HomeFolder, model_folder, open_home, plain_errors, print_json, say
+
+if TYPE_CHECKING:
+    from tasks.interchange import Exchanged
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-SHOWN = 20  # documents that are named
+ModelRef = Annotated[str, typer.Argument(help="Alias, version, models:/ address, run id or folder.")]
+Target = Annotated[str, typer.Argument(help="Folder to write; it must not exist, or be empty.")]
+HfFolder = Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json.")]
 
 
 def forget(
@@ -22,94 +29,104 @@ def forget(
 ) -> None:
     """Take documents out of the store for good, and list the models that saw them."""
     with plain_errors():
-        from flows.forgetting import forget as forget_documents
+        from flows.show import print_forgotten
+        from tasks.upkeep.forget import forget as forget_documents
 
-        done = forget_documents(home, document, reason, corpus, dry_run)
+        done = forget_documents(*open_home(home), document, reason, corpus, dry_run)
         if as_json:
             print_json(done)
             return
-        _print_forgotten(done)
-
-
-def _print_forgotten(done: dict[str, Any]) -> None:
-    documents = done["documents"]
-    print(f"{len(documents)} document(s) {'would be' if done['dry_run'] else 'are'} forgotten")
-    for item in documents[:SHOWN]:
-        print(f"  {item['doc_id'][:12]}  {item['path']}")
-    if len(documents) > SHOWN:
-        print(f"  and {len(documents) - SHOWN} more")
-    if done["known"]:
-        print(f"{done['known']} were forgotten before")
-    for name in ("rewritten", "removed"):
-        counts = ", ".join(f"{stage} {n}" for stage, n in done[name].items() if n)
-        print(f"{name}: {counts or 'nothing'}")
-    if done["seen_by"]:
-        print("models that saw them, which stay as they are:")
-    for item in done["seen_by"]:
-        versions = ", ".join(" ".join([f"version {one['version']}", *one["aliases"]]) for one in item["versions"])
-        print(
-            f"  {item['training'][:18]} ({versions or 'not registered'}): trained on {item['documents_trained_on']}, "
-            f"held out {item['documents_held_out']}{', some through the model it continues' if item['through'] else ''}"
-        )
-    for item in done["near_duplicates"][:SHOWN]:
-        print(f"nearly the same, and kept: {item['doc_id'][:12]}  {item['path']}")
-    if not done["dry_run"]:
-        say("the files at their sources are not touched; the next run makes again what was removed")
+        print_forgotten(done)
+        if not dry_run:
+            say("the files at their sources are not touched; the next run makes again what was removed")
 
 
 def gc(
     dry_run: DryRun = False,
-    grace_days: Annotated[float, typer.Option(help="Keep all that was made or used within so many days.", min=0)] = 7,
+    grace_days: Annotated[float, typer.Option(help="Keep what was made or used within so many days.", min=0)] = 7,
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
     """Remove artefacts that no corpus, registered model, run or unfinished work needs."""
     with plain_errors():
-        from flows.clearing import clear_up
+        from flows.show import print_garbage
+        from tasks.upkeep.gc import collect_garbage
 
-        done = clear_up(home, grace_days, dry_run)
+        done = collect_garbage(*open_home(home), grace_days, dry_run)
         if as_json:
             print_json(done)
-            return
-        print_sizes(done["sizes"])
-        print(
-            f"{done['artefacts']} artefact(s) and {done['work']} unfinished work(s), {done['bytes'] / 2**20:,.1f} MiB, "
-            f"{'can be removed' if dry_run else 'are removed'}"
-        )
-        for name in done["left"]:
-            print(f"left, because somebody uses it: {name}")
+        else:
+            print_garbage(done)
 
 
 def compact(
     dry_run: DryRun = False,
-    at_least: Annotated[int, typer.Option(help="Join segments that fill none when there are so many.", min=2)] = 8,
-    grace_days: Annotated[float, typer.Option(help="Keep what was joined for so long after its last use.", min=0)] = 1,
+    at_least: Annotated[int, typer.Option(help="Join small segments when there are so many.", min=2)] = 8,
+    grace_days: Annotated[float, typer.Option(help="Keep joined segments for so long after their use.", min=0)] = 1,
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
     """Join many small segments into few; no document is read or encoded again, and no digest changes."""
     with plain_errors():
-        from flows.compaction import compact_home
+        from flows.show import print_compacted
+        from tasks.upkeep.compact import compact_home
 
-        done = compact_home(home, at_least, grace_days, dry_run)
+        done = compact_home(*open_home(home), at_least, grace_days, dry_run)
         if as_json:
             print_json(done)
+        else:
+            print_compacted(done)
+
+
+def export(model: ModelRef, folder: Target, home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
+    with plain_errors():
+        from tasks.interchange import export_bundle
+
+        _exchanged(export_bundle(model_folder(home, model), _path(folder)), as_json)
+
+
+def import_(hf_folder: HfFolder, folder: Target, as_json: AsJson = False) -> None:
+    """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
+    with plain_errors():
+        from tasks.interchange import import_folder
+
+        _exchanged(import_folder(_path(hf_folder), _path(folder)), as_json)
+
+
+def export_corpus(
+    folder: Target,
+    what: Annotated[str, typer.Option(help="tokens (a list of ids per document), documents, or sequences.")] = "tokens",
+    split: Annotated[str, typer.Option(help="Only train or validation.")] = "",
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write the corpus of the last completed run as Parquet: token lists, documents, or training sequences."""
+    with plain_errors():
+        from storage.catalog import read_state
+        from tasks.corpora.export import export_corpus as write_corpus
+
+        _, store = open_home(home)
+        written = write_corpus(store, read_state(store, corpus), _path(folder), what, split)
+        if as_json:
+            print_json(asdict(written))
             return
-        parts = sum(map(len, done["joined"].values()))
-        print(f"{parts} segment(s) {'would be' if dry_run else 'are'} joined into {len(done['joined'])}")
-        for name in done["followed"]:
-            print(f"corpus {name} stands at them now")
-        for name in done["waiting"]:
-            print(f"corpus {name} will with its next run")
-        if done["removed"]:
-            print(f"{len(done['removed'])} artefact(s) of segments that were joined are removed")
+        print(written.folder)
+        ids = f" with {written.tokens:,} ids" if written.tokens else ""
+        say(f"{written.rows:,} {what}{ids} in {len(written.files)} files")
 
 
-def print_sizes(stages: list[dict[str, Any]]) -> None:
-    """Print how much of each stage is there."""
-    print(f"{'stage':<18}{'artefacts':>10}{'MiB':>12}{'garbage':>10}{'MiB':>12}")
-    for item in stages:
-        print(
-            f"{item['stage']:<18}{item['artefacts']:>10,}{item['size'] / 2**20:>12,.1f}"
-            f"{item['garbage']:>10,}{item['garbage_size'] / 2**20:>12,.1f}"
-        )
+def _path(folder: str) -> Path:
+    return Path(folder).expanduser().resolve()
+
+
+def _exchanged(written: Exchanged, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(written))
+        return
+    print(written.folder)
+    say(
+        f"{written.layout}: {written.n_parameters:,} parameters, {written.vocab_size:,} token ids, "
+        f"tokeniser {written.tokenizer}"
+    )

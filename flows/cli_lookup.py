@@ -1,16 +1,27 @@
-"""Commands that look things up, check them, or make a corpus to try things with; none of them computes an artefact."""
+"""Commands that look things up, check or measure them; none of them changes what a home holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from flows.cli_common import AsJson, Corpus, HomeFolder, plain_errors, print_json, say
+from flows.cli_common import (
+    AsJson,
+    Assign,
+    Corpus,
+    HomeFolder,
+    Model,
+    model_folder,
+    open_home,
+    plain_errors,
+    print_json,
+    say,
+)
 
-SHOWN = 20  # entries of a list in a terminal
+CHAMPION = "champion"
+
 
 
 def sql(
@@ -22,83 +33,59 @@ def sql(
     """Query the tables of the corpus's last completed run."""
     with plain_errors():
         from storage.catalog import Catalog, waits_for_run
-        from storage.home import Home
-        from storage.store import open_store
 
-        place = Home.from_environment(home or None)
-        store = open_store(place.store, place.cache)
+        _, store = open_home(home)
         rows = Catalog(store, corpus).query(query)
         if waits := waits_for_run(store, corpus):
             say(waits)
         if as_json:
             print_json(rows)
-        else:
-            _print_table(rows)
+        elif rows:
+            from flows.show import print_rows
 
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        say("no rows")
-        return
-    table = Table(*rows[0].keys(), box=box.SIMPLE)
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console().print(table)
-    say(f"{len(rows)} rows")
+            print_rows(rows)
+        if not as_json:
+            say(f"{len(rows)} rows" if rows else "no rows")
 
 
 def why(
     thing: Annotated[
         str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID[#SAMPLE]).")
     ] = "",
-    text: Annotated[str, typer.Option(help="A text instead: what of it stands in the corpus's training text.")] = "",
+    text: Annotated[str, typer.Option(help="Instead: a text, to find its spans in the corpus's training text.")] = "",
     min_words: Annotated[int, typer.Option(help="Shortest span of a text that is shown, in words.")] = 8,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Where a model version, dataset, completion or document comes from, and what a completion repeats of it."""
+    """Show the lineage of a model version, dataset, completion or document, and the memorised spans of a completion."""
     with plain_errors():
-        from flows.cli_trace import print_echoes
-        from flows.tracing import explain_echoes, explain_text
+        from flows.show import print_spans, print_tree
         from storage.errors import UserError
 
         if bool(thing) == bool(text):
             raise UserError("give either a THING or --text TEXT")
         if text:
-            tree = explain_text(home, text, corpus, min_words)
-        else:
-            from flows.direct import explain
+            from flows.trace import explain_text
 
-            tree = explain(home, thing, corpus)
+            tree = explain_text(open_home(home)[0], text, corpus, min_words)
+        else:
+            from tasks.lineage.why import explain
+
+            tree = explain(*open_home(home), thing, corpus)
             if "completion" in tree:
-                tree |= explain_echoes(home, tree, min_words)
+                from flows.trace import explain_echoes
+
+                tree |= explain_echoes(open_home(home)[0], tree, min_words)
         if as_json:
             print_json(tree)
             return
         found = tree.pop("echoes", None)
         if thing:
-            _print_tree(tree, 0)
+            print_tree(tree)
         if found is not None:
             print(end="\n" if thing else "")
-            print_echoes(found)
-
-
-def _print_tree(value: Any, depth: int) -> None:
-    items: Iterator[tuple[str, Any]]
-    items = iter(value.items()) if isinstance(value, dict) else (("-", item) for item in value[:SHOWN])
-    for name, item in items:
-        if isinstance(item, dict | list):
-            print(f"{'  ' * depth}{name}")
-            _print_tree(item, depth + 1)
-        else:
-            print(f"{'  ' * depth}{name}: {item}")
-    if isinstance(value, list) and len(value) > SHOWN:
-        print(f"{'  ' * depth}and {len(value) - SHOWN:,} more (--json has all)")
+            print_spans(found)
 
 
 def verify(
@@ -111,60 +98,57 @@ def verify(
 ) -> None:
     """Check a store: digests, schemas, split, token round trips."""
     with plain_errors():
-        from flows.direct import verify_home
+        from flows.show import print_checks
         from storage.catalog import corpora, unknown_corpus
-        from storage.home import Home
-        from storage.store import open_store
+        from tasks.upkeep.verify import verify_home
 
-        place = Home.from_environment(home or None)
-        store = open_store(place.store, place.cache)
+        place, store = open_home(home)
         known = corpora(store)
-        # what is repaired are artefacts, whosever they are; and a store without a corpus has artefacts to look at too
+        # artefacts are repaired whatever their corpus, and a store without a corpus has artefacts to check, too
         if not mend and corpus not in known and (known or corpus != "default"):
             raise unknown_corpus(store, corpus)
-        report = verify_home(home, corpus, mend)
+        report = verify_home(place, store, corpus, mend)
         if as_json:
             print_json(report)
         else:
-            for check in report["checks"]:
-                print(f"{'ok  ' if not check['problems'] else 'BAD '} {check['name']}: {check['checked']} checked")
-                for problem in check["problems"]:
-                    print(f"     {problem}")
-            for item in report.get("repaired", []):
-                print(f"{'done' if item['done'] else 'LEFT'} {item['thing']}: {item['what']}")
-            if mend and not report["repaired"]:
-                print("nothing is damaged")
+            print_checks(report)
         if not report["ok"]:
             raise typer.Exit(1)
 
 
 def status(
-    sizes: Annotated[bool, typer.Option("--sizes", help="How much of each stage is in the store.")] = False,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Also the size of each stage in the store.")] = False,
+    corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Where everything is: addresses, corpora, the champion."""
+    """Show addresses, servers, corpora and their champions."""
     with plain_errors():
-        from flows.direct import status_of
         from flows.team.status import team_status
-        from storage.home import Home
+        from tasks.upkeep.status import status_of
 
-        team = team_status(Home.from_environment(home or None))
-        document = {**status_of(home), **team}
+        place, store = open_home(home)
+        document = {
+            **status_of(place, store, corpus),
+            "prefect_file": str(Path(__file__).with_name("prefect.yaml")),
+            **team_status(place),
+        }
         if sizes:
-            from flows.clearing import sizes_of
+            from tasks.upkeep.gc import sizes_of
 
-            document["sizes"] = sizes_of(home)
+            document["sizes"] = sizes_of(store)
         if as_json:
             print_json(document)
         else:
-            _print_tree(document, 0)
+            from flows.show import print_status
+
+            print_status(document)
 
 
 def sample(
     folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
 ) -> None:
-    """Build a small corpus of text, code, PDFs and images from what every Python has."""
+    """Build a small corpus of text, code, PDFs and images from the standard library."""
     with plain_errors():
         from tasks.sample import build_sample
 
@@ -173,3 +157,75 @@ def sample(
             print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
         else:
             print(f"{len(written)} files in {folder}")
+
+
+def count(
+    preset: Annotated[str, typer.Option(help="Shape of the network, such as small, gpt2 or llama-7b.")] = "small",
+    vocab_size: Annotated[int, typer.Option(help="Token ids; 0 takes those of the preset's own model.", min=0)] = 0,
+    context: Annotated[int, typer.Option(help="Longest sequence in tokens; 0 takes the preset's.", min=0)] = 0,
+    batch: Annotated[int, typer.Option(help="Sequences per batch, for the memory figures.", min=1)] = 1,
+    target: Annotated[float, typer.Option(help="Parameters, such as 1e9, for which the depth is chosen.", min=0)] = 0,
+    table: Annotated[bool, typer.Option("--table", help="Compare the published GPT-2 and LLaMA sizes.")] = False,
+    assign: Assign = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count a network's parameters, arithmetic and memory without building it."""
+    with plain_errors():
+        from flows.show import cost_tables, sizes_table
+        from storage.errors import UserError
+        from tasks.network_cost import network_cost, published_sizes
+
+        if table:
+            if vocab_size or context or target or assign:
+                raise UserError("--table shows the published sizes as they are; leave out what would change them")
+            rows = published_sizes()
+            if as_json:
+                print_json({"models": rows})
+            else:
+                print(sizes_table(rows))
+            return
+        found = network_cost(preset, vocab_size, context, batch, target, assign or [])
+        if as_json:
+            print_json(found)
+        else:
+            print(cost_tables(found))
+
+
+def inspect(
+    prompt: Annotated[str, typer.Option(help="The text to look at, up to 256 tokens.", show_default=False)] = "",
+    model: Model = CHAMPION,
+    preset: Annotated[str, typer.Option(help="A fresh network of this shape instead; ids are ASCII codes.")] = "",
+    out: Annotated[str, typer.Option(help="HTML file to write (default: inspect.html in the home's reports).")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the gains' directions.", min=0)] = 0,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
+    with plain_errors():
+        from flows.show import inspection_lines
+        from storage.errors import UserError
+        from storage.home import Home
+        from tasks.bundle import Bundle
+        from tasks.inspection.inspection import InspectError, inspect_prompt, to_json
+        from tasks.inspection.page import write_page
+        from tasks.inspection.subject import Subject
+
+        if not prompt:
+            raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')
+        if preset and model != CHAMPION:
+            raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
+        if preset:
+            subject = Subject.untrained(preset, seed)
+        else:
+            name = Path(model).resolve().name if Path(model).is_dir() else model
+            subject = Subject.of_bundle(Bundle(model_folder(home, model)), name)
+        found = inspect_prompt(subject, prompt, seed)
+        if as_json:
+            print_json(to_json(found))
+            if not out:
+                return
+        reports = Home.from_environment(home or None).reports
+        page = write_page(found, Path(out).expanduser().resolve() if out else reports / "inspect.html")
+        if not as_json:
+            print(inspection_lines(found))
+        say(f"page: {page}")

@@ -17,7 +17,7 @@ from flows.evaluate import evaluate_model, evaluation_texts
 from flows.generate import continue_prompts
 from flows.models import checkpoint_of, ensure_training_run
 from flows.options import AblateOptions, CompareOptions
-from flows.report import write_page
+from flows.report import replace as write_page
 from flows.state import frozen_evalset, latest_training
 from storage.catalog import Catalog, waits_for_run
 from storage.digest import sha256_json
@@ -51,10 +51,11 @@ class Compared:
     page: Path
 
     def document(self) -> dict[str, Any]:
-        """Return the result as `--json` prints it."""
+        """Return the result as `--json` prints it, and its Markdown table."""
+        from flows.show import pair_table
         from tasks.evaluation_report.pairs import pair_document
 
-        return {**pair_document(self.figures), "page": str(self.page)}
+        return {**pair_document(self.figures), "page": str(self.page), "table": pair_table(self.figures)}
 
 
 @flow(CompareOptions)
@@ -100,6 +101,7 @@ def _compare(
     ]
     figures = collect_pair(run.store, sides[0], sides[1], evalset, doubts)
     page = run.home.reports_of(run.corpus) / f"{_page_name(sides, evalset)}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_page(page, pair_page(figures, run.corpus))
     return Compared(figures, page)
 

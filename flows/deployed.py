@@ -22,3 +22,4 @@ compare = _compare.compare.prefect
 ablate = _compare.ablate.prefect
 cleanup = _upkeep.cleanup.prefect
 forget = _upkeep.forget.prefect
+lm_eval = _upkeep.lm_eval.prefect

@@ -7,10 +7,10 @@ given, and `forget` does not reach it.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.report import RunResult, run_report, sample_table
+from flows.report import CorpusFiles, Page, RunResult, run_report, write_pages
+from flows.show import sample_table
 from storage.registry import Registry
 from tasks.executor import in_flow
 from tasks.run import Run
@@ -67,15 +67,13 @@ def finish(
         measured: The model whose evaluation has a page.
         promoted: Verdicts of the gates on it.
     """
-    from flows.report import draw_pages
-
     corpus = run.corpus
     report = run_report(run.home, corpus, result)
     file = run.home.reports_of(corpus) / "report.md"
     file.parent.mkdir(parents=True, exist_ok=True)
     sample = f"\n## Sample\n\n{sample_table(result.completions)}\n" if result.completions else ""
     with ThreadPoolExecutor(1) as beside:
-        drawn = beside.submit(draw_pages, run, result, sources, measured, promoted)
+        drawn = beside.submit(_pages, run, result, sources, measured, promoted)
         file.write_text(report + sample, encoding="utf-8")
     where = f"\nThe report with the completions: `{file}`\n" if sample else ""
     leave_markdown("report", f"Report of corpus {corpus}", report + where)
@@ -92,6 +90,18 @@ def finish(
     if result.mlflow_run_id:
         _link_mlflow(run, result.mlflow_run_id, promoted)
     return result.to_dict()
+
+
+def _pages(
+    run: Run, result: RunResult, sources: Sources | None, measured: Measured | None, promoted: Promotion | None
+) -> list[Page]:
+    files = CorpusFiles() if sources is None else CorpusFiles(sources.paths, sources.passwords)
+    apart = run.machine.apart
+    return list(
+        write_pages(
+            run.home, run.store, run.corpus, run.produced, apart, files, result.metrics, measured, promoted
+        )
+    )
 
 
 def _link_mlflow(run: Run, run_id: str, promoted: Promotion | None) -> None:

@@ -17,6 +17,9 @@ from tasks.settings import Settings, load_settings, setting
 from tasks.train_settings import AUTO
 
 
+OPTION: Any = {"option": True}  # required, and named on the command line all the same
+
+
 def setting_field(name: str, help: str = "", **schema: Any) -> Any:
     """Return the field of an option that stands for a setting, not given by default.
 
@@ -184,10 +187,28 @@ class AblateOptions(CorpusOptions):
     """Options of `ablate`."""
 
     without: Annotated[
-        str, Field(description="A kind, a folder, a pattern of paths, or an SQL condition over documents.")
+        str,
+        Field(
+            description="A kind, a folder, a pattern of paths, or an SQL condition over documents.",
+            json_schema_extra=OPTION,
+        ),
     ]
     model: Annotated[str | None, Field(description="Model to train again (default: the last training).")] = None
     prompts: Annotated[str | None, Field(description="File of prompts that both continue.")] = None
+
+
+class LmEvalOptions(CorpusOptions):
+    """Options of `lm_eval`."""
+
+    tasks: Annotated[
+        str, Field(description="Names of the harness's tasks, separated by commas.", json_schema_extra=OPTION)
+    ]
+    model: Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")] = "champion"
+    include: Annotated[str | None, Field(description="Folder with further tasks as YAML.")] = None
+    limit: Annotated[int | None, Field(description="Documents of each task (default: all).", ge=1)] = None
+    shots: Annotated[
+        int | None, Field(description="Solved examples before each question (default: the task's own).", ge=0)
+    ] = None
 
 
 class CleanupOptions(Options):

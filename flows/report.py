@@ -1,17 +1,34 @@
-"""What a command says at its end: one document for machines, the same in words for people."""
+"""Results of flows: the document that `--json` prints, the Markdown report, and the pages in the home's reports.
+
+A page is drawn only if what it shows has changed; its summary in Markdown lies beside it. Pages about a whole corpus
+are drawn in a subprocess where the corpus is large, because its catalogue takes hundreds of MB.
+"""
 
 from __future__ import annotations
 
-import math
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from flows.show import corpus_table, gates_table, metrics_table, stage_table, suggestion_text
 from storage.catalog import Catalog, read_state
+from storage.digest import sha256_json
 from storage.home import Home
-from storage.store import open_store
-from tasks.evaluation.sums import baselines_of
-from tasks.pages.markdown import plain
-from tasks.session import StageReport
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef
+from storage.store import Store, open_store
+
+if TYPE_CHECKING:
+    from tasks.apart import Apart
+    from tasks.evaluation_report.collect import Measured
+    from tasks.promotion import Promotion
+    from tasks.run import StageReport
+
+BESIDE_EVALUATION = {"corpus.html", "dataset.html", "training.html", "generation.html"}
+_KEY = 8  # characters of an evaluation's key in the name of a page
 
 
 @dataclass
@@ -20,11 +37,10 @@ class RunResult:
 
     Attributes:
         metrics: figures of the evaluation.
-        model: name, version and alias of the registered model; None where the command registers none.
-        completions: path of the Parquet table with the generated text; None where the command generates none.
-        suggestion: size, context, batch, learning rate and steps that were proposed, and why; None where nothing was
-            left open.
-        notes: what the person should know.
+        model: name, version and alias of the registered model; None if the command registers none.
+        completions: path of the Parquet table with the generated text; None if the command generates none.
+        suggestion: proposed size, context, batch, learning rate and steps, with reasons; None if all were given.
+        notes: remarks for the person.
     """
 
     stages: list[StageReport]
@@ -36,88 +52,15 @@ class RunResult:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The document."""
+        """Return the document."""
         return asdict(self)
 
 
-def stage_table(stages: list[StageReport], planned: bool = False) -> str:
-    """Markdown table of the stages."""
-    head = "| stage | computed | reused | seconds | rows |" + (" reason |" if planned else "")
-    lines = [head, "|" + "---|" * (head.count("|") - 1)]
-    for item in stages:
-        seconds = f"~{item.seconds:.0f}" if planned and not item.cached else f"{item.seconds:.1f}"
-        row = f"| {item.stage} | {item.computed} | {item.reused} | {seconds} | {item.rows} |"
-        lines.append(row + (f" {item.reason} |" if planned else ""))
-    return "\n".join(lines)
-
-
-def metrics_table(metrics: dict[str, float]) -> str:
-    """Markdown table of a model beside its baselines."""
-    if not metrics:
-        return ""
-    rows = [
-        ("this model", metrics["val/loss"], metrics["val/bits_per_byte"]),
-        *((name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in baselines_of(metrics)),
-    ]
-    lines = ["| | loss | perplexity | bits per byte |", "|---|---|---|---|"]
-    if "val/champion_bits_per_byte" in metrics:
-        rows.insert(1, ("other champion", metrics["val/champion_loss"], metrics["val/champion_bits_per_byte"]))
-    lines += [f"| {name} | {loss:.4f} | {math.exp(loss):.2f} | {bits:.4f} |" for name, loss, bits in rows]
-    lines.append(f"| zstd -19 | | | {metrics['val/zstd19_bits_per_byte']:.4f} |")
-    share = 100 * metrics["val/below_unigram"]
-    lines.append("")
-    lines.append(
-        f"{share:.1f} % fewer bits per byte than the unigram baseline, on {metrics['val/documents']:.0f} documents "
-        f"({metrics['val/bytes']:,.0f} bytes)."
-    )
-    return "\n".join(lines)
-
-
-def gates_table(gates: list[dict[str, Any]]) -> str:
-    """Markdown table of the gates' verdicts."""
-    rows = [
-        f"| {item['gate'].replace('_', ' ')} | {item['verdict']} | {plain(item['sentence'], 400)} |" for item in gates
-    ]
-    return "\n".join(["| gate | verdict | why |", "|---|---|---|", *rows])
-
-
-def corpus_table(home: Home, corpus: str) -> str:
-    """Markdown table of what became of the files; empty for a corpus that was never ingested."""
-    store = open_store(home.store, home.cache)
-    if not read_state(store, corpus):
-        return ""
-    rows = Catalog(store, corpus).query(
-        "select status, case when status = 'ok' then '' else reason_code end as why, count(*) as files "
-        "from files group by all order by files desc, status, why"
-    )
-    lines = ["| files | status | why |", "|---|---|---|"]
-    lines += [f"| {row['files']} | {row['status']} | {row['why']} |" for row in rows]
-    return "\n".join(lines)
-
-
-def suggestion_text(suggestion: dict[str, Any]) -> str:
-    """Markdown of what was proposed and why."""
-    shape, plan = suggestion["model"], suggestion["train"]
-    steps = f"{suggestion['max_steps']:,} steps" if suggestion["max_steps"] else "the steps asked for"
-    head = (
-        f"**{suggestion['preset']}**: {shape['n_layer']} layers of width {shape['d_model']}, context "
-        f"{shape['max_seq_len']}, batches of {plan['batch_size'] * plan['grad_accum']}, highest learning rate "
-        f"{plan['lr']:g}, {steps}."
-    )
-    lines = ["| network | parameters | s/step | steps | passes | promised loss |", "|---|---|---|---|---|---|"]
-    for item in suggestion["candidates"]:
-        if item["step_seconds"] is None:
-            lines.append(f"| {item['name']} | {item['parameters']:,} | | | | {item['note']} |")
-            continue
-        lines.append(
-            f"| {item['name']} | {item['parameters']:,} | {item['step_seconds']:.3f} | {item['steps']:,} | "
-            f"{item['passes']:.1f} | {item['loss']:.2f} |"
-        )
-    return "\n\n".join([head, "\n".join(f"- {reason}" for reason in suggestion["why"]), "\n".join(lines)])
-
-
 def run_report(home: Home, corpus: str, result: RunResult) -> str:
-    """The report, Markdown; without what was written, which begins with words of documents: see `sample_table`."""
+    """Return the report in Markdown.
+
+    Prompts and continuations are left out, because they quote documents: see `flows.show.sample_table`.
+    """
     parts = [f"# Corpus `{corpus}`", corpus_table(home, corpus), "## Stages", stage_table(result.stages)]
     if result.suggestion:
         parts += ["## Suggestion", suggestion_text(result.suggestion)]
@@ -134,15 +77,290 @@ def run_report(home: Home, corpus: str, result: RunResult) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def sample_table(completions: str) -> str:
-    """Markdown table of the first completions."""
-    from pathlib import Path
+@dataclass(frozen=True)
+class Page:
+    """A page in the reports of a home.
 
-    from storage.tables import read_rows
+    Attributes:
+        topic: short name, such as `training`.
+        title: what it shows, in words.
+        summary: Markdown.
+        files: the HTML page, then what lies beside it.
+    """
 
-    lines = ["| prompt | continuation |", "|---|---|"]
-    for row in read_rows(Path(completions))[:4]:
-        written = row["text"] if row["error"] is None else f"(not continued: {row['error']})"
-        prompt, text = (" ".join(words.split()).replace("|", "\\|") for words in (row["prompt"], written))
-        lines.append(f"| {prompt} | {text[:200]} |")
-    return "\n".join(lines)
+    topic: str
+    title: str
+    summary: str
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """Files of a corpus, for pictures of their pages.
+
+    Attributes:
+        paths: place by the sha256 of a file's bytes.
+        passwords: tried on encrypted PDFs.
+    """
+
+    paths: Mapping[str, str] = field(default_factory=dict)
+    passwords: Sequence[str] = ()
+
+
+def write_pages(
+    home: Home,
+    store: Store,
+    corpus: str,
+    produced: Mapping[str, Sequence[ArtifactRef]],
+    apart: Apart,
+    files: CorpusFiles,
+    metrics: Mapping[str, float],
+    measured: Measured | None = None,
+    promoted: Promotion | None = None,
+) -> Iterator[Page]:
+    """Write the pages of a run, one after the other.
+
+    Args:
+        produced: artefacts of the run, by stage; they decide which pages there are.
+        apart: subprocesses for pages about a large corpus.
+        metrics: figures of the evaluation; empty where there was none.
+        measured: the model whose evaluation has a page.
+        promoted: the model whose gates have a page.
+    """
+    if "snapshot" in produced:
+        yield write_corpus_page(home, store, corpus, apart, files)
+    if "dataset" in produced:
+        yield write_dataset_page(home, store, corpus, apart)
+    if produced.get("train"):
+        yield write_training_page(home, store, corpus, produced["train"][0], metrics)
+    if promoted is not None:
+        yield write_gates_page(home, store, corpus, promoted)
+    if produced.get("generate"):
+        yield write_generation_page(home, store, corpus, produced["generate"][0])
+    if measured is not None:
+        yield write_evaluation_page(home, store, corpus, measured)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    new = path.with_suffix(f"{path.suffix}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def draw_once(
+    home: Home, corpus: str, name: str, title: str, drawn_from: Any, draw: Callable[[Path], str], *beside: str
+) -> Page:
+    """Return a page, drawn if a file is missing or it was drawn from something else.
+
+    Args:
+        name: of the page and its summary, `name`.html and `name`.md.
+        drawn_from: everything that decides what the page shows, as JSON.
+        draw: writes the files, given the page's path; returns the summary.
+        beside: names of further files that it writes.
+    """
+    folder = home.reports_of(corpus)
+    page, summary = folder / f"{name}.html", folder / f"{name}.md"
+    files = (page, *(folder / item for item in beside))
+    mark = f"<!-- {sha256_json(drawn_from)} -->\n"
+    text = summary.read_text(encoding="utf-8") if summary.is_file() else ""
+    if not text.endswith(mark) or not all(file.is_file() for file in files):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = f"{draw(page).rstrip()}\n\n{mark}"
+        summary.write_text(text, encoding="utf-8")  # last: its mark says that all files are there
+    return Page(name.partition("-")[0], title, text, files)
+
+
+def write_corpus_page(home: Home, store: Store, corpus: str, apart: Apart, files: CorpusFiles) -> Page:
+    """Write the page of a corpus: its files, documents and what was refused."""
+    state = read_state(store, corpus)
+
+    def draw(page: Path) -> str:
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="ascii") as locations:
+            # ASCII holds names that are not UTF-8, too
+            locations.writelines(json.dumps(item) + "\n" for item in files.paths.items())
+            locations.flush()
+            return _drawn_apart(
+                home, store, corpus, apart, draw_corpus_page,
+                locations=locations.name, passwords=list(files.passwords), page=str(page),
+            )  # fmt: skip
+
+    return draw_once(home, corpus, "corpus", f"Corpus {corpus}", state, draw)
+
+
+def write_dataset_page(home: Home, store: Store, corpus: str, apart: Apart) -> Page:
+    """Write the page and the data card of a corpus's dataset.
+
+    Raises:
+        StoreError: if the corpus was not prepared yet.
+    """
+    from tasks.dataset_report.provenance import STAGES
+
+    state = {stage: refs for stage, refs in read_state(store, corpus).items() if stage in STAGES}
+
+    def draw(page: Path) -> str:
+        card = page.with_name("data-card.md")
+        text = _drawn_apart(home, store, corpus, apart, draw_dataset_page, page=str(page), card=str(card))
+        return f"{text}\n\nThe data card: `{card}`"
+
+    return draw_once(home, corpus, "dataset", f"Dataset of {corpus}", state, draw, "data-card.md")
+
+
+def _drawn_apart(
+    home: Home, store: Store, corpus: str, apart: Apart, function: Callable[..., str], **arguments: Any
+) -> str:
+    from tasks.apart import TABLE_BYTES_PER_FILE
+
+    listed = read_state(store, corpus).get("snapshot")
+    size = manifest_of(store, listed[0]).counts["rows"] * TABLE_BYTES_PER_FILE if listed else 0
+    where = {"store": home.store, "cache": str(home.cache), "corpus": corpus}
+    text: str = apart.call(function, lambda done, total: None, size, **where, **arguments)
+    return text
+
+
+def draw_corpus_page(
+    store: str,
+    cache: str,
+    corpus: str,
+    locations: str,
+    passwords: list[str],
+    page: str,
+    progress: Callable[[int, int], None],
+) -> str:
+    """Write the page of a corpus and return its summary; called in a subprocess.
+
+    Args:
+        store, cache: address of the store, and folder for local copies.
+        locations: JSON lines with the sha256 and the place of each file.
+        passwords: tried on encrypted PDFs when a picture of a page is drawn.
+        page: path of the HTML file.
+    """
+    from tasks.corpus_report import collect, draw_report, draw_summary
+    from tasks.corpus_report.thumbnails import Thumbnails
+
+    figures = collect(Catalog(open_store(store, Path(cache)), corpus))
+    with Thumbnails(_Places(Path(locations)), passwords) as thumbnails:
+        replace(Path(page), draw_report(figures, corpus, thumbnails))
+    progress(1, 1)
+    return draw_summary(figures)
+
+
+def draw_dataset_page(
+    store: str, cache: str, corpus: str, page: str, card: str, progress: Callable[[int, int], None]
+) -> str:
+    """Write the page and the card of a dataset and return the summary; called in a subprocess.
+
+    Args:
+        store, cache: address of the store, and folder for local copies.
+        page, card: paths of the HTML file and the Markdown file.
+    """
+    from tasks.corpus_report.queries import collect
+    from tasks.dataset_report import collect_dataset, data_card, dataset_page, dataset_summary, provenance
+
+    opened = open_store(store, Path(cache))
+    files = collect(Catalog(opened, corpus))
+    # a second catalogue, because the first returns the memory of its tables only when it is closed
+    catalog = Catalog(opened, corpus)
+    figures = collect_dataset(catalog, corpus)
+    replace(Path(page), dataset_page(figures, corpus))
+    replace(Path(card), data_card(figures, files, provenance(catalog), corpus))
+    progress(1, 1)
+    return dataset_summary(figures)
+
+
+class _Places(Mapping[str, str]):
+    """Places of files by their sha256, looked up in a file: a dozen of 200,000 are ever asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _items(self) -> Iterator[tuple[str, str]]:
+        with self._path.open(encoding="ascii") as lines:
+            for line in lines:
+                sha256, place = json.loads(line)
+                yield sha256, place
+
+    def __getitem__(self, wanted: str) -> str:
+        for sha256, place in self._items():
+            if sha256 == wanted:
+                return place
+        raise KeyError(wanted)
+
+    def __iter__(self) -> Iterator[str]:
+        return (sha256 for sha256, _ in self._items())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._items())
+
+
+def write_training_page(
+    home: Home, store: Store, corpus: str, training: ArtifactRef, metrics: Mapping[str, float]
+) -> Page:
+    """Write the page of a training.
+
+    Args:
+        metrics: figures of its evaluation; empty where it was not evaluated.
+    """
+    beside = sorted({path.name for path in home.reports_of(corpus).glob("*.html")} - {"training.html"})
+
+    def draw(page: Path) -> str:
+        from tasks.train_report.collect import collect_training
+        from tasks.train_report.page import training_page
+        from tasks.train_report.summary import training_summary
+
+        figures = collect_training(store, training, metrics, beside)
+        replace(page, training_page(figures, corpus))
+        return training_summary(figures)
+
+    drawn_from = [training.key, manifest_of(store, training).created, dict(sorted(metrics.items())), beside]
+    return draw_once(home, corpus, "training", f"Training of the model of {corpus}", drawn_from, draw)
+
+
+def write_generation_page(home: Home, store: Store, corpus: str, made: ArtifactRef) -> Page:
+    """Write the page of a generation."""
+
+    def draw(page: Path) -> str:
+        from tasks.generation.page import generation_page
+        from tasks.generation.preview import collect_generation, generation_summary
+
+        figures = collect_generation(store, made)
+        replace(page, generation_page(figures, corpus))
+        return generation_summary(figures)
+
+    drawn_from = [made.key, manifest_of(store, made).created]
+    return draw_once(home, corpus, "generation", f"Completions by the model of {corpus}", drawn_from, draw)
+
+
+def write_evaluation_page(home: Home, store: Store, corpus: str, measured: Measured) -> Page:
+    """Write the page of a model's evaluation; an evaluation on other documents has a page of its own."""
+    beside = sorted({path.name for path in home.reports_of(corpus).glob("*.html")} & BESIDE_EVALUATION)
+
+    def draw(page: Path) -> str:
+        from tasks.evaluation_report.collect import collect_evaluation
+        from tasks.evaluation_report.page import evaluation_page
+        from tasks.evaluation_report.summary import evaluation_summary
+
+        figures = collect_evaluation(store, measured, beside)
+        replace(page, evaluation_page(figures, corpus))
+        return evaluation_summary(figures)
+
+    name = f"evaluation-{measured.evaluation.key[:_KEY]}" if measured.texts else "evaluation"
+    return draw_once(home, corpus, name, f"Evaluation of {measured.model}", [asdict(measured), beside], draw)
+
+
+def write_gates_page(home: Home, store: Store, corpus: str, promoted: Promotion) -> Page:
+    """Write the page of the gates' verdicts on a registered version."""
+    from storage.registered import noted_names, noted_versions
+
+    versions, names = noted_versions(store), noted_names(store)
+    number = promoted.version.version
+
+    def draw(page: Path) -> str:
+        from tasks.gates.page import collect_gates, gates_page, gates_summary
+
+        figures = collect_gates(store, promoted.gates, number, versions, names)
+        replace(page, gates_page(figures, corpus))
+        return gates_summary(figures)
+
+    drawn_from = [asdict(promoted.gates), number, [asdict(item) for item in versions], names]
+    return draw_once(home, corpus, "gates", f"Gates of version {number}", drawn_from, draw)

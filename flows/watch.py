@@ -48,7 +48,7 @@ def announce(run: Run, source: str, least: float) -> float:
     listing = run.produced.get(snapshot.name)
     if not least or not listing:
         return 0.0
-    now = listing[0]
+    now, corpus = listing[0], run.corpus
     share = untold_share(run.store, corpus, now)
     if share < least:
         return 0.0

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.registry import ModelVersion
 from storage.store import Store
+from storage.versions import RegisteredVersion
 from tasks.tokens.index import SEQUENCES_FILE
 
 SELECTION_FILE = "selection.parquet"
@@ -131,13 +131,13 @@ def _rows(
     return found
 
 
-def told(found: Collection[Exposure], versions: Collection[ModelVersion]) -> list[dict[str, object]]:
-    """Exposures with the registered versions of the models, for people and machines."""
+def exposure_report(found: Collection[Exposure], versions: Collection[RegisteredVersion]) -> list[dict[str, object]]:
+    """Return exposures with the registered versions of the models, as JSON."""
     return [
         {
             "training": f"{item.checkpoint.stage}/{item.checkpoint.key}",
             "versions": [
-                {"version": version.version, "aliases": list(version.aliases)}
+                {"name": version.name, "version": version.version, "aliases": list(version.aliases)}
                 for version in versions
                 if (version.checkpoint.stage, version.checkpoint.key) == (item.checkpoint.stage, item.checkpoint.key)
             ],

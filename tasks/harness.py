@@ -1,8 +1,6 @@
-"""The bridge to lm-evaluation-harness: its tasks score a model of ours.
+"""lm-evaluation-harness: its tasks evaluate a model of ours, by log-likelihoods and greedy text.
 
-Goes in: the folder of a model. Comes out: what the harness asks of a model, log-likelihoods and greedy text. `sheepfold
-lm-eval` finds a registered model by its name; here is the class for it, and the harness's own command with the model
-`sheepfold` in it:
+The harness's own command knows the model `sheepfold` when it is started here:
 
     python -m tasks.harness run --model sheepfold --model_args folder=FOLDER --tasks TASK
 
@@ -17,11 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-
+from storage.errors import UserError
 from tasks.bundle import Bundle
 from tasks.exams.scoring import common_length, encode, score_ids
+
+try:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+    from lm_eval.tasks import TaskManager
+except ImportError as error:
+    raise UserError(f"lm-evaluation-harness is not installed ({error}): pip install 'sheepfold[lm-eval]'") from error
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -29,6 +33,47 @@ if TYPE_CHECKING:
 MAX_NEW_TOKENS = 256  # of an answer whose task does not say
 _SAMPLING = ("max_new_tokens", "stop", "temperature", "top_k", "top_p")
 _KNOWN = {"until", "do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p"}
+
+
+def task_manager(tasks: Sequence[str], include: str) -> TaskManager:
+    """Return the harness's list of tasks.
+
+    Args:
+        tasks: names that must be among them.
+        include: folder with further tasks as YAML; empty for none.
+
+    Raises:
+        UserError: if a task is unknown, or none is named.
+    """
+    manager = TaskManager(include_path=include or None)
+    unknown = [name for name in tasks if name not in manager.all_tasks]
+    if unknown or not tasks:
+        raise UserError(
+            f"--tasks {','.join(tasks)}: lm-evaluation-harness knows no task {', '.join(unknown) or 'without a name'}; "
+            "`lm-eval ls tasks` lists those that it knows, and --include names a folder with more"
+        )
+    return manager
+
+
+def evaluate_tasks(
+    folder: Path, device: str, tasks: Sequence[str], manager: TaskManager, limit: int, shots: int
+) -> dict[str, dict[str, Any]]:
+    """Return the harness's figures of a model, by task.
+
+    Args:
+        folder: of the model.
+        limit: documents of each task; 0 takes all.
+        shots: solved examples before each question; -1 leaves it to the task.
+    """
+    found = simple_evaluate(
+        model=SheepfoldLM(folder, device),
+        tasks=list(tasks),
+        task_manager=manager,
+        limit=limit or None,
+        num_fewshot=None if shots < 0 else shots,
+    )
+    results: dict[str, dict[str, Any]] = found["results"]
+    return results
 
 
 @register_model("sheepfold")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -131,7 +130,6 @@ def complete_shard(
     settings: dict[str, Any],
     device: str,
     batch_size: int,
-    on_text: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Write the completions of a table of prompts.
 
@@ -139,39 +137,57 @@ def complete_shard(
         checkpoint: folder of the model.
         digest: of the model; its folder may hold another one after a refresh.
         settings: as for `Bundle.sampling_config`.
-        on_text: told a single completion piece by piece as it grows.
 
     Returns:
-        `counts` and the logical `digest` of the table; and `between` which two points of the system's monotonic clock
-        tokens were made: neither loading the model nor writing the table is in it.
+        `counts` and the logical `digest` of the table.
 
     Raises:
         UserError: if the settings do not go with the model.
     """
-    bundle = _bundle(checkpoint, digest, device)
     asked = read_rows(Path(prompts))
     try:
-        faults = _faults(bundle, asked, settings)
+        rows = complete_prompts(_bundle(checkpoint, digest, device), digest, asked, settings, batch_size, progress)
     except ValueError as error:  # a bundle is served without our errors, so it raises none of them
         raise UserError(f"generate: {error}") from error
+    write_table(Path(out), COMPLETIONS, rows)
+    counts = {
+        "rows": len(rows),
+        "errors": len({row["id"] for row in rows if row["error"] is not None}),
+        "tokens": sum(row["n_tokens"] for row in rows),
+        "units": len(asked),
+    }
+    return {"counts": counts, "digest": _Digest().over(rows)}
+
+
+def complete_prompts(
+    bundle: Bundle,
+    digest: str,
+    asked: Sequence[dict[str, Any]],
+    settings: dict[str, Any],
+    batch_size: int,
+    progress: Progress | None = None,
+    on_text: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows of the completions of prompts.
+
+    Args:
+        digest: Digest of the model.
+        asked: Fields of `Prompt`.
+        settings: As for `Bundle.sampling_config`.
+        on_text: Called with each piece of a single continuation as it grows.
+
+    Raises:
+        ValueError: if the settings do not go with the model.
+    """
+    faults = _faults(bundle, asked, settings)
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
-    begun = time.monotonic()
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
         found = [_streamed(bundle, good[0], settings, on_text)]
     else:
         texts, keys = [row["prompt"] for row in good], [noise_key(row["id"]) for row in good]
         found = bundle.complete(texts, keys=keys, batch_size=batch_size, on_step=progress, **settings)
-    between = [begun, time.monotonic()]
     same = {"model": digest, "settings": json.dumps(settings, sort_keys=True), "seed": settings["seed"]}
-    rows = [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
-    write_table(Path(out), COMPLETIONS, rows)
-    counts = {
-        "rows": len(rows),
-        "errors": len(asked) - len(good),
-        "tokens": sum(row["n_tokens"] for row in rows),
-        "units": len(asked),
-    }
-    return {"counts": counts, "digest": _Digest().over(rows), "between": between}
+    return [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
 
 
 @dataclass(frozen=True)

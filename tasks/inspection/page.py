@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 from model.gains import Gain
+from storage.errors import UserError
 from tasks.inspection import circuits, diagrams
 from tasks.inspection.charts import BINS
 from tasks.inspection.elements import control_elements
@@ -42,6 +44,20 @@ SECTIONS = {
     "diagrams": "Block diagrams",
     "elements": "Control elements",
 }
+
+
+def write_page(inspection: Inspection, path: Path) -> Path:
+    """Write the page and return its path.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_html(inspection), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give another file with --out") from error
+    return path
 
 
 def to_html(inspection: Inspection) -> str:

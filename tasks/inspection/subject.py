@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model import ModelConfig, TrainConfig, Transformer
+import torch
+
+from model import PRESETS, ModelConfig, TrainConfig, Transformer, count_parameters, preset
+from storage.errors import UserError
 from tasks.bundle import Bundle
-from tasks.tokens.tokenizer import Tokenizer
+from tasks.tokens.tokenizer import AsciiTokenizer, Tokenizer
+
+MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,32 @@ class Subject:
 
     @classmethod
     def of_bundle(cls, bundle: Bundle, name: str) -> Subject:
-        """A model that was trained here or elsewhere."""
+        """Return a trained model."""
         train = bundle.config.get("train")
         seed = int((train or {}).get("seed", 0))
         return cls(name, bundle.model, bundle.tokenizer, train, bos=bundle.bos, seed=seed)
+
+    @classmethod
+    def untrained(cls, name: str, seed: int) -> Subject:
+        """Return an untrained network of a preset's shape over the 128 ASCII codes.
+
+        Raises:
+            UserError: if there is no such preset, or its network is too large.
+        """
+        if name not in PRESETS:
+            raise UserError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
+        tokenizer = AsciiTokenizer()
+        config = preset(name, tokenizer.vocab_size)
+        size = count_parameters(config)["total"]
+        if size > MAX_UNTRAINED:
+            raise UserError(
+                f"{name} has {size:,} parameters; up to {MAX_UNTRAINED:,.0f} are made for a look: take a smaller one"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = Transformer(config).eval()
+        # the source documents begin with the first character, and there is no training to agree with
+        return cls(f"{name} (fresh)", network, tokenizer, fresh=True, bos=False, seed=seed)
 
     @property
     def config(self) -> ModelConfig:

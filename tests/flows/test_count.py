@@ -11,8 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from flows.cli_count import PUBLISHED, _binary, _decimal, count
+from flows.cli_lookup import count
+from flows.show import binary, decimal
 from model.presets import PRESETS
+from tasks.network_cost import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +34,7 @@ def run_json(*arguments: str) -> dict:
 
 def test_count_needs_no_torch() -> None:
     code = (
-        "import sys, typer; from flows.cli_count import count; "
+        "import sys, typer; from flows.cli_lookup import count; "
         "app = typer.Typer(); app.command()(count); "
         "app(['--preset', 'llama-13b', '--target', '1e9'], standalone_mode=False); "
         "app(['--table'], standalone_mode=False); "
@@ -131,9 +133,9 @@ def test_a_mistake_is_told_in_one_sentence(arguments: list[str], message: str) -
     [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 * 2**30, "3.0 GiB")],
 )
 def test_bytes_are_told_in_binary_units(value: int, text: str) -> None:
-    assert _binary(value) == text
+    assert binary(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(1_680_343_040, "1.68 GFLOP"), (37_748_736, "37.7 MFLOP")])
 def test_operations_are_told_in_decimal_units(value: int, text: str) -> None:
-    assert _decimal(value) == text
+    assert decimal(value) == text

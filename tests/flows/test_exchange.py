@@ -13,7 +13,7 @@ from runs import environment
 from typer.testing import CliRunner, Result
 
 from flows.cli import generate
-from flows.cli_exchange import export, import_
+from flows.cli_keep import export, import_
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import TOKEN_COUNTS
 from storage.tables import write_table

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.report import RunResult, run_report, sample_table
+from flows.report import RunResult, run_report
+from flows.show import sample_table
 from storage.home import Home
 from tasks.gates.verdicts import Verdict
 from tasks.session import StageReport

@@ -10,9 +10,10 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from flows.cli_inspect import fresh_subject, inspect
+from flows.cli_lookup import inspect
 from model import PRESETS, ModelConfig, Transformer, save_weights
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.inspection.subject import Subject
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE, CharTokenizer
 
@@ -66,7 +67,7 @@ def test_json_is_one_document_and_writes_no_page(tmp_path: Path) -> None:
 
 
 def test_a_seed_gives_the_same_network_and_another_seed_another() -> None:
-    first, again, other = (fresh_subject("tiny", seed).model.head_weight for seed in (1, 1, 2))
+    first, again, other = (Subject.untrained("tiny", seed).model.head_weight for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

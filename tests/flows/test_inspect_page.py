@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from browsing import Opened, page_in
 
-from flows.cli_inspect import fresh_subject
 from tasks.inspection.inspection import inspect_prompt
 from tasks.inspection.page import SECTIONS, to_html
+from tasks.inspection.subject import Subject
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp; '\"\n"
@@ -18,7 +18,7 @@ HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp
 
 def open_page(chromium: Any, folder: Path, prompt: str, preset: str = "tiny", **context: Any) -> Opened:
     """The page of a prompt."""
-    path = page_in(folder, lambda _: to_html(inspect_prompt(fresh_subject(preset, 0), prompt)))
+    path = page_in(folder, lambda _: to_html(inspect_prompt(Subject.untrained(preset, 0), prompt)))
     return Opened(chromium, path, **context)
 
 

@@ -14,13 +14,13 @@ from tiny_run import direct_session, home_at, run_prepare, run_whole, tiny_setti
 
 from flows.actions import promote_model
 from flows.base import BaseError
-from flows.forgetting import forget
 from storage.catalog import read_state
 from storage.home import Home
 from storage.registry import CHAMPION, Registry
 from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.session import artifact
+from tasks.upkeep.forget import forget
 
 OTHER_SPLIT = "curate.salt=other"
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
@@ -96,7 +96,7 @@ def test_a_training_that_would_go_on_from_it_is_refused_before_it_begins(home: H
 def test_an_evaluation_before_the_run_that_a_forgotten_document_asks_for_tells_no_drift(home: Home) -> None:
     from flows.evaluate import evaluate
 
-    forget(str(home.path), "text-03.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "text-03.txt", "", "default", dry_run=False)
     found: dict[str, Any] = evaluate(drift=True, home=str(home.path))
     assert any("were forgotten since its last run" in note and "nothing is known of" in note for note in found["notes"])
     assert figures(home)["val/bits_per_byte"] == found["metrics"]["val/bits_per_byte"]

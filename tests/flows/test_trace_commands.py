@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from runs import invoke
 
-from flows.cli_exam import exam_table
-from flows.cli_trace import print_echoes
+from flows.show import exam_table, print_spans
 
 PLACE = {
     "path": "a/b.txt",
@@ -26,7 +25,7 @@ SPAN = {"words": 9, "start": 3, "text": "The passage", "documents": 2, "found_in
 
 
 def test_a_span_is_shown_with_its_document_place_and_passage(capsys: pytest.CaptureFixture[str]) -> None:
-    print_echoes({"characters": 50, "covered": 0.8, "spans": [SPAN], "more_spans": 1})
+    print_spans({"characters": 50, "covered": 0.8, "spans": [SPAN], "more_spans": 1})
     assert capsys.readouterr().out.strip().splitlines() == [
         "80% of 50 characters stand in the training text:",
         "",
@@ -40,7 +39,7 @@ def test_a_span_is_shown_with_its_document_place_and_passage(capsys: pytest.Capt
 
 
 def test_a_text_without_spans_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    print_echoes({"characters": 50, "covered": 0.0, "spans": [], "more_spans": 0})
+    print_spans({"characters": 50, "covered": 0.0, "spans": [], "more_spans": 0})
     assert capsys.readouterr().out.strip() == "no span of this text stands in the training text"
 
 

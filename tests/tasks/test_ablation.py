@@ -9,7 +9,6 @@ import pytest
 from tiny_run import Ran, TinyResources, copy_of_store, run_whole, tiny_settings
 
 from flows.ablation import Ablation, ablate_source
-from flows.direct import verify_home
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
@@ -19,6 +18,7 @@ from storage.tables import read_rows
 from tasks.ablation import documents_of
 from tasks.session import Session
 from tasks.tokens.index import DATASET_FILE, SEQUENCES_FILE
+from tasks.upkeep.verify import verify_home
 
 WITHOUT = "text-0[0-4].txt"
 
@@ -128,7 +128,7 @@ def test_it_is_no_version_and_not_the_training_that_promotion_takes(tiny: Ran, h
     assert Registry(Tracking(home)).versions() == []
     store = open_store(home.store)
     assert read_state(store, "default")["train"] == [tiny.checkpoint]
-    assert verify_home(str(home.path), "default")["ok"]
+    assert verify_home(home, open_store(home.store), "default")["ok"]
 
 
 def test_a_group_that_the_mix_names_may_be_left_out(

@@ -10,12 +10,12 @@ from tiny_run import Ran, copy_of_store, direct_session, home_at, run_prepare, t
 
 from flows import pipeline
 from flows.arrivals import HOLDS, changed_share, note_told, untold_share
-from flows.forgetting import forget
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store, open_store
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.session import artifact
+from tasks.upkeep.forget import forget
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_after_a_forgetting_the_share_is_that_of_the_documents_that_went_and_cam
     home = copy_of_store(tiny, tmp_path / "home")
     source = write_texts(tmp_path / "texts")
     assert untold_share(*with_corpus(ingested(home, source))) == 0
-    forget(str(home.path), "text-03.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "text-03.txt", "", "default", dry_run=False)
     assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
     (source / "new-1.txt").write_text(text_of(101))
     store, now = ingested(home, source)
     assert untold_share(store, "default", now) == pytest.approx(2 / 12)
     note_told(store, "default", now)
-    forget(str(home.path), "new-1.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "new-1.txt", "", "default", dry_run=False)
     assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
 
 
@@ -112,7 +112,7 @@ def test_where_nobody_noted_what_was_read_before_a_forgetting_changes_count_from
     home = copy_of_store(tiny, tmp_path / "home")
     source = write_texts(tmp_path / "texts")
     ingested(home, source)
-    forget(str(home.path), "text-03.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "text-03.txt", "", "default", dry_run=False)
     assert untold_share(*with_corpus(ingested(home, source))) == 0
     (source / "new-1.txt").write_text(text_of(101))
     assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 11)

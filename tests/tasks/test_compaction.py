@@ -17,13 +17,13 @@ from tiny_run import Ran, home_at, run_prepare
 import storage.store
 import tasks.compaction.compact as compact_module
 import tasks.ingest.segments as segments_module
-from flows.compaction import compact_home
-from flows.direct import verify_home
-from flows.forgetting import forget
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import LocalStore, open_store
 from tasks.compaction.compact import compact
+from tasks.upkeep.compact import compact_home
+from tasks.upkeep.forget import forget
+from tasks.upkeep.verify import verify_home
 
 FILES_EACH = 3
 SECRET = "the marmalade cathedral hums beneath seventeen violet lanterns"
@@ -93,7 +93,7 @@ def test_four_segments_become_one_and_the_snapshots_digest_stays(home: Home) -> 
     store = open_store(home.store)
     before, rows = read_state(store, "default"), shown(home)
     assert len(before["extract"]) == 4
-    done = compact_home(str(home.path), at_least=4)
+    done = compact_home(home, open_store(home.store), at_least=4)
     assert [len(parts) for parts in done["joined"].values()] == [4]
     assert (done["followed"], done["waiting"]) == (["default"], [])
     after = read_state(store, "default")
@@ -103,11 +103,11 @@ def test_four_segments_become_one_and_the_snapshots_digest_stays(home: Home) -> 
     assert after["snapshot"][0].key != before["snapshot"][0].key
     assert after["dataset"] == before["dataset"]
     assert shown(home) == rows
-    assert verify_home(str(home.path), "default")["ok"]
+    assert verify_home(home, open_store(home.store), "default")["ok"]
 
 
 def test_the_next_run_finds_everything_it_asks_for(home: Home, source: Path) -> None:
-    compact_home(str(home.path), at_least=4)
+    compact_home(home, open_store(home.store), at_least=4)
     state = read_state(open_store(home.store), "default")
     ran = run_prepare(home, source)
     assert ran.computed() == {}
@@ -115,7 +115,7 @@ def test_the_next_run_finds_everything_it_asks_for(home: Home, source: Path) -> 
 
 
 def test_joined_artefacts_are_those_that_computing_them_gives(home: Home, source: Path) -> None:
-    compact_home(str(home.path), at_least=4)
+    compact_home(home, open_store(home.store), at_least=4)
     state = read_state(open_store(home.store), "default")
     stages = ("normalise", "measure", "refine", "tokenise", "evalset_overlap", "snapshot")
     joined = {stage: contents(home, stage) for stage in stages}
@@ -140,19 +140,21 @@ def contents(home: Home, stage: str) -> dict[str, tuple[str, dict[str, Any]]]:
 def test_new_documents_come_beside_the_joined_segment_and_cost_themselves_alone(
     home: Home, source: Path, tmp_path: Path
 ) -> None:
-    compact_home(str(home.path), at_least=4)
+    compact_home(home, open_store(home.store), at_least=4)
     more = write(Path(shutil.copytree(source, tmp_path / "in")), {"new.txt": prose(77)})
     # the copied files are the same documents at other paths
     ran = run_prepare(home, more)
     assert (ran.reports["extract"].computed, ran.reports["tokenise"].computed) == (1, 1)
     assert len(read_state(ran.session.store, "default")["extract"]) == 2
-    assert verify_home(str(home.path), "default")["ok"]
+    assert verify_home(home, open_store(home.store), "default")["ok"]
 
 
 def test_few_segments_are_left_alone_and_a_dry_run_changes_nothing(home: Home) -> None:
     before = sorted(path.relative_to(home.store) for path in Path(home.store).rglob("*"))
-    assert compact_home(str(home.path))["joined"] == {}
-    assert [len(parts) for parts in compact_home(str(home.path), at_least=2, dry_run=True)["joined"].values()] == [4]
+    assert compact_home(home, open_store(home.store))["joined"] == {}
+    assert [
+        len(parts) for parts in compact_home(home, open_store(home.store), at_least=2, dry_run=True)["joined"].values()
+    ] == [4]
     assert sorted(path.relative_to(home.store) for path in Path(home.store).rglob("*")) == before
 
 
@@ -160,34 +162,34 @@ def test_segments_that_fill_one_are_joined_however_few_and_not_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compact_module, "SEGMENT_FILES", 2 * FILES_EACH)
-    assert [len(parts) for parts in compact_home(str(home.path))["joined"].values()] == [2]
+    assert [len(parts) for parts in compact_home(home, open_store(home.store))["joined"].values()] == [2]
     assert len(read_state(open_store(home.store), "default")["extract"]) == 3
-    assert compact_home(str(home.path))["joined"] == {}
+    assert compact_home(home, open_store(home.store))["joined"] == {}
 
 
 def test_what_was_joined_goes_when_nobody_used_it_and_lineage_leads_through_it(home: Home, source: Path) -> None:
     store = open_store(home.store)
     old = read_state(store, "default")
     assert compact(store, at_least=4).removed == []
-    done = compact_home(str(home.path), grace_days=0)
+    done = compact_home(home, open_store(home.store), grace_days=0)
     gone = {f"{ref.stage}/{ref.key}" for stage in ("extract", "normalise", "measure") for ref in old[stage]}
     assert gone <= set(done["removed"])
     assert {ref.key for ref in old["tokenise"]} <= set(store.keys("tokenise"))  # the dataset's spans point into them
-    assert verify_home(str(home.path), "default")["ok"]
+    assert verify_home(home, open_store(home.store), "default")["ok"]
     assert run_prepare(home, source).computed() == {}
 
 
 @pytest.mark.parametrize("tidied", [False, True])
 def test_a_document_is_forgotten_in_the_joined_segment_and_in_what_was_joined(home: Home, tidied: bool) -> None:
-    compact_home(str(home.path), at_least=4, grace_days=0 if tidied else 1)
+    compact_home(home, open_store(home.store), at_least=4, grace_days=0 if tidied else 1)
     assert len(open_store(home.store).keys("extract")) == (1 if tidied else 5)
-    forget(str(home.path), "secret.txt", "", "default", False)
+    forget(home, open_store(home.store), "secret.txt", "", "default", False)
     for path in Path(home.store).rglob("*.parquet"):
         assert SECRET not in json.dumps(pq.read_table(path).to_pylist(), default=str), path
     store = open_store(home.store)
     assert len(store.keys("extract")) == (1 if tidied else 4)  # what was joined is not rewritten beside it
     assert store.keys("tokenise") == []  # every shard, joined or not, that may have held it
-    assert verify_home(str(home.path), "default")["ok"]
+    assert verify_home(home, open_store(home.store), "default")["ok"]
 
 
 class Killed(BaseException):
@@ -205,17 +207,17 @@ WRITES = 24  # of this compaction: seven artefacts, the ref, and what goes
 def test_a_kill_at_a_write_costs_nothing(grown: Home, source: Path, tmp_path: Path, writes: tuple[int, ...]) -> None:
     """Every commit, move of a name and removal in turn; then compaction again, and here and there a run between."""
     whole = copy_of(grown, tmp_path / "whole")
-    compact_home(str(whole.path), at_least=4, grace_days=0)
+    compact_home(whole, open_store(whole.store), at_least=4, grace_days=0)
     expected = read_state(open_store(whole.store), "default")
     for number in writes:
         home = copy_of(grown, tmp_path / str(number))
-        killed = _killed(lambda home=home: compact_home(str(home.path), at_least=4, grace_days=0), number)
+        killed = _killed(lambda home=home: compact_home(home, open_store(home.store), at_least=4, grace_days=0), number)
         assert killed == (number < WRITES)
         if number in (2, 12):
             assert run_prepare(home, source).computed().keys().isdisjoint({"extract", "dataset"}), number
-        compact_home(str(home.path), at_least=4, grace_days=0)
+        compact_home(home, open_store(home.store), at_least=4, grace_days=0)
         assert read_state(open_store(home.store), "default") == expected, f"killed at write {number}"
-        assert verify_home(str(home.path), "default")["ok"], f"killed at write {number}"
+        assert verify_home(home, open_store(home.store), "default")["ok"], f"killed at write {number}"
         shutil.rmtree(home.path)
 
 

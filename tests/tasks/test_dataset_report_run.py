@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_run import Ran, direct_session, home_at, run_prepare, text_of, tiny_settings, write_texts
 
-from flows.dataset_page import write_dataset_page
+from flows.report import write_dataset_page
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.store import StoreError
@@ -45,7 +45,9 @@ def figures(ran: Ran) -> DatasetFigures:
 
 def written(home: Home) -> tuple[Path, Path, str]:
     with direct_session(home) as session:
-        return write_dataset_page(session, "default")
+        made = write_dataset_page(session.home, session.store, "default", session.resources.apart)
+    page, card = made.files
+    return page, card, made.summary
 
 
 def test_all_sums_come_out(figures: DatasetFigures) -> None:

@@ -10,7 +10,7 @@ import pytest
 from evaluation_report_samples import bare, pair, rich
 from html_tags import Tags, assert_alone
 
-from flows.cli_compare import pair_table
+from flows.show import pair_table
 from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation_report.charts import interval, interval_words
 from tasks.evaluation_report.figures import Completion, EvaluationFigures, Mark

@@ -11,8 +11,8 @@ from tiny_run import Ran, copy_of_store, direct_session, plan_of, run_whole, tin
 
 from flows.actions import UnknownModel, promote_model
 from flows.compare import Compared, compare_models
-from flows.evaluation_page import write_evaluation_page
 from flows.measuring import measure_beside
+from flows.report import write_evaluation_page
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
@@ -55,10 +55,11 @@ def test_the_page_holds_the_figures_of_the_tables_and_is_drawn_once(home: Home, 
     assert tiny.metrics is not None
     with direct_session(home) as session:
         measured, _ = measured_of(session, tiny)
-        page, summary = write_evaluation_page(session, "default", measured)
+        made = write_evaluation_page(session.home, session.store, "default", measured)
+        (page,) = made.files
         words = " ".join(Tags(page.read_text(encoding="utf-8")).words)
         drawn = page.stat().st_mtime_ns
-        assert write_evaluation_page(session, "default", measured) == (page, summary)
+        assert write_evaluation_page(session.home, session.store, "default", measured) == made
         assert page.stat().st_mtime_ns == drawn
         figures = collect_evaluation(session.store, measured)
     for name in ("bits_per_byte", "ngram_bits_per_byte", "unigram_bits_per_byte", "zstd19_bits_per_byte"):

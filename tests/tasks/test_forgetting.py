@@ -19,9 +19,6 @@ from ingest_run import ingest, prose, write
 from tiny_run import Ran, direct_session, home_at, run_prepare, tiny_settings
 
 from flows import pipeline
-from flows.clearing import clear_up
-from flows.direct import explain, verify_home
-from flows.forgetting import forget
 from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_json
 from storage.errors import UserError
@@ -40,10 +37,14 @@ from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
 from tasks.forgetting.targets import find_targets
 from tasks.generation.stage import PROMPTS
+from tasks.lineage.why import explain
 from tasks.session import artifact
 from tasks.tokens.interface import Tokenizer
 from tasks.tokens.subword import BpeTokenizer
 from tasks.tokens.tables import AsciiTokenizer, CharTokenizer, WordTokenizer
+from tasks.upkeep.forget import forget
+from tasks.upkeep.gc import collect_garbage
+from tasks.upkeep.verify import verify_home
 
 SECRET = "the marmalade cathedral hums beneath seventeen violet lanterns of dust"
 
@@ -145,12 +146,16 @@ def tokens_stand(home: Home, words: str) -> bool:
 
 def problems(home: Home) -> list[str]:
     """What `verify` finds."""
-    return [problem for check in verify_home(str(home.path), "default")["checks"] for problem in check["problems"]]
+    return [
+        problem
+        for check in verify_home(home, open_store(home.store), "default")["checks"]
+        for problem in check["problems"]
+    ]
 
 
 def test_the_text_of_a_forgotten_folder_stands_nowhere_in_the_home_and_verify_is_clean(home: Home) -> None:
     assert holders_of(home, SECRET) and tokens_stand(home, SECRET)
-    done = forget(str(home.path), "secret", "asked by its author", "default", dry_run=False)
+    done = forget(home, open_store(home.store), "secret", "asked by its author", "default", dry_run=False)
     assert [item["path"] for item in done["documents"]] == [f"secret/{number}.txt" for number in range(3)]
     assert holders_of(home, SECRET) == []
     assert not tokens_stand(home, SECRET)
@@ -164,7 +169,7 @@ def test_the_text_of_a_forgotten_folder_stands_nowhere_in_the_home_and_verify_is
 def test_the_next_run_does_not_revive_a_forgotten_document_wherever_it_lies(
     home: Home, source: Path, tmp_path: Path
 ) -> None:
-    forget(str(home.path), "secret/1.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret/1.txt", "", "default", dry_run=False)
     moved = Path(shutil.copytree(source, tmp_path / "moved"))
     shutil.copyfile(source / "secret" / "1.txt", moved / "copy.md")
     with zipfile.ZipFile(moved / "box.zip", "w") as box:
@@ -180,7 +185,7 @@ def test_the_next_run_does_not_revive_a_forgotten_document_wherever_it_lies(
 
 
 def test_nothing_that_is_still_there_is_extracted_again(home: Home, source: Path) -> None:
-    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     ran = run_prepare(home, source)
     assert "extract" not in ran.computed()
     assert ran.reports["extract"].reused == 19
@@ -194,12 +199,12 @@ def test_the_models_that_saw_a_document_are_named_before_and_after_it_is_forgott
     one = next(doc for doc, side in sides.items() if side == "train")
     held_out = next(doc for doc, side in sides.items() if side == "validation")
     training = f"train/{trained.checkpoint.key}"
-    (seen,) = explain(str(home.path), one, "default")["seen_by"]
+    (seen,) = explain(home, open_store(home.store), one, "default")["seen_by"]
     assert (seen["training"], seen["documents_trained_on"]) == (training, 1)
-    (seen,) = explain(str(home.path), held_out, "default")["seen_by"]
+    (seen,) = explain(home, open_store(home.store), held_out, "default")["seen_by"]
     assert (seen["documents_trained_on"], seen["documents_held_out"]) == (0, 1)
-    forget(str(home.path), one, "a mistake", "default", dry_run=False)
-    known = explain(str(home.path), one, "default")
+    forget(home, open_store(home.store), one, "a mistake", "default", dry_run=False)
+    known = explain(home, open_store(home.store), one, "default")
     assert known["forgotten"]["reason"] == "a mistake"
     assert [item["training"] for item in known["seen_by"]] == [training]
 
@@ -233,15 +238,15 @@ def sides_of(ran: Ran) -> dict[str, str]:
 def test_a_forgotten_document_goes_by_id_eight_digits_and_path_also_when_a_run_has_seen_its_file_again(
     home: Home, source: Path
 ) -> None:
-    done = forget(str(home.path), "secret/1.txt", "a mistake", "default", dry_run=False)
+    done = forget(home, open_store(home.store), "secret/1.txt", "a mistake", "default", dry_run=False)
     (doc_id,) = (item["doc_id"] for item in done["documents"])
     names = (doc_id, doc_id[:8], "secret/1.txt", "./secret/1.txt", str(source / "secret" / "1.txt"))
     for name in names:
-        assert explain(str(home.path), name, "default")["forgotten"]["doc_id"] == doc_id, name
-    assert forget(str(home.path), "secret/1.txt", "", "default", dry_run=False)["known"] == 1
+        assert explain(home, open_store(home.store), name, "default")["forgotten"]["doc_id"] == doc_id, name
+    assert forget(home, open_store(home.store), "secret/1.txt", "", "default", dry_run=False)["known"] == 1
     run_prepare(home, source)
     for name in names:
-        assert explain(str(home.path), name, "default")["forgotten"]["reason"] == "a mistake", name
+        assert explain(home, open_store(home.store), name, "default")["forgotten"]["reason"] == "a mistake", name
     kept = (Path(home.store) / ".refs" / "forgotten" / "documents.json").read_text()
     assert "secret/" not in kept
 
@@ -253,14 +258,14 @@ def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_their_
     run_prepare(home, changed)
     (changed / "secret" / "2.txt").write_text(secret_text(9))
     run_prepare(home, changed)
-    done = forget(str(home.path), "secret/2.txt", "", "default", dry_run=False)
+    done = forget(home, open_store(home.store), "secret/2.txt", "", "default", dry_run=False)
     with pytest.raises(UserError, match="stands for 2 forgotten documents: give one of") as refused:
-        explain(str(home.path), "secret/2.txt", "default")
+        explain(home, open_store(home.store), "secret/2.txt", "default")
     assert all(item["doc_id"] in str(refused.value) for item in done["documents"])
 
 
 def test_a_model_that_goes_on_from_one_that_saw_a_forgotten_document_is_named(trained: Trained, home: Home) -> None:
-    done = forget(str(home.path), "secret", "", "default", dry_run=False)
+    done = forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     store = LocalStore(Path(home.store))
     dataset = put(store, "dataset", {"words.txt": "later"}, curated=ArtifactRef("curate", "gone", "gone"))
     saw = [item["training"] for item in done["seen_by"]]
@@ -268,7 +273,7 @@ def test_a_model_that_goes_on_from_one_that_saw_a_forgotten_document_is_named(tr
     later = put(store, "train", {"words.txt": "later"}, dataset=dataset, base=trained.checkpoint)
     latest = put(store, "train", {"words.txt": "latest"}, dataset=dataset, base=later)
     put(store, "train", {"words.txt": "of its own"}, dataset=dataset)
-    seen = explain(str(home.path), done["documents"][0]["doc_id"], "default")["seen_by"]
+    seen = explain(home, open_store(home.store), done["documents"][0]["doc_id"], "default")["seen_by"]
     assert {item["training"]: item["through"] for item in seen} == {
         saw[0]: "",
         f"train/{later.key}": trained.checkpoint.key,
@@ -277,22 +282,25 @@ def test_a_model_that_goes_on_from_one_that_saw_a_forgotten_document_is_named(tr
 
 
 def test_the_lineage_of_a_model_leads_back_to_what_was_removed(trained: Trained, home: Home) -> None:
-    forget(str(home.path), "secret", "", "default", dry_run=False)
-    stages = {entry["stage"] for entry in explain(str(home.path), trained.checkpoint.key, "default")["made_from"]}
+    forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
+    stages = {
+        entry["stage"]
+        for entry in explain(home, open_store(home.store), trained.checkpoint.key, "default")["made_from"]
+    }
     assert {"dataset", "curate", "tokenise", "extract"} <= stages
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(home: Home) -> None:
     before = {path: path.read_bytes() for path in Path(home.store).rglob("*") if path.is_file()}
-    said = forget(str(home.path), "secret", "", "default", dry_run=True)
+    said = forget(home, open_store(home.store), "secret", "", "default", dry_run=True)
     assert {path: path.read_bytes() for path in Path(home.store).rglob("*") if path.is_file()} == before
-    done = forget(str(home.path), "secret", "", "default", dry_run=False)
+    done = forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     assert {**said, "dry_run": False} == done
 
 
 def test_an_evaluation_set_is_kept_without_the_document_and_stays_pinned(trained: Trained, home: Home) -> None:
     frozen = read_columns(trained.ran.folder(trained.ran.prepared.evalset) / "documents.parquet", ["doc_id"])["doc_id"]
-    forget(str(home.path), frozen[0], "", "default", dry_run=False)
+    forget(home, open_store(home.store), frozen[0], "", "default", dry_run=False)
     store = LocalStore(Path(home.store))
     pinned = store.read_ref("evalset/default")
     assert pinned is not None
@@ -304,14 +312,14 @@ def test_an_evaluation_set_is_kept_without_the_document_and_stays_pinned(trained
 def test_a_run_that_is_at_work_is_waited_for(home: Home) -> None:
     lock = Path(home.store) / ".locks" / "extract-0123.lock"
     with owner_lock(lock), pytest.raises(UserError, match=r"works on extract-0123: wait for it to end"):
-        forget(str(home.path), "secret", "", "default", dry_run=False)
+        forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     assert not read_tombstones(LocalStore(Path(home.store))).documents
 
 
 def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home: Home) -> None:
-    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
-    clear_up(str(home.path), -1, dry_run=False)
-    done = forget(str(home.path), "secret/1.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
+    collect_garbage(home, open_store(home.store), -1, dry_run=False)
+    done = forget(home, open_store(home.store), "secret/1.txt", "", "default", dry_run=False)
     assert [item["path"] for item in done["documents"]] == ["secret/1.txt"]
     assert problems(home) == []
 
@@ -320,10 +328,10 @@ def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home
 def test_no_list_of_files_has_the_path_of_a_forgotten_document_and_each_has_the_others(
     home: Home, source: Path, between: str
 ) -> None:
-    forget(str(home.path), "secret/2.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret/2.txt", "", "default", dry_run=False)
     if between == "a run":
         run_prepare(home, source)
-    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     store = LocalStore(Path(home.store))
     listed = [
         read_columns(store.folder(found.ref) / "files.parquet", ["path"])["path"]
@@ -349,7 +357,7 @@ def test_a_file_of_a_repository_goes_by_its_path_also_when_later_commits_lack_it
         git("commit", "--quiet", "--message", change)
         ingest(home, f"git+{project}")
         (project / "secret.txt").unlink(missing_ok=True)
-    done = forget(str(home.path), "secret.txt", "", "default", dry_run=False)
+    done = forget(home, open_store(home.store), "secret.txt", "", "default", dry_run=False)
     assert [item["path"] for item in done["documents"]] == ["secret.txt"]
     assert [path for path in holders_of(home, SECRET) if not path.startswith("cache/git/")] == []
 
@@ -376,7 +384,7 @@ def test_prompts_that_were_drawn_from_a_document_go_however_few_words_they_have(
         keep_prompts(store, "0", "  果酱大教堂在第4盏紫色\n"),
     ]
     kept = [keep_prompts(store, "0", "果酱"), keep_prompts(store, "1", "今天的天气真好，我们去公园吧")]
-    forget(str(home.path), "secret.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret.txt", "", "default", dry_run=False)
     left = {manifest.ref.key for manifest in store.manifests("prompts")}
     assert left == {ref.key for ref in kept} and not left & {ref.key for ref in going}
 
@@ -404,14 +412,14 @@ def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document
     files = {"journal.json": json.dumps(journal), "tokenizer.json": (tmp_path / "tokenizer.json").read_text()}
     dataset = put(store, "dataset", {"words.txt": "of it"}, curated=ArtifactRef("curate", "gone", "gone"))
     training = put(store, "train", files, dataset=dataset)
-    forget(str(home.path), "secret.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret.txt", "", "default", dry_run=False)
     manifest = next(found for found in store.manifests("train") if found.ref == training)
     assert [sample["prompt"] for sample in samples_of(store, manifest)] == [prompts[1]]
 
 
 def test_what_goes_by_no_name_is_refused(home: Home) -> None:
     with pytest.raises(UserError, match="no document of corpus 'default' goes by 'secrets'"):
-        forget(str(home.path), "secrets", "", "default", dry_run=False)
+        forget(home, open_store(home.store), "secrets", "", "default", dry_run=False)
 
 
 def test_a_member_of_an_archive_goes_and_its_neighbours_are_not_read_again(tmp_path: Path) -> None:
@@ -421,7 +429,7 @@ def test_a_member_of_an_archive_goes_and_its_neighbours_are_not_read_again(tmp_p
         box.writestr("other.txt", prose(60))
     home = home_at(tmp_path / "home")
     ingest(home, folder)
-    forget(str(home.path), "box.zip/secret.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "box.zip/secret.txt", "", "default", dry_run=False)
     ran = ingest(home, folder)
     assert ran.reports["extract"].computed == 0
     assert ran.files()["box.zip/secret.txt"]["reason_code"] == "forgotten"
@@ -437,7 +445,7 @@ def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path:
     home = home_at(tmp_path / "home")
     first = ingest(home, f"documents:{folder}")
     (path,) = [path for path, text in first.texts().items() if SECRET in text]
-    forget(str(home.path), path, "", "default", dry_run=False)
+    forget(home, open_store(home.store), path, "", "default", dry_run=False)
     assert holders_of(home, SECRET) == []
     again = ingest(home, f"documents:{folder}")
     assert again.files()[path]["reason_code"] == "forgotten"
@@ -454,7 +462,7 @@ def test_what_a_repair_set_aside_goes_too(home: Home, source: Path) -> None:
     run_prepare(home, source)
     aside = Path(home.store) / ".damaged"
     assert {path.name for path in aside.rglob("*.parquet")} >= {path.name for path in damaged}
-    forget(str(home.path), "secret", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     assert list(aside.rglob("*.parquet")) == []
 
 
@@ -470,7 +478,7 @@ def test_texts_from_outside_go_where_they_hold_the_document_with_what_was_measur
             texts = pipeline.evaluation_texts(session, "default", str(path))
             put(session.store, "evaluate", {"figures.txt": name}, checkpoint=trained.checkpoint, evalset=texts)
         put(session.store, "evaluate", {"figures.txt": "usual"}, checkpoint=trained.checkpoint)
-    removed = forget(str(home.path), "secret", "", "default", dry_run=False)["removed"]
+    removed = forget(home, open_store(home.store), "secret", "", "default", dry_run=False)["removed"]
     assert (removed["texts"], removed["evaluate"]) == (3, 3)
     left = sorted(path.read_text() for path in (Path(home.store) / "evaluate").glob("*/figures.txt"))
     assert left == ["other", "usual"]
@@ -506,13 +514,13 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
             for name in ("remove", "commit", "write_ref", "remove_work"):
                 patch.setattr(LocalStore, name, counted(getattr(LocalStore, name)))
             try:
-                forget(str(home.path), "secret", "", "default", dry_run=False)
+                forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
             except Killed:
                 killed = True
         if read_tombstones(store).documents:
             finish_forgetting(home, store)
         else:
-            forget(str(home.path), "secret", "", "default", dry_run=False)
+            forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
         assert holders_of(home, SECRET) == [], f"killed at call {number}"
         assert problems(home) == [], f"killed at call {number}"
         assert read_state(store, "default")
@@ -531,8 +539,8 @@ def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "show_samples", killed)
         with pytest.raises(Killed):
-            forget(str(home.path), "secret", "", "default", dry_run=False)
-    forget(str(home.path), "secret", "", "default", dry_run=False)
+            forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     assert read_tombstones(LocalStore(Path(home.store))).pending is None
     assert holders_of(home, SECRET) == []
 
@@ -546,7 +554,7 @@ def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_liste
     expected = first_paths(store, evalset, doc_ids)
     assert len(expected) == len(doc_ids) > 0
     assert waits_for_run(store, "default") == ""
-    forget(str(home.path), "secret/0.txt", "", "default", dry_run=False)
+    forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     kept = {doc_id: path for doc_id, path in expected.items() if path != "secret/0.txt"}
     assert first_paths(store, evalset, doc_ids) == kept
     assert "`sheepfold ingest SOURCE` makes them without those" in waits_for_run(store, "default")

@@ -11,7 +11,6 @@ import pytest
 from ingest_run import prose, write
 from tiny_run import home_at, run_prepare, tiny_settings
 
-from flows.forgetting import forget
 from storage.digest import sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
@@ -21,6 +20,7 @@ from storage.tombstones import read_tombstones
 from storage.tracking import Tracking
 from tasks.forgetting import sweep
 from tasks.session import artifact
+from tasks.upkeep.forget import forget
 
 DROPPED = "marmalade cathedral hums"  # three words: the policy drops the document
 
@@ -76,7 +76,7 @@ def beside(home: Home) -> dict[str, set[str]]:
 
 
 def test_pages_go_of_models_whose_corpus_held_the_document_though_it_was_dropped(home: Home) -> None:
-    done = forget(str(home.path), "dropped.txt", "", "default", dry_run=False)
+    done = forget(home, open_store(home.store), "dropped.txt", "", "default", dry_run=False)
     assert done["seen_by"] == []
     left = beside(home)
     assert left["own"] == {"samples.json"}
@@ -87,7 +87,7 @@ def test_pages_go_of_models_that_were_measured_on_the_document(home: Home) -> No
     store = open_store(home.store)
     (evalset,) = store.manifests("evalset")
     (first, *_) = read_rows(store.folder(evalset.ref) / "documents.parquet", ["doc_id"])
-    forget(str(home.path), first["doc_id"], "", "default", dry_run=False)
+    forget(home, open_store(home.store), first["doc_id"], "", "default", dry_run=False)
     left = beside(home)
     assert left["measured"] == {"samples.json"}
     assert left["third"] == {"corpus.html", "samples.json"}
@@ -105,7 +105,7 @@ def test_killed_after_any_of_its_steps_no_page_stays_when_the_next_run_has_finis
         with monkeypatch.context() as patch:
             patch.setattr(sweep, step, killed)
             with pytest.raises(Killed):
-                forget(str(home.path), "dropped.txt", "", "default", dry_run=False)
+                forget(home, open_store(home.store), "dropped.txt", "", "default", dry_run=False)
         assert read_tombstones(store).pending is not None
     sweep.finish_forgetting(home, store)
     assert read_tombstones(store).pending is None

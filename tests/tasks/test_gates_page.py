@@ -11,7 +11,7 @@ from html_tags import Tags, assert_alone
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from flows.actions import promote_model
-from flows.gates_page import write_gates_page
+from flows.report import write_gates_page
 from tasks.gates.definitions import GATES
 from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary
 from tasks.session import artifact
@@ -39,9 +39,10 @@ def test_the_page_of_a_real_promotion_says_why_and_is_drawn_once(tiny: Ran, tiny
         for ran in (tiny, worse):
             assert ran.checkpoint is not None
             done, _ = promote_model(session, ran.checkpoint, artifact(ran.evaluation))
-        page, summary = write_gates_page(session, "default", done)
+        made = write_gates_page(session.home, session.store, "default", done)
+        (page,) = made.files
         drawn = page.stat().st_mtime_ns
-        assert write_gates_page(session, "default", done) == (page, summary)
+        assert write_gates_page(session.home, session.store, "default", done) == made
         assert page.stat().st_mtime_ns == drawn
     words = " ".join(Tags(page.read_text(encoding="utf-8")).words)
     assert page == home.reports_of("default") / "gates.html"

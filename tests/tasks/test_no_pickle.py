@@ -49,7 +49,8 @@ from tiny_run import copy_of_store, direct_session, home_at, run_whole, train_in
 
 from flows import pipeline
 from flows.actions import promote_model
-from flows.direct import verify_home
+from tasks.upkeep.verify import verify_home
+from storage.store import open_store
 from storage.catalog import Catalog
 from tasks.progress import StageProgress
 import tasks.training
@@ -83,7 +84,7 @@ with direct_session(home) as session:
 served = mlflow.pyfunc.load_model("models:/sheepfold@champion")
 texts = list(served.predict(["the shepherd"], params={"max_new_tokens": 4}))
 print(json.dumps({
-    "resumed": resumed, "verified": verify_home(str(home.path), "default")["ok"], "alias": promoted.alias,
+    "resumed": resumed, "verified": verify_home(home, open_store(home.store), "default")["ok"], "alias": promoted.alias,
     "rows": rows, "texts": texts, "metrics": ran.metrics,
 }))
 """

@@ -12,7 +12,6 @@ import pytest
 from tiny_run import Ran, copy_of_store, direct_session, home_at, run_whole, tiny_settings
 
 from flows.actions import checkpoint_of, ensure_training_run, promote_model, registry_of
-from flows.clearing import clear_up
 from flows.names import rebuild_tracking, roll_back_champion
 from storage.errors import UserError
 from storage.home import Home
@@ -24,6 +23,7 @@ from tasks.promotion import WITHDRAWN_TAG, ChampionChanged, Promotion
 from tasks.promotion import promote as move_names
 from tasks.rollback import roll_back
 from tasks.session import artifact
+from tasks.upkeep.gc import collect_garbage
 
 WORSE = ("train.max_steps=2",)
 BETTER = ("train.max_steps=80", "train.lr=0.01")
@@ -248,7 +248,7 @@ def test_a_version_whose_checkpoint_is_gone_is_told(home: Home, promoted: Promot
 
 def test_what_a_version_rests_on_is_not_cleared_up_even_if_the_registry_is_lost(promoted: Promoted, home: Home) -> None:
     (home.path / "mlflow.db").unlink()
-    alone(lambda path: clear_up(path, -1, dry_run=False), home)
+    alone(lambda path: collect_garbage(home, open_store(home.store), -1, dry_run=False), home)
     alone(rebuild_tracking, home)
     assert contents(home) == contents(promoted.home)
 

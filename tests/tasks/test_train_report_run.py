@@ -13,9 +13,8 @@ import pytest
 from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
 from tiny_run import Ran, direct_session, text_of
 
-from flows import pipeline
 from flows.actions import ensure_training_run
-from flows.train_page import write_training_page
+from flows.report import write_training_page
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
@@ -149,9 +148,9 @@ def test_the_bar_shows_loss_speed_share_and_time_left(
 
 
 def page_of(tiny: Ran, metrics: dict[str, Any]) -> tuple[Path, str]:
-    session = tiny.session
-    pipeline.remember(session, train=tiny.checkpoint)
-    return write_training_page(session, "page", metrics)
+    assert tiny.checkpoint is not None
+    made = write_training_page(tiny.session.home, tiny.session.store, "page", tiny.checkpoint, metrics)
+    return made.files[0], made.summary
 
 
 def test_the_page_is_written_and_only_drawn_again_after_a_change(tiny: Ran) -> None:

@@ -8,14 +8,14 @@ import pytest
 from ingest_run import home_at, ingest, prose, write
 from tiny_run import Ran
 
-from flows.direct import explain
 from storage.errors import UserError
-from storage.store import StoreError
+from storage.store import StoreError, open_store
+from tasks.lineage.why import explain
 from tasks.session import artifact
 
 
 def why(ran: Ran, thing: str) -> dict[str, object]:
-    return explain(str(ran.session.home.path), thing, "default")
+    return explain(ran.session.home, ran.session.store, thing, "default")
 
 
 def test_a_document_goes_by_path_absolute_path_id_and_eight_digits(tiny: Ran, tiny_source: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_document_whose_file_is_gone_is_known_still(tmp_path: Path) -> None:
     ingest(home, source)
     (source / "2.txt").unlink()
     ingest(home, source)
-    found = explain(str(home.path), "2.txt", "default")
+    found = explain(home, open_store(home.store), "2.txt", "default")
     assert found["note"].startswith("not in corpus 'default' any more")
     assert [file["path"] for file in found["files"]] == ["2.txt"]
     assert found["seen_by"] == []

@@ -14,7 +14,7 @@ import typer
 from tiny_run import Ran, home_at, run_prepare, tiny_settings, write_texts
 from typer.testing import CliRunner
 
-from flows.cli_exchange import export_corpus as export_corpus_command
+from flows.cli_keep import export_corpus as export_corpus_command
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.schemas import SHARD_FILE

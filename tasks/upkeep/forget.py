@@ -1,6 +1,6 @@
-"""What `sheepfold forget` does: find the documents and the models that saw them, then take them out of the home.
+"""Forget documents: find them and the models that saw them, write tombstones, and take them out of the store.
 
-How they are taken out, `tasks.forgetting.sweep` says.
+`tasks.forgetting.sweep` takes them out.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.direct import registered_versions
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
-from storage.store import Store, open_store
+from storage.store import Store
 from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tombstones, write_tombstones
-from tasks.exposure import exposures, told
+from storage.versions import registered_versions
+from tasks.exposure import exposure_report, exposures
 from tasks.forgetting.sweep import finish_forgetting, plan_sweep, with_copies
 from tasks.forgetting.targets import Target, find_targets, places_of
 
 
-def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:
-    """Forget documents, or say what that would do.
+def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:
+    """Forget documents, and return what was done as `sheepfold forget --json` prints it.
 
     Args:
         thing: an id, a path or a folder (see `find_targets`).
+        reason: kept with the tombstones.
+        dry_run: change nothing, only report.
 
     Raises:
-        UserError: if nothing goes by that name, or somebody works in the store.
+        UserError: if nothing has that name, or another process works in the store.
     """
-    place = Home.from_environment(home or None)
-    store = open_store(place.store, place.cache)
     known = read_tombstones(store)
     targets = find_targets(store, corpus, thing)
     before = {item.doc_id for item in known.named(thing)} | known.documents.keys() & {item.doc_id for item in targets}
-    # what a kill left is finished by whatever it is called: what it was called by may be gone by now
+    # a forgetting that was killed is finished under any name: the one it was called by may be gone by now
     if not targets and not before and known.pending is None:
         raise UserError(
             f"no document of corpus {corpus!r} goes by {thing!r}: give an id or eight digits of one, a path or "
@@ -47,7 +47,7 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
     result: dict[str, Any] = {
         "documents": [{"doc_id": target.doc_id, "path": target.path} for target in targets if target.doc_id in new],
         "known": len(before),
-        "seen_by": told(found, registered_versions(place)),
+        "seen_by": exposure_report(found, registered_versions(home)),
         "near_duplicates": _near_duplicates(store, corpus, wanted.documents.keys()) if new else [],
         "dry_run": dry_run,
     }
@@ -58,7 +58,7 @@ def forget(home: str, thing: str, reason: str, corpus: str, dry_run: bool) -> di
         places = places_of(store, {doc_id: wanted.documents[doc_id].sha256 for doc_id in new})
         buried = {doc_id: replace(wanted.documents[doc_id], seen_by=seen_by, places=places[doc_id]) for doc_id in new}
         _bury(store, buried)
-        done = finish_forgetting(place, store)
+        done = finish_forgetting(home, store)
         sweep = done if done is not None else plan_sweep(store, Tombstones())
     return {
         **result,
@@ -74,10 +74,10 @@ def _buried(known: Tombstones, targets: Collection[Target], reason: str) -> Tomb
 
 
 def _bury(store: Store, new: dict[str, Tombstone]) -> None:
-    """Write tombstones, and that there is something to be done about them.
+    """Write tombstones and mark their forgetting as pending.
 
     Raises:
-        UserError: if somebody works in the store, who may have read the documents.
+        UserError: if another process works in the store, which may have read the documents.
     """
     owners = store.owners()
     if owners:
@@ -88,7 +88,7 @@ def _bury(store: Store, new: dict[str, Tombstone]) -> None:
 
 
 def _near_duplicates(store: Store, corpus: str, doc_ids: Collection[str]) -> list[dict[str, Any]]:
-    """Documents that stay and are nearly the same as forgotten ones."""
+    """Return the documents that stay and are near-duplicates of forgotten ones."""
     if "dedup" not in read_state(store, corpus):
         return []
     ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids))

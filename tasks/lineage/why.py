@@ -1,0 +1,226 @@
+"""Explain a thing by its name: a registered model, an artefact, a completion, or a document, forgotten ones included.
+
+Everything is read from manifests and tables of the store and from the model registry; nothing is computed or written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from storage.catalog import Catalog, read_state
+from storage.errors import UserError
+from storage.home import Home
+from storage.lineage import ancestors, descendants
+from storage.manifest import ArtifactRef, Manifest
+from storage.store import Store, StoreError
+from storage.tables import read_rows
+from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
+from storage.versions import find_version, registered_versions
+from tasks.exposure import continued, exposure_report, exposures
+from tasks.forgetting.targets import find_targets
+
+COMPLETIONS_FILE = "completions.parquet"
+_DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or a prefix of one
+
+
+def explain(home: Home, store: Store, thing: str, corpus: str) -> dict[str, Any]:
+    """Return the lineage of a thing, as `sheepfold why --json` prints it.
+
+    Args:
+        thing: model (alias, version, `models:/` address, run id), artefact (STAGE/KEY, or eight digits of a key or
+            digest), completion (KEY/ID[#SAMPLE], or ID), or document (id, eight digits of it, or path).
+        corpus: whose documents and whose model a path, an alias or a version number belongs to.
+
+    Raises:
+        StoreError: if nothing has that name.
+        UserError: if several things have it.
+    """
+    found = (
+        _completion_at(store, thing)
+        or _artifact(home, store, thing)
+        or _document(home, store, corpus, thing)
+        or _forgotten(home, store, thing)
+        or _model(home, store, corpus, thing)
+        or _newest_completion(store, thing)
+        or _removed_document(home, store, corpus, thing)
+    )
+    if found is None:
+        raise StoreError(
+            f"nothing goes by {thing!r}: it is no model (alias, version, models:/ address, run id), no artefact "
+            "(STAGE/KEY, or eight digits of the key or digest), no completion (KEY/ID[#SAMPLE], or its ID), and no "
+            f"document of corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and "
+            'the champion, `sheepfold sql "select path, doc_id from files"` the documents'
+        )
+    return {"thing": thing, **found}
+
+
+def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
+    made_from = []
+    files: list[dict[str, Any]] = []
+    for depth, manifest in ancestors(store, ref):
+        entry = {name: getattr(manifest, name) for name in ("stage", "key", "created", "counts", "tools")}
+        made_from.append({"depth": depth, **entry})
+        if manifest.stage == "snapshot" and store.find(manifest.stage, manifest.key) is not None:
+            rows = read_rows(store.folder(manifest.ref) / "files.parquet", ["path", "sha256", "status", "doc_id"])
+            files = [row for row in rows if row["status"] == "ok"]
+    return {"artifact": f"{ref.stage}/{ref.key}", "made_from": made_from, "files": files}
+
+
+def _made_from(home: Home, store: Store, ref: ArtifactRef) -> dict[str, Any]:
+    made = sorted(descendants(store, [ref]), key=lambda manifest: (manifest.stage, manifest.key))
+    keys = {manifest.key for manifest in made}
+    return {
+        "led_to": [f"{manifest.stage}/{manifest.key}" for manifest in made],
+        "models": [
+            {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
+            for item in registered_versions(home)
+            if item.checkpoint.key in keys
+        ],
+    }
+
+
+def _artifact(home: Home, store: Store, thing: str) -> dict[str, Any] | None:
+    """Explain the artefact of a key or digest, or a prefix of one; of several with one digest, the newest."""
+    stage, _, beginning = thing.rpartition("/")
+    if not _DIGITS.fullmatch(beginning):
+        return None
+    stages = [stage] if stage else store.stages()
+    keys = [(name, key) for name in stages for key in store.keys(name) if key.startswith(beginning)]
+    found = [manifest for name, key in keys if (manifest := store.find(name, key)) is not None]
+    if not found:
+        known = [manifest for name in stages for manifest in store.manifests(name)]
+        known = [manifest for manifest in known if manifest.digest.startswith(beginning)]
+        by_digest = {(item.stage, item.digest): item for item in sorted(known, key=lambda item: item.created)}
+        found = [*by_digest.values()]
+    if len(found) > 1:
+        listed = ", ".join(f"{manifest.stage}/{manifest.key}" for manifest in found)
+        raise UserError(f"{thing!r} is the beginning of {len(found)} artefacts: give one of {listed}")
+    return _lineage(store, found[0].ref) | _made_from(home, store, found[0].ref) if found else None
+
+
+def _completions(store: Store, name: str, key: str = "") -> list[tuple[Manifest, dict[str, Any]]]:
+    """Return completions with their generations, the newest first.
+
+    Args:
+        name: an id, or an id and the number of a further sample: `7#2` is the third continuation of the prompt `7`.
+        key: prefix of the generation's key.
+    """
+    found = []
+    for manifest in sorted(store.manifests("generate"), key=lambda made: (made.created, made.key), reverse=True):
+        if manifest.key.startswith(key):
+            rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, ["id", "sample", "prompt", "text", "model"])
+            found += [(manifest, row) for row in rows if _name(row) == name]
+    return found
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['id']}#{row['sample']}" if row["sample"] else str(row["id"])
+
+
+def _completion_at(store: Store, thing: str) -> dict[str, Any] | None:
+    key, _, name = thing.removeprefix("generate/").partition("/")
+    found = _completions(store, name, key) if key and name else []
+    if len(found) > 1:
+        listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
+        raise UserError(f"{thing!r} is the beginning of {len(found)} completions: give more of one of {listed}")
+    return _completion(store, *found[0]) if found else None
+
+
+def _newest_completion(store: Store, name: str) -> dict[str, Any] | None:
+    found = _completions(store, name)
+    if not found:
+        return None
+    newest = _completion(store, *found[0])
+    if len(found) > 1:
+        newest = {"note": f"the newest of {len(found)} completions {name!r}; name the others by KEY/{name}", **newest}
+    return newest
+
+
+def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[str, Any]:
+    return {"completion": row, "address": f"{manifest.key}/{_name(row)}", **_lineage(store, manifest.ref)}
+
+
+def _model(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+    version = find_version(registered_versions(home), thing, corpus)
+    if version is None:
+        return None
+    return {
+        "model": {"name": version.name, "version": version.version, "aliases": list(version.aliases)},
+        "mlflow_run_id": version.run_id,
+        "tags": version.tags,
+        **_lineage(store, version.checkpoint),
+        "led_to": _made_from(home, store, version.checkpoint)["led_to"],
+    }
+
+
+def _document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+    if not read_state(store, corpus):
+        return None
+    catalog = Catalog(store, corpus)
+    quoted = thing.removeprefix("./").replace("'", "''")
+    absolute = str(Path(thing).expanduser().absolute()).replace("'", "''")
+    beginning = f"or starts_with(doc_id, '{quoted}')" if _DIGITS.fullmatch(thing) else ""
+    files = catalog.query(
+        f"select * from files where path = '{quoted}' or doc_id = '{quoted}' or concat(rtrim(source, '/'), '/', path) "
+        f"= '{absolute}' {beginning} order by path"
+    )
+    if not files:
+        return None
+    if all(row["reason_code"] == FORGOTTEN for row in files):  # the files are still at their source
+        known, contents = read_tombstones(store), {row["sha256"] for row in files}
+        same = [item for item in known.documents.values() if item.sha256 in contents]
+        if items := known.named(thing) or same[:1]:
+            return {"files": files, **_tombstone(home, store, thing, items)}
+    doc_ids = {row["doc_id"] for row in files if row["doc_id"]}
+    ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids)) or "''"
+    return {
+        "files": files,
+        "pages": catalog.query(
+            "select method, engine, count(*) as pages, avg(confidence) as confidence "
+            f"from pages where doc_id in ({ids}) group by all order by pages desc"
+        ),
+        "documents": catalog.query(f"select * exclude (text) from documents where doc_id in ({ids})"),
+        "sequences": catalog.query(
+            f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all"
+        ),
+        "quarantine": catalog.query(f"select * from quarantine where doc_id in ({ids})"),
+        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(home)),
+    }
+
+
+def _forgotten(home: Home, store: Store, thing: str) -> dict[str, Any] | None:
+    items = read_tombstones(store).named(thing)
+    return _tombstone(home, store, thing, items) if items else None
+
+
+def _tombstone(home: Home, store: Store, thing: str, items: Sequence[Tombstone]) -> dict[str, Any]:
+    """Explain a forgotten document: when and why, the models trained on it, and those that continue one of these."""
+    if len(items) > 1:
+        listed = ", ".join(item.doc_id for item in items)
+        raise UserError(f"{thing!r} stands for {len(items)} forgotten documents: give one of {listed}")
+    (item,) = items
+    versions: dict[str, list[str]] = {}
+    for version in registered_versions(home):
+        versions.setdefault(f"{version.checkpoint.stage}/{version.checkpoint.key}", []).append(version.version)
+    trainings = {**dict.fromkeys(item.seen_by, ""), **continued(store, item.seen_by)}
+    seen = [
+        {"training": name, "versions": versions.get(name, []), "through": through}
+        for name, through in trainings.items()
+    ]
+    return {"forgotten": {"doc_id": item.doc_id, "since": item.since, "reason": item.reason}, "seen_by": seen}
+
+
+def _removed_document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+    targets = find_targets(store, corpus, thing)
+    if not targets:
+        return None
+    doc_ids = {target.doc_id for target in targets}
+    return {
+        "note": f"not in corpus {corpus!r} any more; an earlier run read it",
+        "files": [asdict(target) for target in targets],
+        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(home)),
+    }

@@ -1,0 +1,55 @@
+"""Garbage collection: mark the checkpoints of registered models and the trainings of runs as roots, and sweep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from storage.garbage import find_garbage, remove_garbage, sizes
+from storage.home import Home
+from storage.store import Store
+from storage.versions import registered_versions
+
+SECONDS_PER_DAY = 24 * 3600.0
+TRAIN = "train"
+
+
+def collect_garbage(home: Home, store: Store, grace_days: float, dry_run: bool) -> dict[str, Any]:
+    """Remove what nothing needs and return what was removed, as `sheepfold gc --json` prints it.
+
+    Args:
+        grace_days: days for which everything stays that was made or used; runs in progress use what no name leads to.
+        dry_run: remove nothing, only report.
+    """
+    grace = grace_days * SECONDS_PER_DAY
+    found = find_garbage(store, _roots(home, store), grace)
+    left = [] if dry_run else remove_garbage(store, found, grace)
+    return {
+        "dry_run": dry_run,
+        "artefacts": len(found.artefacts),
+        "removed": [f"{stage}/{key}" for stage, key in found.artefacts if (stage, key) not in left],
+        "work": len(found.work),
+        "bytes": found.size,
+        "left": [f"{stage}/{key}" for stage, key in left],
+        "sizes": [asdict(item) for item in found.sizes],
+    }
+
+
+def sizes_of(store: Store) -> dict[str, dict[str, int]]:
+    """Return the number of artefacts and their bytes, by stage."""
+    return {item.stage: {"artefacts": item.artefacts, "bytes": item.size} for item in sizes(store)}
+
+
+def _roots(home: Home, store: Store) -> set[tuple[str, str]]:
+    """Return the checkpoints of registered models, and the trainings whose run was not deleted in MLflow.
+
+    A training without a run in MLflow is kept, too: the database may be new, lost, or another home's.
+    """
+    known = {(TRAIN, key) for key in store.keys(TRAIN)}
+    trainings = known | {(stage, key) for stage, key in store.records() if stage == TRAIN}
+    if not home.has_tracking:
+        return trainings
+    from storage.tracking import Tracking
+
+    versions = {(found.checkpoint.stage, found.checkpoint.key) for found in registered_versions(home)}
+    return versions | (trainings - {(TRAIN, key) for key in Tracking(home).deleted_train_keys()})

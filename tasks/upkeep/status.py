@@ -1,0 +1,57 @@
+"""Status of a home: addresses, corpora, their champions, and the number of artefacts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from storage.errors import Unreachable
+from storage.home import Home
+from storage.store import Store
+from storage.versions import RegisteredVersion, find_version, registered_versions
+
+CHAMPION = "champion"
+_TAGS = "sheepfold."  # prefix of the tags that hold a version's figures and inputs
+
+
+def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, Any]:
+    """Return the status, as `sheepfold status --json` prints it.
+
+    Args:
+        corpus: whose champion is shown as `champion`.
+    """
+    corpora = [name.partition("/")[2] for name in store.refs("corpus/")]
+    unreachable = {}
+    versions: list[RegisteredVersion] = []
+    try:
+        versions = registered_versions(home)
+    except Unreachable as error:
+        unreachable = {"mlflow_error": str(error)}
+    champions = {name: _champion(versions, name) for name in corpora}
+    return {
+        "home": str(home.path),
+        "store": home.store,
+        # without a server, each command starts one of its own and ends it
+        "prefect_api_url": os.environ.get("PREFECT_API_URL"),
+        "mlflow_tracking_uri": home.shown_tracking_uri,
+        **unreachable,
+        "corpora": corpora,
+        "artifacts": {stage: len(store.keys(stage)) for stage in store.stages()},
+        CHAMPION: champions[corpus] if corpus in champions else _champion(versions, corpus),
+        "champions": champions,
+    }
+
+
+def _champion(versions: list[RegisteredVersion], corpus: str) -> dict[str, Any] | None:
+    found = find_version(versions, CHAMPION, corpus)
+    if found is None:
+        return None
+    return {
+        "name": found.name,
+        "version": found.version,
+        "uri": f"models:/{found.name}@{CHAMPION}",
+        "run_id": found.run_id,
+        "checkpoint": asdict(found.checkpoint),
+        "tags": {name.removeprefix(_TAGS): value for name, value in found.tags.items() if name.startswith(_TAGS)},
+    }

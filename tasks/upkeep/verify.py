@@ -1,0 +1,42 @@
+"""Verification of a store: files and tables of all artefacts, then split, token round trips and training sequences."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from storage.catalog import read_state
+from storage.home import Home
+from storage.repair import repair
+from storage.store import Store, StoreError
+from storage.verify import Check, check_store
+from tasks.checks import check_sequences, check_split, check_tokens
+
+
+def verify_home(home: Home, store: Store, corpus: str, mend: bool = False) -> dict[str, Any]:
+    """Check everything that can be checked, and return the findings as `sheepfold verify --json` prints them.
+
+    Args:
+        mend: set damaged artefacts aside, so that the next run makes them again.
+
+    Raises:
+        StoreError: if the store is empty.
+    """
+    if not store.stages():
+        raise StoreError(f"there is nothing to check: no artefacts in {home.store}")
+    checks: list[Check] = check_store(store)
+    if mend:
+        done = repair(store, checks)
+        # problems beyond the damaged artefacts are not mended by setting these aside
+        rest = [check for check in checks if len(check.problems) > len(check.damaged)]
+        return {
+            "ok": all(item.done for item in done) and not rest,
+            "checks": [asdict(check) for check in checks],
+            "repaired": [asdict(item) for item in done],
+        }
+    # damaged artefacts cannot be read, and a corpus from which documents were forgotten waits for its next run
+    state = read_state(store, corpus) if not any(check.problems for check in checks) else {}
+    if "snapshot" in state:
+        by_stage = {"curate": check_split, "tokenise": check_tokens, "dataset": check_sequences}
+        checks += [check(store, state) for stage, check in by_stage.items() if stage in state]
+    return {"ok": not any(check.problems for check in checks), "checks": [asdict(check) for check in checks]}
