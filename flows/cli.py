@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -47,7 +47,11 @@ def command(
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        own = list(signatures.signature(function).parameters.values())[1:]
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            item.replace(kind=item.KEYWORD_ONLY, annotation=hints[item.name])
+            for item in list(signatures.signature(function).parameters.values())[1:]
+        ]
 
         def run(**given: Any) -> None:
             with plain_errors():
@@ -85,9 +89,11 @@ def _parameter(name: str, field: FieldInfo) -> signatures.Parameter:
         hint = Annotated[kind, typer.Argument(help=field.description)]
     elif name == "settings":
         text = "Further setting, section.name=value; may be repeated."
-        hint, name = Annotated[list[str] | None, typer.Option("--set", help=text)], "settings"
+        hint = Annotated[list[str] | None, typer.Option("--set", help=text)]
     elif name == "refresh":
         hint = Annotated[list[str] | None, typer.Option(help="Stage to compute again; may be repeated.")]
+    elif kind == list[str]:
+        hint = Annotated[list[str] | None, typer.Option(help=f"{field.description} May be repeated.")]
     elif kind is bool:
         hint = Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=field.description)]
         default = False
@@ -114,9 +120,9 @@ def _asked(options: type[models.Options], given: dict[str, Any]) -> Any:
             given[name] = str(Path(given[name]).expanduser().resolve())
     if given.get("on") and given["on"] not in ("train", "validation"):
         given["on"] = str(Path(given["on"]).expanduser().resolve())
-    flags = {name: value or None for name, value in given.items() if value is False}
+    asked = {name: value for name, value in given.items() if value is not None and value is not False and value != []}
     try:
-        return options(**{**given, **flags})
+        return options(**asked)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"--{first['loc'][0]} is {first['input']!r}: {first['msg']}") from error
@@ -281,7 +287,7 @@ def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
 
 @command(models.GenerateOptions, "generate", leave_out=("config",))
 def generate(
-    options: models.GenerateOptions,
+    options: Any,
     prompt: Annotated[str, typer.Argument(help="A prompt; or use --prompts.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -296,19 +302,20 @@ def generate(
     def show(piece: str) -> None:
         print(piece, end="", flush=True)
 
-    made = continue_prompt(options, prompt, None if as_json or (options.n_samples or 1) > 1 else show)
+    streamed = not as_json and (options.n_samples or 1) == 1
+    made = continue_prompt(options, prompt, show if streamed else None)
     if as_json:
         print_json({"rows": made.rows, "completions": None, "page": ""})
         return
-    print()
-    if (options.n_samples or 1) > 1:
-        _print_rows(made.rows)
-    else:
+    if streamed:
+        print()
         _refuse_failed(made.rows)
+    else:
+        _print_rows(made.rows)
     say(f"{made.tokens:,} tokens in {made.seconds:.1f} s, {made.tokens / made.seconds:,.0f} tokens/s")
 
 
-def _generate_file(options: models.GenerateOptions, as_json: bool) -> None:
+def _generate_file(options: Any, as_json: bool) -> None:
     from storage.tables import read_rows
     from tasks.generation.prompts import read_prompts
 

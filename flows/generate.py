@@ -23,7 +23,7 @@ from tasks.stage import Call
 
 
 @flow(GenerateOptions)
-def generate(options: GenerateOptions) -> dict[str, Any]:
+def generate(options: Any) -> dict[str, Any]:
     """Continue every prompt of a file; further sampling settings by `settings`, such as generate.stop_ids."""
     if not options.prompts:
         raise UserError("generate continues a file of prompts: give `prompts`")

@@ -6,10 +6,12 @@ None means "not given" everywhere. An option that stands for a setting takes typ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from model.config import Sampling
 from model.presets import PRESETS
 from storage.catalog import LONGEST_CORPUS_NAME
 from storage.errors import UserError
@@ -154,20 +156,25 @@ class EvaluateOptions(CorpusOptions):
     tasks: Annotated[str | None, Field(description="JSON Lines file of questions to ask instead of texts.")] = None
 
 
-class GenerateOptions(CorpusOptions):
-    """Options of `generate`."""
-
-    prompts: Annotated[str | None, Field(description="File of prompts: text (one per line), JSONL, CSV or Parquet.")] = None
+class _GenerateOptions(CorpusOptions):
+    prompts: Annotated[
+        str | None, Field(description="File of prompts: text (one per line), JSONL, CSV or Parquet.")
+    ] = None
     template: Annotated[str | None, Field(description="Template of a prompt: text with {column} in it.")] = None
     model: Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")] = "champion"
-    max_new_tokens: int | None = setting_field("generate.max_new_tokens")
-    temperature: float | None = setting_field("generate.temperature")
-    top_k: int | None = setting_field("generate.top_k")
-    top_p: float | None = setting_field("generate.top_p")
-    n_samples: int | None = setting_field("generate.n_samples")
-    seed: int | None = setting_field("generate.seed")
-    deterministic: bool | None = setting_field("generate.deterministic")
     workers: Annotated[int | None, Field(description="Shards of a file computed at once (default: 1).", ge=1)] = None
+
+
+def _sampling_fields() -> dict[str, Any]:
+    """Return a field for each sampling parameter that is one value or a list of texts."""
+    simple = {bool: bool | None, int: int | None, float: float | None, str: str | None, tuple[str, ...]: list[str] | None}
+    names = [f"generate.{item.name}" for item in fields(Sampling)]
+    kinds = {name: simple.get(setting(name).annotation) for name in names}
+    return {name.partition(".")[2]: (kind, setting_field(name)) for name, kind in kinds.items() if kind}
+
+
+GenerateOptions: Any = create_model("GenerateOptions", __base__=_GenerateOptions, **_sampling_fields())
+GenerateOptions.__doc__ = "Options of `generate`: every sampling parameter is one."
 
 
 class CompareOptions(CorpusOptions):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.cli_common import model_folder
-from flows.options import GenerateOptions
 from storage.errors import UserError
 from storage.manifest import Manifest
 from storage.store import MANIFEST_NAME
@@ -33,7 +32,7 @@ class Prompted:
     seconds: float
 
 
-def continue_prompt(options: GenerateOptions, prompt: str, on_text: Callable[[str], None] | None) -> Prompted:
+def continue_prompt(options: Any, prompt: str, on_text: Callable[[str], None] | None) -> Prompted:
     """Continue a prompt.
 
     Args:

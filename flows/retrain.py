@@ -24,6 +24,8 @@ from tasks.settings import Settings
 @flow(RetrainOptions)
 def retrain(options: RetrainOptions) -> dict[str, Any]:
     """Ingest, prepare, train, evaluate, let the gates judge, promote, generate; only what changed is computed."""
+    from flows.unchanged import keep_result
+
     settings = options.load()
     with open_run(options, settings.limits) as run:
         settings = continuing(run, settings, options.base)
@@ -49,7 +51,9 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
             mlflow_run_id=run_id,
             completions=completions_path(run, made),
         )
-        return finish(run, result, sources=ingested.sources, measured=measured, promoted=done)
+        finished = finish(run, result, sources=ingested.sources, measured=measured, promoted=done)
+        keep_result(run, settings, finished)
+        return finished
 
 
 def plan(options: RetrainOptions) -> Run:
@@ -67,8 +71,11 @@ def plan(options: RetrainOptions) -> Run:
 
 def plan_retraining(run: Run, source: str, settings: Settings) -> None:
     """Call every stage of a retraining under a planning run."""
-    _, prepared, base = prepare_source(run, source, settings)
+    ingested, prepared, base = prepare_source(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)
-    evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
+    evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
     made = sample(run, settings, checkpoint, prepared.evalset)
     trace_model(run, settings.evaluate, checkpoint, prepared.evalset, made)
+    ingested.remember(run)
+    prepared.remember(run)
+    run.remember(train=checkpoint, evaluate=evaluation, generate=made)
