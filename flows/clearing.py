@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.direct import registered_versions
-from storage.garbage import find_garbage, remove_garbage, sizes
+from flows.stages import stage_facts
+from storage.gc import find_garbage, remove_garbage, sizes
 from storage.home import Home
 from storage.store import Store, open_store
 from tasks.training import train
@@ -23,7 +24,7 @@ def clear_up(home: str, grace_days: float, dry_run: bool) -> dict[str, Any]:
     place = Home.from_environment(home or None)
     store = open_store(place.store, place.cache)
     grace = grace_days * SECONDS_PER_DAY
-    found = find_garbage(store, _roots(place, store), grace)
+    found = find_garbage(store, _roots(place, store), stage_facts(), grace)
     left = [] if dry_run else remove_garbage(store, found, grace)
     return {
         "dry_run": dry_run,
@@ -49,7 +50,7 @@ def _roots(place: Home, store: Store) -> set[tuple[str, str]]:
     That MLflow has no run of a training says nothing: its database may be new, lost, or another home's.
     """
     known = {(train.name, key) for key in store.keys(train.name)}
-    trainings = known | {(stage, key) for stage, key in store.records() if stage == train.name}
+    trainings = known | {(stage, key) for stage, key in store.removed() if stage == train.name}
     if not place.has_tracking:
         return trainings
     from storage.tracking import Tracking

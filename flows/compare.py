@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flows import pipeline
 from flows.actions import checkpoint_of
-from flows.page_files import replace
+from storage.atomic import write_file
 from storage.digest import sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef
@@ -97,7 +97,7 @@ def compare_checkpoints(
     figures = collect_pair(session.store, sides[0], sides[1], evalset, _doubts(session, sides, evalset))
     page = session.home.reports_of(corpus) / f"{_page_name(sides, evalset)}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    replace(page, pair_page(figures, corpus))
+    write_file(page, pair_page(figures, corpus).encode())
     return Compared(figures, page)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.catalog import Catalog, read_state
+from storage.atomic import write_file
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.store import open_store
@@ -79,9 +80,7 @@ def draw_corpus_page(
     figures = collect(Catalog(open_store(store, Path(cache)), corpus))
     with Thumbnails(_Places(Path(locations)), passwords) as thumbnails:
         page = draw_report(figures, corpus, thumbnails)
-    new = Path(out).with_suffix(".new")
-    new.write_text(page, encoding="utf-8")
-    new.replace(out)
+    write_file(Path(out), page.encode())
     progress(1, 1)
     return draw_summary(figures)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.page_files import replace
 from storage.catalog import Catalog, read_state
+from storage.atomic import write_file
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.store import open_store
@@ -73,7 +73,7 @@ def draw_dataset_page(
     # another catalogue, because the first gives the memory of its tables back only when it is closed
     catalog = Catalog(opened, corpus)
     figures = collect_dataset(catalog, corpus)
-    replace(Path(page), dataset_page(figures, corpus))
-    replace(Path(card), data_card(figures, files, provenance(catalog), corpus))
+    write_file(Path(page), dataset_page(figures, corpus).encode())
+    write_file(Path(card), data_card(figures, files, provenance(catalog), corpus).encode())
     progress(1, 1)
     return dataset_summary(figures)

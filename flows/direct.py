@@ -24,11 +24,10 @@ from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
 from storage.registry import MODEL_NAME, ModelVersion, Registry
-from storage.repair import repair
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
-from storage.verify import Check, check_store
+from storage.verify import Check, check_store, repair
 from tasks.exposure import continued, exposures, told
 from tasks.forgetting.targets import find_targets
 from tasks.generation.prompts import Prompt, one_prompt, read_prompts
@@ -159,15 +158,17 @@ def verify_home(home: str, corpus: str, mend: bool = False) -> dict[str, Any]:
     Args:
         mend: set aside what is damaged, so that the next run makes it again.
     """
+    from flows.stages import stage_facts
     from tasks.checks import check_sequences, check_split, check_tokens
 
     place = Home.from_environment(home or None)
     store = open_store(place.store, place.cache)
     if not store.stages():
         raise StoreError(f"there is nothing to check: no artefacts in {place.store}")
-    checks: list[Check] = check_store(store)
+    facts = stage_facts()
+    checks: list[Check] = check_store(store, facts)
     if mend:
-        done = repair(store, checks)
+        done = repair(store, checks, facts)
         return {
             "ok": all(item.done for item in done) and not any(_left(check) for check in checks),
             "checks": [asdict(check) for check in checks],

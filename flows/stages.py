@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flows import corpus, corpus_import, drift, pipeline, tracing
 from storage.errors import UserError
+from storage.manifest import StageFacts
 from tasks.stage import Stage
 
 
@@ -21,6 +22,11 @@ def all_stages() -> dict[str, Stage]:
         if isinstance(item, Stage)
     ]
     return {item.name: item for item in [*found, ablate, adopt_bundle, exam, gates, keep_questions]}
+
+
+def stage_facts() -> dict[str, StageFacts]:
+    """Return what the upkeep of a store needs to know of each stage."""
+    return {name: item.facts for name, item in all_stages().items()}
 
 
 def stage_names(refresh: str) -> list[str]:

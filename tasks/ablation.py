@@ -42,7 +42,11 @@ class AblateSettings:
         return cls(sha256_json(sorted(doc_ids)))
 
 
-@stage("ablate", version=1)
+@stage(
+    "ablate",
+    version=1,
+    tables={"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS},
+)
 def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef) -> str:
     """Leave documents out of the training side of a selection."""
     without: Collection[str] = work.resources.left_out[settings.documents]

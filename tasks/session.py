@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from storage.damage import told_of_damage
+from storage.damage import explain_damage
 from storage.digest import plain, rows_digest
 from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
@@ -132,7 +132,7 @@ class Session:
         for index, call in enumerate(calls):
             invocation = self._invocation(stage, call.settings, call.inputs)
             found = None if invocation.refresh else stage.find(self.store, call.settings, call.inputs)
-            if found is None or not self.store.use(found.ref):
+            if found is None or not self.store.touch(found.ref):
                 missing.append((index, invocation))
             else:
                 refs[index] = found.ref
@@ -172,8 +172,8 @@ class Session:
                 return ref
             known.append(ref)
             if not self.dry:
-                self.store.use(ref)  # also what an index said lies there, and no stage was asked for
-        with told_of_damage(self.store, known):
+                self.store.touch(ref)  # also what an index said lies there, and no stage was asked for
+        with explain_damage(self.store, known):
             digest = union_digest([self.store.folder(ref, table) / table for ref in known], live, identity)
         return RefSet(tuple(known), digest, tuple(segments), tuple(live) if identity == "doc_id" else None)
 
@@ -267,7 +267,7 @@ def _outcome(invocation: Invocation) -> Outcome:
         return invocation.outcome
     # the task ran in another process; it left what it made in the store, later than what our own listing of it tells
     store, key = invocation.store, invocation.stage.key(invocation.settings, invocation.inputs)
-    made = store.find_anew(invocation.stage.name, key)
+    made = store.find(invocation.stage.name, key, fresh=True)
     if made is None:
         raise RuntimeError(
             f"the task of stage {invocation.stage.name} ended, but the store does not have what it made: do the "

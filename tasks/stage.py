@@ -22,10 +22,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.damage import told_of_damage
+from storage.damage import explain_damage
 from storage.digest import plain, sha256_json
 from storage.errors import lasting_fault
-from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, describe_inputs
 from storage.store import Store
 from tasks.cluster import travels
 from tasks.fingerprint import fingerprint
@@ -105,13 +105,20 @@ class Stage:
     """A stage function with its name and version; made by `@stage`."""
 
     def __init__(
-        self, function: Callable[..., str], name: str, version: int, unit: str, modules: tuple[str, ...]
+        self,
+        function: Callable[..., str],
+        name: str,
+        version: int,
+        unit: str,
+        modules: tuple[str, ...],
+        facts: StageFacts,
     ) -> None:
         self.function = function
         self.name = name
         self.version = version
         self.unit = unit
         self.modules = (function.__module__, *modules)
+        self.facts = facts
         self.__doc__ = function.__doc__
         inputs = [
             parameter
@@ -166,7 +173,7 @@ class Stage:
         key = self.key(settings, inputs)
         started = time.monotonic()
         found = store.find(self.name, key)
-        if found is not None and not refresh and store.use(found.ref):
+        if found is not None and not refresh and store.touch(found.ref):
             return Outcome(found, cached=True, seconds=time.monotonic() - started)
         with store.workspace(self.name, key, on_wait=logger.warning) as workspace:
             found = store.find(self.name, key)
@@ -179,7 +186,7 @@ class Stage:
             with ThreadPoolExecutor(1) as aside, closing(StageProgress(self.name, listener)) as progress:
                 code = aside.submit(lambda: self.code)  # beside the work, which mostly waits for other processes
                 work = Work(workspace.out, workspace.scratch, store, key, resources, progress)
-                with told_of_damage(store, refs):
+                with explain_damage(store, refs):
                     digest = self.function(work, settings, **inputs)
             seconds = time.monotonic() - begun
             manifest = Manifest(
@@ -305,7 +312,14 @@ def _ui_progress(name: str) -> Listener:
 
 
 def stage(
-    name: str, version: int, *, unit: str = "artefact", modules: tuple[str, ...] = ()
+    name: str,
+    version: int,
+    *,
+    unit: str = "artefact",
+    modules: tuple[str, ...] = (),
+    tables: Mapping[str, Any] | None = None,
+    keep_with: tuple[str, ...] = (),
+    pinned: bool = False,
 ) -> Callable[[Callable[..., str]], Stage]:
     """Make a function a stage.
 
@@ -314,9 +328,12 @@ def stage(
         version: raised by hand when the same inputs and settings give another result than before.
         unit: what `computed` counts (files, documents, artefact).
         modules: modules that shape the result but are not imported, such as the code of child processes.
+        tables: schema of each Parquet table, by file name.
+        keep_with: inputs with which an artefact stays in the store although no name leads to it.
+        pinned: a corpus keeps the artefact under the name `<stage>/<corpus>`.
     """
 
     def decorate(function: Callable[..., str]) -> Stage:
-        return Stage(function, name, version, unit, modules)
+        return Stage(function, name, version, unit, modules, StageFacts(tables or {}, keep_with, pinned))
 
     return decorate

@@ -269,7 +269,12 @@ def _in_processes(
     return launch(job, work.resources.processes, work.scratch / "ranks", callbacks)
 
 
-@stage("train", version=4, modules=("tasks.train_rank",))
+@stage(
+    "train",
+    version=4,
+    modules=("tasks.train_rank",),
+    tables={HISTORY_FILE: HISTORY, "telemetry.parquet": HISTORY},
+)
 def train(
     work: Work,
     settings: TrainStageSettings,

@@ -58,7 +58,12 @@ class ImportSettings:
     parts: tuple[Part, ...]
 
 
-@stage("import", version=1, unit="file")
+@stage(
+    "import",
+    version=1,
+    unit="file",
+    tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES, "documents.parquet": NORMALISED},
+)
 def import_segment(work: Work, settings: ImportSettings) -> str:
     """Make documents of the rows of some corpora."""
     locations = [work.resources.paths[part.sha256] for part in settings.parts]

@@ -38,7 +38,11 @@ class SignedText(NamedTuple):
     place: int
 
 
-@stage("dedup", version=1)
+@stage(
+    "dedup",
+    version=1,
+    tables={PAIRS_FILE: NEAR_PAIRS, VERIFIED_FILE: VERIFIED_PAIRS, CLUSTERS_FILE: CLUSTERS},
+)
 def dedup(work: Work, settings: DedupSettings, *, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
     """Find exact and near-duplicates."""
     shelves = shelves_of(work.store, documents)

@@ -46,7 +46,13 @@ class RefineStageSettings:
         return cls(kinds, sha256_json(sorted(cuts.items())))
 
 
-@stage("refine", version=1, unit="document", modules=("tasks.curate.curate",))
+@stage(
+    "refine",
+    version=1,
+    unit="document",
+    modules=("tasks.curate.curate",),
+    tables={"documents.parquet": REFINED},
+)
 def refine(work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef) -> str:
     """Cut and redact the texts of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE

@@ -86,7 +86,13 @@ def adopt_bundle(work: Work, settings: BundleSettings) -> str:
     return settings.digest
 
 
-@stage("complete", version=1, unit="shard")
+@stage(
+    "complete",
+    version=1,
+    unit="shard",
+    tables={"completions.parquet": COMPLETIONS},
+    keep_with=("checkpoint",),
+)
 def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef, prompts: ArtifactRef) -> str:
     """Continue every prompt of a shard."""
     resources = work.resources
@@ -183,7 +189,7 @@ class JoinSettings:
     """Settings of the joining; there are none."""
 
 
-@stage("generate", version=2)
+@stage("generate", version=2, tables={"completions.parquet": COMPLETIONS}, keep_with=("parts",))
 def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
     """Join the completions of all shards, in the order of the prompts."""
     digest, n_errors, n_tokens = _Digest(), 0, 0

@@ -319,7 +319,13 @@ def extract_tools() -> dict[str, str]:
     return {**versions, "tesseract": engine_version() or "not found"}
 
 
-@stage("extract", version=3, unit="file", modules=("tasks.ingest.pool.worker",))
+@stage(
+    "extract",
+    version=3,
+    unit="file",
+    modules=("tasks.ingest.pool.worker",),
+    tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES},
+)
 def extract(work: Work, settings: SegmentSettings) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0

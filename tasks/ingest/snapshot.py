@@ -284,7 +284,7 @@ def licence_of(path: str, source: str, folders: Mapping[tuple[str, str], str]) -
     return None
 
 
-@stage("snapshot", version=3)
+@stage("snapshot", version=3, tables={"files.parquet": FILES})
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str:
     """Say for every path what became of it."""
     listing: Listing = work.resources.listing

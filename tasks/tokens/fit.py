@@ -168,7 +168,7 @@ def fit_tokenizer(
     return Fitted(fitted, f"{what}: {why}", tools)
 
 
-@stage("tokenizer", version=3)
+@stage("tokenizer", version=3, pinned=True)
 def tokenizer(work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet) -> str:
     """Fit the tokeniser on training documents, or take an existing one."""
     if settings.kind == "file":

@@ -72,7 +72,7 @@ def encode_document(
     return np.concatenate([before, ids, behind]).astype(np.int64), tokenizer.lost_bytes(text, ids)
 
 
-@stage("tokenise", version=4, unit="document")
+@stage("tokenise", version=4, unit="document", tables={TOKENS_FILE: TOKENS})
 def tokenise(work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, tokenizer: ArtifactRef) -> str:
     """Encode the documents of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE

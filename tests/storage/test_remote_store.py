@@ -21,7 +21,7 @@ from s3 import BUCKET
 from storage.bucket import Bucket, BucketError, BucketUnreachable, ObjectInfo
 from storage.digest import sha256_json
 from storage.errors import UserError
-from storage.garbage import find_garbage, remove_garbage
+from storage.gc import find_garbage, remove_garbage
 from storage.leases import Lease
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.mirror import Mirror

@@ -22,7 +22,7 @@ from flows.direct import verify_home
 from flows.forgetting import forget
 from storage.catalog import Catalog, read_state
 from storage.home import Home
-from storage.store import LocalStore, open_store
+from storage.store import Store, open_store
 from tasks.compaction.compact import compact
 
 FILES_EACH = 3
@@ -236,7 +236,7 @@ def _killed(function: Callable[[], object], number: int) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.store, "publish", counting(storage.store.publish))
         for name in ("write_ref", "remove"):
-            patch.setattr(LocalStore, name, counting(getattr(LocalStore, name)))
+            patch.setattr(Store, name, counting(getattr(Store, name)))
         try:
             function()
         except Killed:

@@ -14,6 +14,7 @@ from s3 import BUCKET, lead_to
 from stage_samples import Calls, TextSettings, letters
 from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
 
+from flows.stages import stage_facts
 from storage.bucket import Bucket
 from storage.catalog import Catalog
 from storage.digest import sha256_json
@@ -72,7 +73,7 @@ def test_tables_are_queried_through_the_cache(runs: Runs, tmp_path: Path) -> Non
 
 def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Path) -> None:
     store = open_store(runs.address, tmp_path)
-    checks = check_store(store)
+    checks = check_store(store, stage_facts())
     assert all(check.checked for check in checks) and not any(check.problems for check in checks)
     assert store.unfinished() == store.unfinished(owned=True) == [] and store.owners() == []
     names = [info.name for info in Bucket(runs.address).objects("")]
@@ -103,7 +104,7 @@ class ElsewhereSession(Session):
 def test_what_tasks_elsewhere_made_is_found_while_an_older_listing_is_believed(
     s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    monkeypatch.setattr("storage.s3.LISTING_SECONDS", 1000.0)
     home, calls = replace(home_at(tmp_path), store=s3_address), [Call(TextSettings("a"), {}, 1)]
     session = ElsewhereSession(home)
     (made,) = session.run_each(letters, calls)
@@ -126,7 +127,7 @@ def test_an_artefact_takes_the_requests_that_are_counted_in_the_plan_for_many_do
     s3_address: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """See `docs/scale.md`."""
-    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    monkeypatch.setattr("storage.s3.LISTING_SECONDS", 1000.0)
     proxy, asked = Proxy(s3_endpoint), Counter[str]()
 
     def count(method: str, path: str) -> Answer:
