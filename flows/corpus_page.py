@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.catalog import Catalog, read_state
 from storage.atomic import write_file
+from storage.catalog import Catalog, read_state
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.store import open_store

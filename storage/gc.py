@@ -1,9 +1,9 @@
 """Garbage collection: mark from the roots through manifests, and sweep what is not marked.
 
-Roots are the store's names, the artefacts that the caller names (registered models, runs), the inputs of unfinished
-work, and everything that was made or used lately. Marked is what they were made from, down to the segments. Some stages
-make artefacts that describe others (an evaluation of a model): those stay with their inputs, see `StageFacts.keep_with`.
-A damaged artefact that is needed stays, with its inputs: `verify --repair` has to find both.
+Roots are the store's names, artefacts that the caller names (registered models, runs), the inputs of unfinished work,
+and everything that was made or used lately. Marked is what they were made from, down to the segments. Artefacts that
+describe others (an evaluation of a model) stay with their inputs, see `StageFacts.keep_with`. A needed artefact that is
+damaged stays, with its inputs: `verify --repair` has to find both.
 
 An artefact is removed before its inputs, and its manifest first, so the sweep may be killed anywhere and run again.
 """

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store, StoreError
 
+
 def manifest_of(store: Store, ref: ArtifactRef) -> Manifest:
     """Return the manifest of an artefact that is in the store, or was removed and its manifest kept.
 

@@ -1,7 +1,7 @@
 """Owner locks: one process at a time works on one artefact.
 
-The operating system holds the lock (`flock`) and frees it when its owner dies, so nothing stays locked by a dead process.
-The file's text (host, pid, process start) is for the person who asks who works there.
+The operating system holds the lock (`flock`) and frees it when its owner dies, so no dead process keeps a lock. The
+file's text (host, pid, process start) is for the person who asks who works there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _lock(path: Path, poll: float) -> FileLock:
 
 def _release(lock: FileLock, path: Path) -> None:
     try:
-        path.unlink(missing_ok=True)  # while we hold it: whoever opened it meanwhile sees that it has no name, and retries
+        path.unlink(
+            missing_ok=True
+        )  # while we hold it: whoever opened it meanwhile sees that it has no name, and retries
     finally:
         lock.release()
 

@@ -39,9 +39,14 @@ TRANSFERS = 4  # files of an artefact that move at once
 READS = 12  # manifests that are read at once
 LISTING_SECONDS = 1.0  # for which a listing is believed at least
 LISTING_TIMES = 10.0  # and this many times as long as it took
+UPLOAD_SECONDS = 24 * 3600.0  # for which files without a manifest count as an upload of another machine
 USE_SECONDS = 3600.0  # between two records of the use of an artefact, because each is a request
-CLIENT: dict[str, Any] = {"allow_http": True, "timeout": timedelta(minutes=10), "connect_timeout": timedelta(seconds=10)}
-RETRY: dict[str, Any] = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
+CLIENT: Any = {
+    "allow_http": True,
+    "timeout": timedelta(minutes=10),
+    "connect_timeout": timedelta(seconds=10),
+}
+RETRY: Any = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
 _NAME_LENGTH = 16  # digits of a file's sha256 in its object's name
 _NO_ETAG = f'"{"0" * 32}"'  # well-formed, and of no object
 
@@ -171,11 +176,18 @@ class S3Store(Store):
         return True
 
     def last_used(self, stage: str, key: str) -> float:
-        record = self._objects(stage, key).get(MANIFEST_NAME)
-        if record is None:
-            return 0.0
+        objects = self._objects(stage, key)
+        record = objects.get(MANIFEST_NAME)
+        if record is None:  # an upload, or what one left behind
+            return max((info.modified for info in objects.values()), default=0.0)
         # uses between two records are unknown: the latest may have been just before this store was opened
         return max(record.modified, min(self._opened, record.modified + USE_SECONDS))
+
+    def is_owned(self, stage: str, key: str) -> bool:
+        objects = self._objects(stage, key)
+        latest = max((info.modified for info in objects.values()), default=0.0)
+        is_upload = MANIFEST_NAME not in objects and time.time() - latest < UPLOAD_SECONDS
+        return is_upload or super().is_owned(stage, key)
 
     # listings
     def _objects(self, stage: str, key: str) -> _Objects:
@@ -418,7 +430,9 @@ class S3Store(Store):
             mode = "create" if version is None else {"e_tag": version}
         etag = self._put(record, data, mode)
         if etag is None:
-            raise StoreError(f"{self.address}/{record} was changed by another machine meanwhile: run the same command again")
+            raise StoreError(
+                f"{self.address}/{record} was changed by another machine meanwhile: run the same command again"
+            )
         self._versions[record] = etag
 
     def _remove_record(self, record: str) -> None:
@@ -514,7 +528,7 @@ class S3Store(Store):
                 raise S3Error(
                     f"S3 does not let us {action} {self.address} ({what}): check the keys and their rights"
                 ) from error
-            if "status code: 4" in what and "429" not in what or "ertificate" in found:
+            if ("status code: 4" in what and "429" not in what) or "ertificate" in found:
                 raise S3Error(f"cannot {action} {self.address} ({what}): check the settings of S3") from error
             raise S3Unreachable(
                 f"cannot {action} {self.address}: S3 did not answer as it should, in several attempts ({what}). What "

@@ -377,16 +377,14 @@ class Store:
         return [f"{read_owner(path)} works on {path.stem}" for path in held]
 
     def is_owned(self, stage: str, key: str) -> bool:
-        """Return True if a living process of this machine works on an artefact."""
+        """Return True if a process works on an artefact now, as far as this machine can tell."""
         return is_held(self._lock_path(f"{stage}-{key}"))
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         """Hold a named lock; it keeps out the other processes that use this folder."""
         return owner_lock(self._lock_path(name))
 
-    def _hold(
-        self, stage: str, key: str, on_wait: Callable[[str], None] | None = None
-    ) -> AbstractContextManager[None]:
+    def _hold(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
         return owner_lock(self._lock_path(f"{stage}-{key}"), on_wait)
 
     def _lock_path(self, name: str) -> Path:

@@ -1,9 +1,9 @@
 """Verification of a store: files against manifests, tables against schemas, inputs present; and repair.
 
-Repair changes nothing in place. A damaged artefact is set aside (`Store.set_aside`), and because its key follows from its
-inputs and settings, the next run that needs it makes it again. A damaged name is set aside only where a run writes it
-again; that of a pinned stage (the tokeniser, the evaluation set) is restored from the corpus's own name, because the
-next run would fit another one without it. The tombstones stay: without them forgotten documents would come back.
+Repair changes nothing in place. A damaged artefact is set aside (`Store.set_aside`): its key follows from inputs and
+settings, so the next run that needs it makes it again. A damaged name is set aside only where a run writes it again;
+that of a pinned stage (the tokeniser, the evaluation set) is restored from the corpus's own name, because the next run
+would fit another one without it. The tombstones stay: without them forgotten documents would come back.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ def repair(store: Store, checks: Iterable[Check], facts: Mapping[str, StageFacts
     """
     things = {thing: check.name for check in checks for thing in check.damaged}
     # the names of corpora last: pinned names are restored from them
-    names = sorted((thing for thing, check in things.items() if check == NAMES), key=lambda name: name.startswith(CORPUS))
+    names = sorted(
+        (thing for thing, check in things.items() if check == NAMES), key=lambda name: name.startswith(CORPUS)
+    )
     return [
         *(_repair_artifact(store, facts, thing) for thing, check in things.items() if check != NAMES),
         *(_repair_name(store, facts, name) for name in names),

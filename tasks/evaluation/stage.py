@@ -21,8 +21,8 @@ from tasks.bundle import Bundle
 from tasks.evaluation.kneser_ney import KneserNey
 from tasks.evaluation.sums import BASELINES
 from tasks.evaluation.tables import (
-    TABLES,
     DIMENSIONS,
+    TABLES,
     CalibrationBin,
     Evaluated,
     Evaluation,

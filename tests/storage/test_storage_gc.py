@@ -54,16 +54,16 @@ def named(store: Store, refs: dict[str, ArtifactRef]) -> dict[str, ArtifactRef]:
 def garbage_of(store: Store, refs: dict[str, ArtifactRef], **options: Any) -> set[str]:
     """Names of what can be removed."""
     names = {(ref.stage, ref.key): name for name, ref in refs.items()}
-    return {names[item] for item in find_garbage(store, **{"roots": (), "facts": FACTS, "grace": -1.0, **options}).artefacts}
+    return {
+        names[item] for item in find_garbage(store, **{"roots": (), "facts": FACTS, "grace": -1.0, **options}).artefacts
+    }
 
 
 def test_what_no_name_leads_to_is_garbage(store: Store, named: dict[str, ArtifactRef]) -> None:
     assert garbage_of(store, named) == {"old", "before", "frozen", "former"}
 
 
-def test_without_names_all_is_garbage_but_what_the_roots_lead_to(
-    store: Store, refs: dict[str, ArtifactRef]
-) -> None:
+def test_without_names_all_is_garbage_but_what_the_roots_lead_to(store: Store, refs: dict[str, ArtifactRef]) -> None:
     assert garbage_of(store, refs) == set(refs)
     model = refs["model"]
     left = set(refs) - garbage_of(store, refs, roots=[(model.stage, model.key)])
@@ -81,9 +81,7 @@ def test_what_was_used_a_moment_ago_stays_with_all_that_it_was_made_from(
     assert garbage_of(store, named, grace=3600) == {"frozen", "former"}
 
 
-def test_what_unfinished_work_reads_stays_while_somebody_owns_it(
-    store: Store, named: dict[str, ArtifactRef]
-) -> None:
+def test_what_unfinished_work_reads_stays_while_somebody_owns_it(store: Store, named: dict[str, ArtifactRef]) -> None:
     with store.workspace("dataset", "0123") as workspace:
         store.note_inputs(workspace, [named["before"]])
         assert garbage_of(store, named) == {"frozen", "former"}
@@ -188,11 +186,18 @@ def test_killed_at_any_removal_of_a_file_or_folder_it_leaves_whole_artefacts_and
                 done = True
             except Killed:
                 pass
-        gone = [problem for check in check_store(copy, FACTS) if check.name == "inputs present" for problem in check.problems]
+        gone = [
+            problem
+            for check in check_store(copy, FACTS)
+            if check.name == "inputs present"
+            for problem in check.problems
+        ]
         assert gone == [], f"killed at call {number}"
         assert all(copy.find(ref.stage, ref.key) for name, ref in named.items() if name in ("one", "model", "words"))
         remove_garbage(copy, find_garbage(copy, (), FACTS, grace=-1), grace=-1)
-        assert [problem for check in check_store(copy, FACTS) for problem in check.problems] == [], f"killed at call {number}"
+        assert [problem for check in check_store(copy, FACTS) for problem in check.problems] == [], (
+            f"killed at call {number}"
+        )
         assert len(copy.keys("extract")) == 2
         if done:
             break

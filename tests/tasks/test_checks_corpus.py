@@ -139,9 +139,7 @@ def dropped_of(store: Store, state: State) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("code", ["contained_in_training", "contained_in_validation"])
-def test_a_dropped_document_that_is_slipped_back_in_is_found_by_its_text(
-    leaky: tuple[Store, State], code: str
-) -> None:
+def test_a_dropped_document_that_is_slipped_back_in_is_found_by_its_text(leaky: tuple[Store, State], code: str) -> None:
     """The expectation is counted in plain Python, from the texts."""
     store, state = leaky
     gone = [row["doc_id"] for row in dropped_of(store, state) if row["reason_code"] == code]
@@ -254,9 +252,7 @@ def test_sequences_of_a_sound_corpus_have_no_problems(corpus: tuple[Store, State
     ],
     ids=["start", "length", "side", "unknown", "shorter"],
 )
-def test_a_piece_that_is_not_of_its_document_is_found(
-    corpus: tuple[Store, State], change: Any, problem: str
-) -> None:
+def test_a_piece_that_is_not_of_its_document_is_found(corpus: tuple[Store, State], change: Any, problem: str) -> None:
     store, state = corpus
     path = store.folder(state["dataset"][0]) / "sequences.parquet"
     rows = read_rows(path)

@@ -232,9 +232,7 @@ def test_the_facts_of_a_model_are_those_of_its_artefacts(tiny: Ran) -> None:
     assert alone.corpus.documents == 12
 
 
-def commit(
-    store: Store, stage: str, name: str, inputs: dict[str, Input], tables: Tables, **counts: int
-) -> Manifest:
+def commit(store: Store, stage: str, name: str, inputs: dict[str, Input], tables: Tables, **counts: int) -> Manifest:
     """An artefact with tables made by hand."""
     with store.workspace(stage, name) as workspace:
         for file, (schema, rows) in tables.items():

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from proxy import PASS, Answer, Proxy
-from s3 import BUCKET, lead_to
+from s3 import BUCKET, Objects, lead_to
 from stage_samples import Calls, TextSettings, letters
 from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
 
 from flows.stages import stage_facts
-from storage.bucket import Bucket
 from storage.catalog import Catalog
 from storage.digest import sha256_json
 from storage.store import open_store
@@ -76,7 +75,7 @@ def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Pat
     checks = check_store(store, stage_facts())
     assert all(check.checked for check in checks) and not any(check.problems for check in checks)
     assert store.unfinished() == store.unfinished(owned=True) == [] and store.owners() == []
-    names = [info.name for info in Bucket(runs.address).objects("")]
+    names = Objects(runs.address).sizes()
     assert not [name for name in names if name.startswith((".locks/", ".work/"))]
 
 
@@ -88,8 +87,7 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     (tmp_path / "report.md").write_text("a report")
     tracking.log_file(run_id, tmp_path / "report.md")
     assert tracking.has_file(run_id, "report.md")
-    (name,) = (info.name for info in Bucket(f"s3://{BUCKET}/artifacts").objects("") if info.name.endswith("report.md"))
-    assert run_id in name
+    assert run_id in Objects(f"s3://{BUCKET}/artifacts").named("report.md")
 
 
 class ElsewhereSession(Session):

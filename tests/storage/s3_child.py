@@ -1,4 +1,4 @@
-"""Actions on a store elsewhere, in processes that can be killed: the child of `test_remote_kill`.
+"""Actions on a store elsewhere, in processes that can be killed: the child of `test_s3_kill`.
 
 It reads lines `ACTION<tab>ADDRESS<tab>CACHE<tab>TEXT` and does each in a process of its own, which the server knows
 by its user agent; it answers with the exit status, negative for a signal.
