@@ -50,9 +50,10 @@ def gc(
     """Remove artefacts that no corpus, registered model, run or unfinished work needs."""
     with plain_errors():
         from flows.show import print_garbage
+        from flows.stages import stage_facts
         from tasks.upkeep.gc import collect_garbage
 
-        done = collect_garbage(*open_home(home), grace_days, dry_run)
+        done = collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run)
         if as_json:
             print_json(done)
         else:

@@ -99,6 +99,7 @@ def verify(
     """Check a store: digests, schemas, split, token round trips."""
     with plain_errors():
         from flows.show import print_checks
+        from flows.stages import stage_facts
         from storage.catalog import corpora, unknown_corpus
         from tasks.upkeep.verify import verify_home
 
@@ -107,7 +108,7 @@ def verify(
         # artefacts are repaired whatever their corpus, and a store without a corpus has artefacts to check, too
         if not mend and corpus not in known and (known or corpus != "default"):
             raise unknown_corpus(store, corpus)
-        report = verify_home(place, store, corpus, mend)
+        report = verify_home(place, store, stage_facts(), corpus, mend)
         if as_json:
             print_json(report)
         else:

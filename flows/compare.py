@@ -17,8 +17,8 @@ from flows.evaluate import evaluate_model, evaluation_texts
 from flows.generate import continue_prompts
 from flows.models import checkpoint_of, ensure_training_run
 from flows.options import AblateOptions, CompareOptions
-from flows.report import replace as write_page
 from flows.state import frozen_evalset, latest_training
+from storage.atomic import write_file
 from storage.catalog import Catalog, waits_for_run
 from storage.digest import sha256_json
 from storage.errors import UserError
@@ -102,7 +102,7 @@ def _compare(
     figures = collect_pair(run.store, sides[0], sides[1], evalset, doubts)
     page = run.home.reports_of(run.corpus) / f"{_page_name(sides, evalset)}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_page(page, pair_page(figures, run.corpus))
+    write_file(page, pair_page(figures, run.corpus).encode())
     return Compared(figures, page)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from storage.manifest import StageFacts
 from tasks.stage import Stage
 
 
@@ -14,3 +15,8 @@ def all_stages() -> dict[str, Stage]:
     modules = (compare, evaluate, generate, ingest, prepare, trace, train)
     found = [item for module in modules for item in vars(module).values() if isinstance(item, Stage)]
     return {item.name: item for item in [*found, gates, groups]}
+
+
+def stage_facts() -> dict[str, StageFacts]:
+    """Return tables, retention and pinning of each stage, for the upkeep of a store."""
+    return {name: item.facts for name, item in all_stages().items()}

@@ -8,6 +8,7 @@ from flows.cli_common import model_folder
 from flows.context import check_attempts, flow
 from flows.finish import leave_markdown, leave_table
 from flows.options import CleanupOptions, ForgetOptions, LmEvalOptions
+from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store
 from tasks.machine import detect_device
@@ -24,7 +25,7 @@ def cleanup(options: CleanupOptions) -> dict[str, Any]:
     store = open_store(home.store, home.cache)
     dry_run = bool(options.dry_run)
     compacted = compact_home(home, store, options.at_least, options.grace_days, dry_run)
-    cleared = collect_garbage(home, store, options.grace_days, dry_run)
+    cleared = collect_garbage(home, store, stage_facts(), options.grace_days, dry_run)
     rows = [{name: item[name] for name in ("stage", "artefacts", "size", "garbage")} for item in cleared["sizes"]]
     leave_table("store", "Artefacts and bytes by stage", rows)
     can_be = "can be" if dry_run else "are"

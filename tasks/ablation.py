@@ -42,7 +42,9 @@ class AblateSettings:
         return cls(sha256_json(sorted(doc_ids)))
 
 
-@stage("ablate", version=1, unkeyed=("without",))
+@stage("ablate",
+    version=1,
+    tables={"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}, unkeyed=("without",))
 def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, without: Collection[str]) -> str:
     """Leave documents out of the training side of a selection."""
     folder = work.folder(curated)

@@ -136,7 +136,7 @@ def show_found(
 
 def _outcome(run: Run, request: Request, state: Any) -> Outcome:
     # a task in another process leaves what it made in the store alone, later than this process listed it
-    made = run.store.find_anew(request.stage.name, request.key)
+    made = run.store.find(request.stage.name, request.key, fresh=True)
     if made is None:
         raise RuntimeError(
             f"the task of stage {request.stage.name} ended, but the store does not have its artefact: do the machines "

@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage.damage import told_of_damage
+from storage.damage import explain_damage
 from storage.digest import plain
 from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
-from storage.store import Store, files_of, open_store
+from storage.store import Store, open_store
 from storage.tables import union_digest
 from tasks.fingerprint import remember_in
 
@@ -151,8 +151,8 @@ class Run:
         if waiting:
             return RefSet((waiting[0],), "")
         for ref in refs if not self.plan else ():
-            self.store.use(ref)  # some were found by an index, and no stage was asked for them
-        with told_of_damage(self.store, refs):
+            self.store.touch(ref)  # some were found by an index, and no stage was asked for them
+        with explain_damage(self.store, refs):
             digest = union_digest([self.store.folder(ref, table) / table for ref in refs], live, identity)
         return RefSet(tuple(refs), digest, tuple(segments), tuple(live) if identity == "doc_id" else None)
 
@@ -165,7 +165,9 @@ class Run:
         if self.plan:
             return ArtifactRef(kind, "", ""), [files[name] for name in sorted(files)]
         ref = self.store.add(kind, files)
-        return ref, files_of(self.store, ref)
+        from tasks.stage import added_files
+
+        return ref, added_files(self.store, ref)
 
     def read(self, ref: ArtifactRef, function: Callable[[ArtifactRef], T], assume: T) -> T:
         """Return what a function reads from an artefact; `assume` where a plan would have to make the artefact first."""

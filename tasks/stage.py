@@ -24,11 +24,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.damage import told_of_damage
+from storage.damage import explain_damage
 from storage.digest import plain, rows_digest, sha256_json
 from storage.home import Home
-from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
-from storage.store import Store, files_of
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, describe_inputs
+from storage.store import Store
 from tasks.fingerprint import fingerprint
 from tasks.progress import Listener, StageProgress
 
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     from tasks.run import Run
 
 logger = logging.getLogger("sheepfold")
+
+
+def added_files(store: Store, ref: ArtifactRef) -> list[Path]:
+    """Return the files of an artefact, sorted by name."""
+    manifest = manifest_of(store, ref)
+    folder = store.folder(ref)
+    return [folder / entry.name for entry in sorted(manifest.files, key=lambda entry: entry.name)]
 
 
 @dataclass
@@ -90,7 +98,7 @@ class Work:
 
     def files(self, ref: ArtifactRef) -> list[Path]:
         """Return the files of an input, sorted by name."""
-        return files_of(self.store, ref)
+        return added_files(self.store, ref)
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ class Stage:
         unit: str,
         modules: tuple[str, ...],
         unkeyed: tuple[str, ...],
+        facts: StageFacts,
     ) -> None:
         self.function = function
         self.name = name
@@ -166,6 +175,7 @@ class Stage:
         self.unit = unit
         self.modules = (function.__module__, *modules)
         self.unkeyed = unkeyed
+        self.facts = facts
         self.__doc__ = function.__doc__
         arguments = [
             parameter
@@ -231,7 +241,7 @@ class Stage:
                 call = replace(call, settings=call.settings())
             request = self.request(run, call)
             manifest = None if request.refresh else run.store.find(self.name, request.key)
-            if manifest is not None and (run.plan or run.store.use(manifest.ref)):
+            if manifest is not None and (run.plan or run.store.touch(manifest.ref)):
                 refs[index] = manifest.ref
                 found.append((request, manifest))
                 run.count(self, reused=call.units, rows=manifest.counts.get("rows", 0), recorded=manifest)
@@ -269,7 +279,7 @@ class Stage:
             with ThreadPoolExecutor(1) as beside, closing(StageProgress(self.name, listener)) as progress:
                 code = beside.submit(lambda: self.code)  # while the work waits for other processes
                 work = Work(workspace.out, workspace.scratch, store, run.home, request.key, run.machine, progress)
-                with told_of_damage(store, refs):
+                with explain_damage(store, refs):
                     digest = self.function(work, request.settings, **request.inputs, **request.beside)
             manifest = Manifest(
                 stage=self.name,
@@ -296,7 +306,15 @@ def _stage_of(module: str, name: str) -> Stage:
 
 
 def stage(
-    name: str, version: int, *, unit: str = "artefact", modules: tuple[str, ...] = (), unkeyed: tuple[str, ...] = ()
+    name: str,
+    version: int,
+    *,
+    unit: str = "artefact",
+    modules: tuple[str, ...] = (),
+    unkeyed: tuple[str, ...] = (),
+    tables: Mapping[str, Any] | None = None,
+    keep_with: tuple[str, ...] = (),
+    pinned: bool = False,
 ) -> Callable[[Callable[..., str]], Stage]:
     """Make a function a stage.
 
@@ -306,9 +324,12 @@ def stage(
         unit: What `computed` counts (files, documents, artefact).
         modules: Modules that shape the result but are not imported, such as the code of child processes.
         unkeyed: Arguments that shape no result, such as the places of files that the settings name by their digests.
+        tables: Schema of each Parquet table, by file name.
+        keep_with: Inputs with which an artefact stays in the store although no name leads to it.
+        pinned: A corpus keeps the artefact under the name `STAGE/CORPUS`.
     """
 
     def decorate(function: Callable[..., str]) -> Stage:
-        return Stage(function, name, version, unit, modules, unkeyed)
+        return Stage(function, name, version, unit, modules, unkeyed, StageFacts(tables or {}, keep_with, pinned))
 
     return decorate

@@ -271,7 +271,13 @@ def _in_processes(
     return launch(job, execution.processes, work.scratch / "ranks", callbacks)
 
 
-@stage("train", version=4, modules=("tasks.train_rank",), unkeyed=("execution", "tags"))
+@stage(
+    "train",
+    version=4,
+    modules=("tasks.train_rank",),
+    tables={HISTORY_FILE: HISTORY, "telemetry.parquet": HISTORY},
+    unkeyed=("execution", "tags"),
+)
 def train(
     work: Work,
     settings: TrainStageSettings,

@@ -38,7 +38,9 @@ class SignedText(NamedTuple):
     place: int
 
 
-@stage("dedup", version=1, unkeyed=("before",))
+@stage("dedup",
+    version=1,
+    tables={PAIRS_FILE: NEAR_PAIRS, VERIFIED_FILE: VERIFIED_PAIRS, CLUSTERS_FILE: CLUSTERS}, unkeyed=("before",))
 def dedup(
     work: Work,
     settings: DedupSettings,

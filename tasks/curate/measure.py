@@ -33,7 +33,7 @@ class MeasureSettings:
     """Settings of the stage; there are none: a measure is no decision."""
 
 
-@stage("measure", version=1, unit="document")
+@stage("measure", version=1, unit="document", tables={MEASURES_FILE: MEASURES})
 def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE

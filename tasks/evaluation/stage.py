@@ -22,6 +22,7 @@ from tasks.evaluation.kneser_ney import KneserNey
 from tasks.evaluation.sums import BASELINES
 from tasks.evaluation.tables import (
     DIMENSIONS,
+    TABLES,
     CalibrationBin,
     Evaluated,
     Evaluation,
@@ -52,7 +53,7 @@ class EvaluateSettings:
     stride: int = 0
 
 
-@stage("evaluate", version=4)
+@stage("evaluate", version=4, tables=TABLES, keep_with=("checkpoint", "evalset"))
 def evaluate(
     work: Work,
     settings: EvaluateSettings,

@@ -69,7 +69,14 @@ def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Pro
     return settings.digest
 
 
-@stage("complete", version=1, unit="shard", unkeyed=("batch_size", "own_process"))
+@stage(
+    "complete",
+    version=1,
+    unit="shard",
+    tables={"completions.parquet": COMPLETIONS},
+    keep_with=("checkpoint",),
+    unkeyed=("batch_size", "own_process"),
+)
 def complete(
     work: Work,
     settings: GenerateSettings,
@@ -195,7 +202,7 @@ class JoinSettings:
     """Settings of the joining; there are none."""
 
 
-@stage("generate", version=2)
+@stage("generate", version=2, tables={"completions.parquet": COMPLETIONS}, keep_with=("parts",))
 def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
     """Join the completions of all shards, in the order of the prompts."""
     digest, n_errors, n_tokens = _Digest(), 0, 0

@@ -284,7 +284,7 @@ def licence_of(path: str, source: str, folders: Mapping[tuple[str, str], str]) -
     return None
 
 
-@stage("snapshot", version=3, unkeyed=("listing",))
+@stage("snapshot", version=3, tables={"files.parquet": FILES}, unkeyed=("listing",))
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listing: Listing) -> str:
     """Say for every path what became of it."""
     files, contents = work.scratch / "files.jsonl", work.scratch / "contents.jsonl"

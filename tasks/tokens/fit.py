@@ -168,7 +168,7 @@ def fit_tokenizer(
     return Fitted(fitted, f"{what}: {why}", tools)
 
 
-@stage("tokenizer", version=3, unkeyed=("file",))
+@stage("tokenizer", version=3, pinned=True, unkeyed=("file",))
 def tokenizer(
     work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
 ) -> str:

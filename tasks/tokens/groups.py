@@ -64,7 +64,7 @@ class GroupsSettings:
     listing: str = ""
 
 
-@stage("groups", version=1, modules=("tasks.tokens.grouping",))
+@stage("groups", version=1, modules=("tasks.tokens.grouping",), tables={GROUPS_FILE: GROUPS})
 def groups(
     work: Work,
     settings: GroupsSettings,

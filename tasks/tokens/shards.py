@@ -72,7 +72,7 @@ def encode_document(
     return np.concatenate([before, ids, behind]).astype(np.int64), tokenizer.lost_bytes(text, ids)
 
 
-@stage("tokenise", version=4, unit="document", unkeyed=("engine",))
+@stage("tokenise", version=4, unit="document", tables={TOKENS_FILE: TOKENS}, unkeyed=("engine",))
 def tokenise(
     work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, tokenizer: ArtifactRef, engine: str = "auto"
 ) -> str:

@@ -51,7 +51,7 @@ class ContaminationSettings:
     """Settings of the stage; there are none: what share is too much is for whoever reads it."""
 
 
-@stage("gram_overlap", version=1, unit="segment", unkeyed=("trained",))
+@stage("gram_overlap", version=1, unit="segment", keep_with=("evalset", "documents"), unkeyed=("trained",))
 def gram_overlap(
     work: Work, settings: OverlapSettings, *, evalset: ArtifactRef, documents: ArtifactRef, trained: Collection[str]
 ) -> str:
@@ -91,7 +91,7 @@ def mark_seen(
     return {"rows": len(seen), "seen": int(seen.sum())}
 
 
-@stage("contamination", version=1)
+@stage("contamination", version=1, keep_with=("evalset", "overlaps"))
 def contamination(work: Work, settings: ContaminationSettings, *, evalset: ArtifactRef, overlaps: RefSet) -> str:
     """Say of each evaluation document how many of its runs of thirteen words stand in training text."""
     doc_ids, grams = _grams(work.folder(evalset) / DOCUMENTS_FILE)

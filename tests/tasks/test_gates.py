@@ -16,7 +16,7 @@ from tiny_run import Ran, direct_session, home_at, run_prepare
 
 from storage.manifest import Input, Manifest, RefSet, describe_inputs
 from storage.schemas import DROPPED, NORMALISED, SELECTION
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tables import write_table
 from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation.compare import Comparison, SlicePair
@@ -232,9 +232,7 @@ def test_the_facts_of_a_model_are_those_of_its_artefacts(tiny: Ran) -> None:
     assert alone.corpus.documents == 12
 
 
-def commit(
-    store: LocalStore, stage: str, name: str, inputs: dict[str, Input], tables: Tables, **counts: int
-) -> Manifest:
+def commit(store: Store, stage: str, name: str, inputs: dict[str, Input], tables: Tables, **counts: int) -> Manifest:
     """An artefact with tables made by hand."""
     with store.workspace(stage, name) as workspace:
         for file, (schema, rows) in tables.items():
@@ -250,7 +248,7 @@ def page_counts(doc_id: str, n_pages: int, share: float, confidence: float | Non
 
 
 def test_confidence_is_weighed_by_the_pages_that_ocr_read_of_documents_in_use(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = Store(tmp_path)
     listed = commit(store, "snapshot", "listed", {}, {}, status_ok=4, status_rejected=1)
     read = [
         page_counts("half", 4, 0.5, 0.9),

@@ -90,7 +90,7 @@ def classifier(
     return sha256_file(work.out / WEIGHTS_FILE)
 
 
-@stage("score", version=1, unit="document")
+@stage("score", version=1, unit="document", tables={SCORES_FILE: SCORES})
 def score(work: Work, settings: ScoreSettings, *, documents: ArtifactRef, classifier: ArtifactRef) -> str:
     """Score the documents of one segment: the probability that each is good."""
     source = work.folder(documents) / DOCUMENTS_FILE
