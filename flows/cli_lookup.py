@@ -23,7 +23,6 @@ from flows.cli_common import (
 CHAMPION = "champion"
 
 
-
 def sql(
     query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
     corpus: Corpus = "default",
