@@ -25,32 +25,32 @@ class TrainConfig(Settings):
         max_steps: optimiser steps.
         batch_size: sequences per micro-batch.
         grad_accum: micro-batches per optimiser step.
-        optimizer: "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step, Loshchilov and
+        optimizer: optimiser, "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step, Loshchilov and
             Hutter 2019), "adam" (no decay, Kingma and Ba 2015), "adam_l2" (coupled decay: weight_decay * weights
             joins the gradient before the moments) or "muon" (orthogonalised momentum for the matrices of the blocks,
             Jordan et al. 2024; "adamw" for everything else).
         lr: highest learning rate.
         muon_lr: highest learning rate of the matrices that "muon" trains; it follows the schedule as lr does. None
             means 0.02.
-        schedule: "warmup_cosine" (linear warm-up, then a cosine down to the floor), "cosine" (from the first step),
+        schedule: learning rate schedule, "warmup_cosine" (linear warm-up, then a cosine down to the floor), "cosine" (from the first step),
             "constant", "noam" (linear warm-up, then the inverse square root of the step, Vaswani et al. 2017) or "wsd"
             (linear warm-up, a plateau, a linear fall to the floor).
         min_lr_ratio: the floor of a cosine or of "wsd" as a share of lr; None means 0.1.
         warmup_ratio: share of max_steps with a linearly rising learning rate; None means 0.05. With "noam" above 0.
         decay_ratio: share of max_steps, at the end, in which "wsd" falls; None means 0.2.
-        weight_decay: how strongly weights are pulled towards zero; None means 0.1, and 0 with "adam".
+        weight_decay: strength of the decay; None means 0.1, and 0 with "adam".
         decay_groups: decay matrices and tables only; False decays biases and norms too.
         betas: Adam's two decay rates.
-        eps: Adam's epsilon, added outside the root.
+        eps: Adam's epsilon, outside the root.
         clip_norm: largest global gradient norm; 0 turns clipping off.
-        precision: "fp32", "bf16" (autocast) or "fp16" (autocast with loss scaling).
-        seed: initial weights, data order and dropout each draw from their own stream of it.
+        precision: number format, "fp32", "bf16" (autocast) or "fp16" (autocast with loss scaling).
+        seed: seed of initial weights, data order and dropout, each of which has its own stream.
         eval_every: optimiser steps between two evaluations; the last step is always evaluated.
-        patience: the run ends after so many evaluations in a row without a lower validation loss than before, with the
-            weights of the best one; 0 never ends it early.
-        spike_action: what a step whose loss or gradient leaps out of the last ones' range leads to: "report" says so,
-            "skip" leaves its update out, "rollback" also goes back to the last checkpoint and leaves its sequences out.
-        spike_zscore: standard deviations of the last steps' values above their mean from which on it is a leap.
+        patience: evaluations in a row without a lower validation loss after which the run ends, with the weights of the
+            best one; 0 never ends it early.
+        spike_action: reaction to a spike of loss or gradient norm: "report" it, "skip" the update, or "rollback" to the
+            last checkpoint and leave the sequences out.
+        spike_zscore: standard deviations above the mean of the last steps from which a value is a spike.
     """
 
     max_steps: int
@@ -166,7 +166,7 @@ class Sampling(Settings):
         no_repeat_ngram: length of token n-grams that may not occur twice in prompt and continuation; 0 allows all.
         logit_bias: pairs of a token's id and a number that is added to its logit.
         top_logprobs: number of likeliest tokens recorded with each token, with their log-probabilities.
-        overflow: "roll" (a prompt longer than the context keeps its end; a row that fills the context goes on from the
+        overflow: handling of a full context: "roll" (a prompt longer than the context keeps its end; a row that fills the context goes on from the
             last half of it), "stop" (the same prompt, but the row ends where the context is full) or "refuse" (prompt
             and max_new_tokens together must fit the context).
         deterministic: bit-exact results, whatever else is in the batch; slower.
