@@ -55,7 +55,8 @@ class ModelConfig(Settings):
         final_norm: norm before the head.
         qk_norm: RMSNorm on each head's queries and keys.
         window: size of the sliding attention window in tokens, the token itself included; None means no window.
-        act: activation of the feed-forward layer, "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu", "relu2" (squared) or "swiglu".
+        act: activation of the feed-forward layer, "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu",
+            "relu2" (squared) or "swiglu".
         attn_bias: biases in the four projections of attention.
         ffn_bias: biases in the feed-forward layer.
         head_bias: a bias on the logits.

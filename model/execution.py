@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .validation import Settings, check_bool, check_choice, check_int
+from .validation import Settings, check_bool, check_choice, limited
 
 SHARDINGS = ("ddp", "fsdp")
 
@@ -31,10 +31,10 @@ class Execution(Settings):
     recompute: bool = False
     sharding: str = "ddp"
     halve_batch: bool = True
-    keep: int = 2
+    keep: int = limited(2, ge=1)
 
     def __post_init__(self) -> None:
+        self.check_limits()
         for name in ("compile", "recompute", "halve_batch"):
             check_bool(name, getattr(self, name))
         check_choice("sharding", self.sharding, SHARDINGS)
-        check_int("keep", self.keep, 1)
