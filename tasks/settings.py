@@ -374,9 +374,12 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
     try:
-        return _flatten(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+        tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
         raise SettingsError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    if not isinstance(tree, Mapping):
+        raise SettingsError(f"{path}: holds a {type(tree).__name__}, expected an object with the sections")
+    return _flatten(tree)
 
 
 def _environment() -> dict[str, Any]:
