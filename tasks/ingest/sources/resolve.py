@@ -48,8 +48,8 @@ class WalkSettings:
 
     include: str = option(
         "",
-        "Patterns of the files to read, as in a .gitignore, one per line or separated by commas, matched from each"
-        " source's top; empty reads every file.",
+        "Patterns of the files to read, as in a .gitignore, one per line or separated by commas, matched from "
+        "each source's top; empty reads every file.",
     )
     exclude: str = option("", "Patterns of files and folders to leave out, written alike.")
     respect_gitignore: bool = option(

@@ -177,7 +177,7 @@ def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, te
 def test_importing_the_worker_loads_no_orchestration_and_hides_nothing():
     script = (
         "import sys, tasks.ingest.pool.worker, numpy, pandas\n"
-        "print([name for name in ('prefect', 'mlflow', 'torch') if name in sys.modules])"
+        "print([name for name in ('prefect', 'mlflow', 'torch', 'pydantic') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
