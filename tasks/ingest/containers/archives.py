@@ -249,7 +249,7 @@ def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budg
 
 def _gzip_name(data: bytes) -> str:
     """The name of the compressed file, without folders, as a GZIP header may state it."""
-    flags, extra_length = data[3], 0
+    flags, extra_length = int.from_bytes(data[3:4], "little"), 0  # the file may end before its header does
     if not flags & 0x08:
         return ""
     if flags & 0x04:
