@@ -18,8 +18,9 @@ from tasks.ingest.pool.spool import MemberSpool
 from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText, ReasonCode, judge_pages
 
 OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
-MAX_LOST_PAGES = 3  # A document that takes down more processes than this is given up.
-MAX_LOST_MEMBERS = 50
+# Processes that one document may end or hang. Each costs a new process and up to `limits.page_seconds`, so that a file
+# built to kill one at every page or member holds a worker for 50 deadlines at most.
+MAX_LOSSES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +197,29 @@ class Document:
                     self._failure = self._failure or result.done
 
     def lose(self, part: Part, result: PartResult) -> Part | None:
-        """Gives up the page or member that took a process down; returns what is to be tried next, if anything."""
+        """Record a lost process against its page or member; returns the part to try next, if any.
+
+        Pages that were read stay. After `MAX_LOSSES` no more is tried, and the last lost page or the container says so.
+        """
         loss = result.loss
         assert loss is not None
         with self._lock:
+            is_last = len(self._losses) >= MAX_LOSSES
+            if is_last and not loss.whole_document:
+                ended = f"{MAX_LOSSES + 1} extraction processes ended or hung on this document"
+                loss = dataclasses.replace(loss, reason=f"{loss.reason}; what follows was not read, because {ended}")
             self._losses.append(loss)
             if loss.whole_document:
                 self._given_up = True
-                return None
-            if result.member is not None:
+            elif result.member is not None:
                 self._members.append(Extraction("failed", loss.reason, loss.code, locator=result.member))
-                self._given_up = len(self._losses) > MAX_LOST_MEMBERS
+                self._given_up = self._given_up or is_last
             elif result.n_members or part.skip or part.opens_document(result):
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
             else:
                 number = part.page_in_work(result)
                 self._pages[number] = _unread(self._pages.get(number), number, loss.reason, loss.code)
-                self._given_up = len(self._losses) > MAX_LOST_PAGES
-            return None if self._given_up else part.rest(result, lost=True)
+            return None if self._given_up or is_last else part.rest(result, lost=True)
 
     def shared_out(self, part: Part) -> Iterator[Part]:
         """New parts for the pages that the first one put off for OCR."""
