@@ -37,9 +37,9 @@ from tasks.ingest.segments import (
     segment_index,
     wants_retry,
 )
-from tasks.ingest.snapshot import CONTAINERS, ListedFile, Listing, list_files, refuse_large, snapshot
-from tasks.ingest.sources.hashing import HashMemo, digest_files
-from tasks.ingest.sources.resolve import Source, list_sources
+from tasks.ingest.snapshot import CONTAINERS, ListedFile, Listing, list_files, snapshot
+from tasks.ingest.sources.hashing import HashMemo
+from tasks.ingest.sources.resolve import Source, walk_sources
 from tasks.session import Call, Pending, Session
 from tasks.settings import Settings
 
@@ -189,16 +189,24 @@ def _list(session: Session, sources: Sequence[Source], settings: Settings) -> tu
     # what we write ourselves is no document
     own = [session.home.path, Path(session.home.store)]
     session.home.create()
-    walked = list_sources(sources, settings.sources, session.home.cache, exclude=own)
+    walked = walk_sources(
+        sources,
+        settings.sources,
+        settings.extract.max_file_bytes,
+        session.home.cache,
+        HashMemo(session.home.hash_memo),
+        exclude=own,
+        fetch=not session.dry,
+    )
     if walked.n_ignored:
         session.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
-    files = refuse_large(walked.files, settings.extract.max_file_bytes)
-    digests = digest_files(files, HashMemo(session.home.hash_memo), workers=2)
-    found = zip(files, digests, strict=True)
-    locations = {digest: file.location for file, digest in found if isinstance(digest, str)}
+    if walked.n_pending:
+        session.note(
+            f"{walked.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them"
+        )
     if session.resources is not None:
-        session.resources.paths = locations
-    return list_files(files, digests, forgotten.contents), locations
+        session.resources.paths = walked.locations
+    return list_files(walked.files, walked.digests, forgotten.contents), walked.locations
 
 
 def _extract(session: Session, files: Sequence[ListedFile], settings: Settings) -> Extracted:

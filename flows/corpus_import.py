@@ -17,7 +17,7 @@ from tasks.corpora.importing import (
     import_index,
     import_segment,
 )
-from tasks.corpora.parts import Part, parts_of
+from tasks.corpora.parts import LINES, Part, parts_of
 from tasks.ingest.journal import Content
 from tasks.ingest.snapshot import ListedFile
 from tasks.ingest.sources.documents import is_corpus
@@ -69,7 +69,9 @@ def import_files(
         return Imported([], [], [], [])
     chosen = ImportSettings(settings.documents, settings.normalise.repair_mojibake, ())
     contents = dict.fromkeys(file.sha256 for file in files if file.sha256 is not None)
-    parts = [part for sha256 in contents for part in parts_of(locations[sha256], sha256, session.home.cache)]
+    pending = [Part(sha256, LINES) for sha256 in contents if sha256 not in locations]  # in a plan: not fetched yet
+    there = (sha256 for sha256 in contents if sha256 in locations)
+    parts = pending + [part for sha256 in there for part in parts_of(locations[sha256], sha256, session.home.cache)]
     if session.resources is not None:
         session.resources.paths |= locations
     located = {} if import_segment.name in session.refresh else import_index(session.store, chosen)

@@ -62,8 +62,11 @@ class DocumentsRoot:
         return self.files.covers
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows, with None for each path that patterns leave out."""
-        for row in self.files.rows(label, filters, excluded):
+        """Its rows, with None for each path that patterns leave out.
+
+        A corpus may have any size: its rows are read one after the other.
+        """
+        for row in self.files.rows(label, replace(filters, max_bytes=None), excluded):
             yield row and replace(row, source=f"{SCHEME}{row.source}")
 
 

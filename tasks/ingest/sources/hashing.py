@@ -138,14 +138,14 @@ def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) 
 
     Returns:
         For each row the digest in hexadecimal, or the error that kept the file from being read; None for rows with a
-        status, which are passed over.
+        status, which are passed over. Objects that were not fetched keep their `pending_digest`.
     """
     outcomes: list[str | OSError | None] = []
     with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
         for start in range(0, len(files), BATCH_FILES):
             batch = files[start : start + BATCH_FILES]
-            found = _digest_batch([file for file in batch if not file.status], memo, threads)
-            outcomes.extend(None if file.status else found[file.location] for file in batch)
+            found = _digest_batch([file for file in batch if not (file.status or file.pending_digest)], memo, threads)
+            outcomes.extend(None if file.status else file.pending_digest or found[file.location] for file in batch)
     return outcomes
 
 

@@ -1,10 +1,9 @@
-"""Objects of a bucket (`s3://`) as a source: listed, and copied into the cache when they changed.
-
-In: a pyarrow filesystem and a folder in it. Out: one row per object that is wanted, whose location is the local copy.
+"""List the objects of a bucket (`s3://`) and copy those that changed into the cache; each row's location is the copy.
 
 A copy is named by the digest of its key, because a key may be what no path can be (`../x`, `a//b`, both `a` and `a/b`).
 It carries the object's time stamp: while size and time are equal, nothing is read. An object that changed shortly
-before it was copied gets no such stamp, since a second change within the same second would go unseen.
+before it was copied gets no such stamp, since a second change within the same second would go unseen. Objects over the
+size limit are rejected by the listing, and a listing for a plan copies nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -24,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from storage.errors import UserError
 from storage.locks import owner_lock
 from tasks.ingest.sources.ignore import Patterns
-from tasks.ingest.sources.walk import EXCLUDED_FOLDERS, EXCLUDED_REASON, Filters, WalkedFile, encode_path
+from tasks.ingest.sources.walk import EXCLUDED_FOLDERS, EXCLUDED_REASON, Filters, WalkedFile, encode_path, refuse_large
 
 N_DOWNLOADS = 8  # at once: most of the time is waiting
 BATCH_OBJECTS = 1000  # that wait for a thread: a bucket may hold millions
@@ -113,7 +112,8 @@ class ObjectRoot:
         """Its rows; see `tasks.ingest.sources.walk.Root`."""
         with owner_lock(self.folder / "lock"):
             objects = self._list()
-            self._remove_gone({_copy_name(relative) for relative, _ in objects})
+            if filters.fetch:
+                self._remove_gone({_copy_name(key) for key, info in objects if not refuse_large(info.size, filters)})
             wanted = []
             left_out: set[str] = set()
             prefix = f"{label}/" if label else ""
@@ -133,16 +133,14 @@ class ObjectRoot:
                     yield None
                 else:
                     wanted.append((relative, info))
+
+            def row(item: tuple[str, Any]) -> WalkedFile:
+                alone = label or encode_path(self.name)
+                return self._row(alone if self._single(item[0]) else prefix + encode_path(item[0]), *item, filters)
+
             with ThreadPoolExecutor(max_workers=N_DOWNLOADS) as threads:
                 for start in range(0, len(wanted), BATCH_OBJECTS):
-                    batch = wanted[start : start + BATCH_OBJECTS]
-                    for (relative, _), outcome in zip(batch, list(threads.map(self._copy, batch)), strict=True):
-                        path = (
-                            (label or encode_path(self.name))
-                            if self._single(relative)
-                            else prefix + encode_path(relative)
-                        )
-                        yield self._row(path, relative, outcome)
+                    yield from list(threads.map(row, wanted[start : start + BATCH_OBJECTS]))
 
     def _single(self, relative: str) -> bool:
         """Whether the base is itself the object."""
@@ -180,19 +178,31 @@ class ObjectRoot:
                 included[patterns] = above if verdict is None else verdict
         return "" if all(included.values()) else relative
 
-    def _copy(self, item: tuple[str, Any]) -> Path | OSError:
-        """Makes sure that the copy of an object is what the object is now."""
-        relative, info = item
-        target = self.folder / _copy_name(relative)
+    def _row(self, path: str, relative: str, info: Any, filters: Filters) -> WalkedFile:
+        """The row of an object, which is copied if it has to be."""
+        copy = self.folder / _copy_name(relative)
+        listed = WalkedFile(path, self.source, str(copy), info.size, info.mtime_ns or 0)
+        too_large = refuse_large(info.size, filters)
+        if too_large:
+            return replace(listed, status="rejected", reason=too_large)
+        if not _is_current(copy, info, exact=filters.fetch):
+            if not filters.fetch:
+                state = f"{self.source}\x00{relative}\x00{info.size}\x00{info.mtime_ns}"
+                return replace(listed, pending_digest=f"pending:{hashlib.sha256(os.fsencode(state)).hexdigest()}")
+            try:
+                self._copy(info, copy)
+            except OSError as error:
+                reason = f"object cannot be fetched: {_first_line(error)}"
+                return WalkedFile(path, self.source, str(copy), status="failed", reason=reason)
+        status = copy.stat()
+        times = status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+        return WalkedFile(path, self.source, str(copy), status.st_size, *times)
+
+    def _copy(self, info: Any, copy: Path) -> None:
+        """Copy an object as it is now."""
+        temporary = copy.with_name(f"{copy.name}.part")
         try:
-            status = target.stat()
-            if info.mtime_ns is not None and (status.st_size, status.st_mtime_ns) == (info.size, info.mtime_ns):
-                return target
-        except FileNotFoundError:
-            pass
-        temporary = target.with_name(f"{target.name}.part")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             now = time.time_ns()
             with self.filesystem.open_input_stream(info.path) as stream, temporary.open("wb") as file:
                 while block := stream.read(BLOCK):
@@ -200,29 +210,33 @@ class ObjectRoot:
                 size = file.tell()
             if info.mtime_ns is not None and size == info.size and info.mtime_ns < now - SETTLED_NS:
                 os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
-            temporary.replace(target)
-        except OSError as error:
+            temporary.replace(copy)
+        except OSError:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
-            return error
-        return target
-
-    def _row(self, path: str, relative: str, outcome: Path | OSError) -> WalkedFile:
-        """The row of an object."""
-        if isinstance(outcome, OSError):
-            location = str(self.folder / _copy_name(relative))
-            reason = f"object cannot be fetched: {_first_line(outcome)}"
-            return WalkedFile(path, self.source, location, status="failed", reason=reason)
-        status = outcome.stat()
-        return WalkedFile(
-            path, self.source, str(outcome), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-        )
+            raise
 
     def _remove_gone(self, names: set[str]) -> None:
         """Deletes the copies of objects that are not there any more."""
         for copy in self.folder.glob("??/*"):
             if f"{copy.parent.name}/{copy.name}" not in names:
                 copy.unlink()
+
+
+def _is_current(copy: Path, info: Any, exact: bool) -> bool:
+    """Compare a copy with the listing of its object.
+
+    Args:
+        exact: Both time stamps must be equal. Otherwise a copy made after the object's last change is enough for a
+            plan, although a change within the same second could have gone unseen.
+    """
+    try:
+        status = copy.stat()
+    except FileNotFoundError:
+        return False
+    if info.mtime_ns is None or status.st_size != info.size:
+        return False
+    return status.st_mtime_ns == info.mtime_ns or (not exact and status.st_mtime_ns > info.mtime_ns)
 
 
 def _copy_name(relative: str) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -29,9 +29,12 @@ from urllib.parse import unquote, urlsplit
 from storage.errors import UserError
 from tasks.ingest.sources.documents import SCHEME, DocumentsSource
 from tasks.ingest.sources.git import GitSource
+from tasks.ingest.sources.hashing import HashMemo, digest_files
 from tasks.ingest.sources.ignore import Patterns, split_patterns
 from tasks.ingest.sources.objects import ObjectSource
-from tasks.ingest.sources.walk import Filters, FolderRoot, Root, Walk, walk_roots
+from tasks.ingest.sources.walk import Filters, FolderRoot, Root, Walk, WalkedFile, walk_roots
+
+HASHING_THREADS = 2
 
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
@@ -125,12 +128,65 @@ def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[So
     return list({str(found): found for found in (_resolve(line, start) for line in lines)}.values())
 
 
-def list_sources(sources: Iterable[Source], settings: WalkSettings, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
-    """Fetches remote sources and lists the files of all.
+@dataclass(frozen=True)
+class Walked:
+    """Files of the sources, with the digests of their contents.
+
+    Attributes:
+        files: One row per path, sorted by path.
+        digests: For each row the sha256 of its bytes or its `pending_digest`, which equals no known content; the error
+            that kept it from being read; None for rows with a status.
+        locations: Where each content lies, by sha256; pending ones are not in it.
+        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
+        n_pending: Objects of buckets that were not fetched.
+    """
+
+    files: list[WalkedFile]
+    digests: list[str | OSError | None]
+    locations: dict[str, str]
+    n_ignored: int
+    n_pending: int
+
+
+def walk_sources(
+    sources: Iterable[Source],
+    settings: WalkSettings,
+    max_file_bytes: int,
+    cache: Path,
+    memo: HashMemo,
+    exclude: Sequence[Path] = (),
+    fetch: bool = True,
+) -> Walked:
+    """List the files of all sources and hash those that changed.
 
     Args:
         sources: In any order.
         settings: Which files are wanted.
+        max_file_bytes: Larger files are rejected by their size, neither fetched nor hashed; corpora are not.
+        cache: Folder for what is fetched.
+        memo: Digests of earlier runs; updated.
+        exclude: Folders that are passed over without a row.
+        fetch: Copy objects of buckets. Without it their listing is all that is asked for; an object that has no current
+            copy in the cache counts as new content. Repositories are fetched in any case: nothing else lists them.
+
+    Raises:
+        UserError: A source cannot be had, or a pattern is malformed.
+    """
+    filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
+    walk = list_sources(sources, filters, cache, exclude)
+    digests = digest_files(walk.files, memo, HASHING_THREADS)
+    found = list(zip(walk.files, digests, strict=True))
+    locations = {sha256: file.location for file, sha256 in found if isinstance(sha256, str) and not file.pending_digest}
+    n_pending = sum(bool(file.pending_digest) for file in walk.files)
+    return Walked(walk.files, digests, locations, walk.n_ignored, n_pending)
+
+
+def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
+    """Fetch remote sources and list the files of all.
+
+    Args:
+        sources: In any order.
+        filters: Which files are wanted.
         cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
             earlier listings fetched and nobody needs any more is removed.
         exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
@@ -139,9 +195,8 @@ def list_sources(sources: Iterable[Source], settings: WalkSettings, cache: Path,
         The rows, and how many paths were left out.
 
     Raises:
-        UserError: A source cannot be had, or a pattern is malformed.
+        UserError: A source cannot be had.
     """
-    filters = settings.filters()
     ordered = sorted(_merged(sources), key=_order)
     roots = [source.root(cache) for source in ordered]
     for source in ordered:

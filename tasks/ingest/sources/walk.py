@@ -59,8 +59,9 @@ class WalkedFile:
         mtime_ns: Time of the last change in nanoseconds; 0 where unknown.
         ctime_ns: Time of the last change of content, name, or rights; 0 where unknown.
         inode: Its number in the file system; 0 where unknown.
-        status: "" for a file to extract, else "skipped" or "failed".
-        reason: Why it is skipped or failed.
+        status: "" for a file to extract, else "skipped", "rejected" or "failed".
+        reason: Why it is not extracted.
+        pending_digest: Placeholder for the digest of an object that was not fetched; "" for a file that is at hand.
     """
 
     path: str
@@ -72,6 +73,7 @@ class WalkedFile:
     inode: int = 0
     status: Literal["", "skipped", "rejected", "failed"] = ""
     reason: str = ""
+    pending_digest: str = ""
 
     @property
     def absolute(self) -> Path:
@@ -94,7 +96,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Filters:
-    """Which paths are wanted.
+    """Which paths are listed, and which of them are read.
 
     Attributes:
         include: If set, only files are listed that it takes, or that lie in a folder that it takes.
@@ -102,11 +104,16 @@ class Filters:
         respect_gitignore: Whether the `.gitignore` files of a git work tree leave out what they name. A work tree is
             a folder that has a `.git`, and is the source or lies in it. A `.gitignore` in a folder above the source
             does not count: who names a folder within a repository wants that folder.
+        max_bytes: Larger files are rejected by their listed size: neither fetched nor hashed.
+        fetch: Copy objects of buckets into the cache. Without it nothing is downloaded from a bucket, and objects
+            without a current copy get a `pending_digest`.
     """
 
     include: Patterns | None = None
     exclude: Patterns | None = None
     respect_gitignore: bool = False
+    max_bytes: int | None = None
+    fetch: bool = True
 
 
 EVERYTHING = Filters()
@@ -278,7 +285,7 @@ class FolderRoot:
             return
         if not stat.S_ISDIR(status.st_mode):
             # Named itself: no pattern applies.
-            yield _row(label or encode_path(self.name), source, str(self.path), status)
+            yield _row(label or encode_path(self.name), source, str(self.path), status, filters)
             return
         within = f"{label}/{self.within}" if label else self.within
         for path, reason in self.extra:
@@ -328,16 +335,25 @@ def _walk_folder(
         if status is None:
             pending.append(_Folder(location, f"{path}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree))
         elif all(match for _, match in wanted):
-            yield _row(path, source, location, status)
+            yield _row(path, source, location, status, filters)
         else:
             yield None
 
 
-def _row(path: str, source: str, location: str, status: os.stat_result) -> WalkedFile:
+def refuse_large(size: int, filters: Filters) -> str:
+    """Return why a file of this size is rejected; "" if it is not. Hashing a terabyte of holes takes an hour."""
+    if filters.max_bytes is None or size <= filters.max_bytes:
+        return ""
+    return f"the file has {size} bytes; the limit is {filters.max_bytes} (extract.max_file_bytes)"
+
+
+def _row(path: str, source: str, location: str, status: os.stat_result, filters: Filters) -> WalkedFile:
     """The row of a path that is not a folder."""
     mode, size, mtime_ns = status.st_mode, status.st_size, status.st_mtime_ns
     if stat.S_ISREG(mode):
-        return WalkedFile(path, source, location, size, mtime_ns, status.st_ctime_ns, status.st_ino)
+        reason = refuse_large(size, filters)
+        times = mtime_ns, status.st_ctime_ns, status.st_ino
+        return WalkedFile(path, source, location, size, *times, "rejected" if reason else "", reason)
     reason = next((reason for is_special, reason in _SPECIAL_FILES if is_special(mode)), "")
     return WalkedFile(path, source, location, 0, mtime_ns, status="skipped", reason=reason or "not a regular file")
 

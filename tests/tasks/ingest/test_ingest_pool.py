@@ -290,7 +290,9 @@ def test_a_page_that_crashes_costs_itself_and_is_told():
     assert "on page 3" in outcome.reason
 
 
-@pytest.mark.parametrize(("name", "n_pages", "lost"), [("worse", 6, [2, 3, 4, 5, 6]), ("rough", 40, [8, 16, 24, 32, 40])])
+@pytest.mark.parametrize(
+    ("name", "n_pages", "lost"), [("worse", 6, [2, 3, 4, 5, 6]), ("rough", 40, [8, 16, 24, 32, 40])]
+)
 def test_a_document_keeps_its_pages_however_many_of_them_crash(name, n_pages, lost):
     with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake(name)).result()
