@@ -1,7 +1,7 @@
 """Objects as sources: copied when they changed, and keys that no path could be.
 
-A local filesystem of pyarrow stands for the bucket, which makes no difference to the code; where reads are counted it is
-an S3 server on loopback.
+A local filesystem of pyarrow stands for the bucket, which makes no difference to the code; where reads are counted, an
+S3 server on loopback does.
 """
 
 from __future__ import annotations
