@@ -17,14 +17,14 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
+from storage.schemas import GROUPS_FILE, SELECTION_FILE
 from storage.store import Store
 from storage.tables import stream_rows
 from tasks.ablation import AblateSettings, ablate, documents_of
-from tasks.curate.curate import SELECTION_FILE
 from tasks.resources import Resources
 from tasks.session import Session, StageReport, artifact
 from tasks.settings import Settings
-from tasks.tokens.dataset import GROUPS_FILE, DatasetIndexSettings, dataset
+from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.mix import MixSettings
 from tasks.training import TrainStageSettings, train
 

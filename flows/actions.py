@@ -14,20 +14,20 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registered import noted_version
 from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
+from storage.schemas import COMPLETIONS_FILE, COUNTS_FILE
 from storage.store import Store
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.evaluation import read_metrics
 from tasks.evaluation.compare import champion_figures
 from tasks.gates.facts import known_leaks
 from tasks.gates.stage import gates
-from tasks.generation.stage import COMPLETIONS_FILE, BundleSettings, adopt_bundle
+from tasks.generation.stage import BundleSettings, adopt_bundle
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.rebuild import rebuild
 from tasks.registration import is_lost
 from tasks.session import Session, artifact
 from tasks.settings import Settings
 from tasks.suggest import read_suggestion, suggest
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.training import sync_run
 

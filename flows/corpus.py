@@ -13,15 +13,16 @@ from pathlib import Path
 from flows.corpus_import import Imported, corpora_of, import_files
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import CUTS_FILE, DOCUMENTS_FILE, MEASURES_FILE, SCORES_FILE, VERIFIED_FILE
 from storage.tables import read_columns, stream_rows
 from storage.tombstones import read_tombstones
 from tasks.apart import TABLE_BYTES_PER_FILE, WORTH_A_PROCESS
-from tasks.curate.classifier.stages import SCORES_FILE, ClassifierStageSettings, ScoreSettings, classifier, score
+from tasks.curate.classifier.stages import ClassifierStageSettings, ScoreSettings, classifier, score
 from tasks.curate.contamination import EvaluationSetSettings, evaluation_sets
-from tasks.curate.curate import CUTS_FILE, CurationSettings, curate
-from tasks.curate.duplicates import VERIFIED_FILE, dedup
-from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
-from tasks.curate.normalise import DOCUMENTS_FILE, normalise
+from tasks.curate.curate import CurationSettings, curate
+from tasks.curate.duplicates import dedup
+from tasks.curate.measure import MeasureSettings, measure
+from tasks.curate.normalise import normalise
 from tasks.curate.readiness import get_ready
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
 from tasks.forgetting.sweep import finish_forgetting

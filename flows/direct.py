@@ -25,6 +25,7 @@ from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
 from storage.registry import MODEL_NAME, ModelVersion, Registry
 from storage.repair import repair
+from storage.schemas import COMPLETIONS_FILE
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
@@ -32,7 +33,7 @@ from storage.verify import Check, check_store
 from tasks.exposure import continued, exposures, told
 from tasks.forgetting.targets import find_targets
 from tasks.generation.prompts import Prompt, one_prompt, read_prompts
-from tasks.generation.stage import COMPLETIONS_FILE, complete
+from tasks.generation.stage import complete
 from tasks.resources import Resources
 from tasks.session import Session, ThreadSession, artifact
 from tasks.settings import load_settings

@@ -20,10 +20,11 @@ from storage.catalog import LISTED, corpus_ref, read_state
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
+from storage.schemas import OVERLAP_FILE
 from storage.store import StoreError
 from tasks.curate.evalset import EvalsetSettings, freeze_evalset
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
-from tasks.curate.evalset_overlap import OVERLAP_FILE, EvalsetOverlapSettings, evalset_overlap
+from tasks.curate.evalset_overlap import EvalsetOverlapSettings, evalset_overlap
 from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 from tasks.evaluation.inputs import (
     COLUMN,

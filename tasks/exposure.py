@@ -15,10 +15,8 @@ import pyarrow.parquet as pq
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.registry import ModelVersion
+from storage.schemas import SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
-from tasks.tokens.index import SEQUENCES_FILE
-
-SELECTION_FILE = "selection.parquet"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
+from storage.schemas import COUNTS_FILE
 from storage.tables import read_columns
 from tasks.bundle import Bundle
 from tasks.evaluation.kneser_ney import KneserNey
@@ -31,7 +32,6 @@ from tasks.evaluation.tables import (
 )
 from tasks.evaluation.windows import EncodedDocuments, charged_nats, encode_documents, predicted_places, windows_of
 from tasks.stage import Work, stage
-from tasks.tokens.index import COUNTS_FILE
 
 if TYPE_CHECKING:
     from model.scoring import TokenScores
@@ -52,7 +52,7 @@ class EvaluateSettings:
     stride: int = 0
 
 
-@stage("evaluate", version=4)
+@stage("evaluate", version=4, modules=("model.checkpoint",))
 def evaluate(
     work: Work,
     settings: EvaluateSettings,

@@ -54,7 +54,7 @@ def keep_questions(work: Work, settings: QuestionsSettings) -> str:
     return settings.digest
 
 
-@stage("exam", version=2)
+@stage("exam", version=2, modules=("model.checkpoint", "model.generation"))
 def exam(work: Work, settings: ExamSettings, *, checkpoint: ArtifactRef, questions: ArtifactRef) -> str:
     """Put questions to a model."""
     work.seed(0)

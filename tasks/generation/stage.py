@@ -25,18 +25,16 @@ import pyarrow as pa
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import COMPLETIONS
+from storage.schemas import COMPLETIONS, COMPLETIONS_FILE, COUNTS_FILE
 from storage.tables import TableWriter, read_rows, stream_rows, write_table
 from tasks.apart import WORTH_A_PROCESS
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle, TextCompletion
 from tasks.generation.prompts import Prompt
 from tasks.settings import GenerateSettings
 from tasks.stage import Work, stage
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 
 PROMPTS_FILE = "prompts.parquet"
-COMPLETIONS_FILE = "completions.parquet"
 BATCH_SIZES = {"cpu": 32, "cuda": 256}  # continuations that grow at once
 
 PROMPTS = pa.schema(
@@ -86,7 +84,7 @@ def adopt_bundle(work: Work, settings: BundleSettings) -> str:
     return settings.digest
 
 
-@stage("complete", version=1, unit="shard")
+@stage("complete", version=1, unit="shard", modules=("model.checkpoint", "model.generation"))
 def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef, prompts: ArtifactRef) -> str:
     """Continue every prompt of a shard."""
     resources = work.resources

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from flows.cli_inspect import fresh_subject, inspect
 from model import PRESETS, ModelConfig, Transformer, save_weights
+from storage.schemas import COUNTS_FILE
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE, CharTokenizer
 
 

@@ -13,12 +13,11 @@ from flows import pipeline
 from flows.actions import checkpoint_of
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
-from storage.schemas import TOKEN_COUNTS
+from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_rows, write_table
 from tasks.generation.prompts import Prompt
 from tasks.session import artifact
 from tasks.settings import load_settings
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import AsciiTokenizer, Tokenizer
 
 CONTEXT = 48
