@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from storage.atomic import write_file
 
@@ -147,7 +148,7 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
 class _Executed(ast.NodeTransformer):
     """Drop docstrings, and blocks that only type checkers read."""
 
-    def visit(self, node: ast.AST) -> ast.AST | list[ast.stmt]:
+    def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.If) and _is_for_type_checkers(node):
             return [self.visit(child) for child in node.orelse]
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
