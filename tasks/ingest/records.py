@@ -212,7 +212,8 @@ class Limits:
     """How long and how large an extraction may become before it is killed; no part of a result's identity.
 
     Attributes:
-        page_seconds: Longest time between two pages of a document.
+        page_seconds: Longest time between two pages of a document. A page that takes longer, or ends its process, is
+            lost; after 50 lost pages or members the rest of the file is not read.
         document_seconds: Longest time for a whole document, or for a member of a container.
         memory_bytes: Memory that a worker process may add to what it has at its start. Each OCR child has the
             same.

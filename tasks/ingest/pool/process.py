@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
-from tasks.ingest.pool.parts import Loss, Part, PartResult
+from tasks.ingest.pool.parts import Part, PartResult, ProcessLoss
 from tasks.ingest.records import BELL, Extraction, Limits, PageText
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -133,7 +133,7 @@ class WorkerProcess:
                 break
             except ProtocolError as error:
                 what = f"the extraction process sent something unreadable on {part.where(result)}: {error}"
-                result.loss = Loss("crashed", what)
+                result.loss = ProcessLoss("crashed", what)
                 break
             if messages is None:
                 result.loss = self._died(part.where(result))
@@ -195,7 +195,7 @@ class WorkerProcess:
             if messages != []:
                 return messages
 
-    def _died(self, where: str) -> Loss:
+    def _died(self, where: str) -> ProcessLoss:
         """What to say of a process that is gone."""
         # The rest of its group goes first; the leader's own exit status is settled by now.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -203,11 +203,11 @@ class WorkerProcess:
         status = self._process.wait()
         if status == -signal.SIGKILL:
             reason = f"the extraction process was killed on {where}, most likely because memory ran out"
-            return Loss("memory", reason)
+            return ProcessLoss("memory", reason)
         cause = f"signal {-status}" if status < 0 else f"exit status {status}"
         if status == -signal.SIGABRT:
             cause += ", as libraries end that get no more memory; see limits.memory_bytes"
-        return Loss("crashed", f"the extraction process died ({cause}) on {where}")
+        return ProcessLoss("crashed", f"the extraction process died ({cause}) on {where}")
 
 
 def _take(message: dict[str, Any], part: Part, result: PartResult) -> bool:
@@ -226,19 +226,19 @@ def _take(message: dict[str, Any], part: Part, result: PartResult) -> bool:
     elif "done" in message:
         done = Extraction.from_dict(message["done"])
         if done.reason_code == "memory":
-            result.loss = Loss("memory", done.reason)
+            result.loss = ProcessLoss("memory", done.reason)
         else:
             result.done = done
     return False
 
 
-def _overdue(where: str, limits: Limits, whole_document: bool) -> Loss:
+def _overdue(where: str, limits: Limits, whole_document: bool) -> ProcessLoss:
     """What to say of a document that missed a deadline."""
     if whole_document:
         most = f"{limits.document_seconds:g} s (limits.document_seconds)"
         reason = f"the document took more than {most}; it was on {where}"
-        return Loss("timeout", reason, whole_document=True)
-    return Loss("timeout", f"{where} took more than {limits.page_seconds:g} s (limits.page_seconds)")
+        return ProcessLoss("timeout", reason, whole_document=True)
+    return ProcessLoss("timeout", f"{where} took more than {limits.page_seconds:g} s (limits.page_seconds)")
 
 
 def _environment(folder: Path) -> dict[str, str]:

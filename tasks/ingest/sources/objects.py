@@ -23,7 +23,15 @@ from urllib.parse import quote, unquote, urlsplit
 from storage.errors import UserError
 from storage.locks import owner_lock
 from tasks.ingest.sources.ignore import Patterns
-from tasks.ingest.sources.walk import EXCLUDED_FOLDERS, EXCLUDED_REASON, Filters, WalkedFile, encode_path, refuse_large
+from tasks.ingest.sources.walk import (
+    EXCLUDED_FOLDERS,
+    EXCLUDED_REASON,
+    Filters,
+    WalkedFile,
+    encode_path,
+    file_row,
+    refuse_large,
+)
 
 N_DOWNLOADS = 8  # at once: most of the time is waiting
 BATCH_OBJECTS = 1000  # that wait for a thread: a bucket may hold millions
@@ -62,7 +70,7 @@ class ObjectSource:
         return f"{prefix}{self.include[0]}{mark}{query}"
 
     def root(self, cache: Path) -> ObjectRoot:
-        """Opens the filesystem; objects are listed and copied as the rows are asked for.
+        """Open the filesystem; objects are listed and copied as the rows are asked for.
 
         Raises:
             UserError: The address is malformed.
@@ -100,17 +108,17 @@ class ObjectRoot:
 
     @property
     def name(self) -> str:
-        """First part of its files' paths where there are several roots."""
+        """Return the first part of its files' paths, which is used where there are several roots."""
         return self.base.rstrip("/").rpartition("/")[2]
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """No folder of this machine."""
+        """Return nothing: it holds no folder of this machine."""
         return ()
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows; see `tasks.ingest.sources.walk.Root`."""
-        with owner_lock(self.folder / "lock"):
+        """Yield its rows; see `tasks.ingest.sources.walk.Root`."""
+        with owner_lock(self.folder / "lock") if filters.fetch else contextlib.nullcontext():
             objects = self._list()
             if filters.fetch:
                 self._remove_gone({_copy_name(key) for key, info in objects if not refuse_large(info.size, filters)})
@@ -119,7 +127,7 @@ class ObjectRoot:
             prefix = f"{label}/" if label else ""
             for relative, info in objects:
                 tool_folder = _tool_folder(relative)
-                verdict = "" if self._single(relative) else self._left_out_by(relative, filters)
+                verdict = self._left_out_by(relative, filters) if relative else ""
                 if tool_folder or verdict:
                     # A folder that is left out is one row, or counts once.
                     if (tool_folder or verdict) in left_out:
@@ -135,19 +143,16 @@ class ObjectRoot:
                     wanted.append((relative, info))
 
             def row(item: tuple[str, Any]) -> WalkedFile:
-                alone = label or encode_path(self.name)
-                return self._row(alone if self._single(item[0]) else prefix + encode_path(item[0]), *item, filters)
+                relative, info = item
+                path = prefix + encode_path(relative) if relative else label or encode_path(self.name)
+                return self._row(path, relative, info, filters)
 
             with ThreadPoolExecutor(max_workers=N_DOWNLOADS) as threads:
                 for start in range(0, len(wanted), BATCH_OBJECTS):
                     yield from list(threads.map(row, wanted[start : start + BATCH_OBJECTS]))
 
-    def _single(self, relative: str) -> bool:
-        """Whether the base is itself the object."""
-        return not relative
-
     def _list(self) -> Sequence[tuple[str, Any]]:
-        """The objects as (key below the base, its pyarrow FileInfo), sorted by key."""
+        """The objects as (key below the base, its pyarrow FileInfo), sorted; the key is "" where the base is one."""
         import pyarrow as pa
         from pyarrow.fs import FileSelector, FileType
 
@@ -179,27 +184,23 @@ class ObjectRoot:
         return "" if all(included.values()) else relative
 
     def _row(self, path: str, relative: str, info: Any, filters: Filters) -> WalkedFile:
-        """The row of an object, which is copied if it has to be."""
         copy = self.folder / _copy_name(relative)
         listed = WalkedFile(path, self.source, str(copy), info.size, info.mtime_ns or 0)
-        too_large = refuse_large(info.size, filters)
-        if too_large:
+        if too_large := refuse_large(info.size, filters):
             return replace(listed, status="rejected", reason=too_large)
-        if not _is_current(copy, info, exact=filters.fetch):
-            if not filters.fetch:
-                state = f"{self.source}\x00{relative}\x00{info.size}\x00{info.mtime_ns}"
-                return replace(listed, pending_digest=f"pending:{hashlib.sha256(os.fsencode(state)).hexdigest()}")
+        status = _current_copy(copy, info, exact=filters.fetch)
+        if status is None and not filters.fetch:
+            state = f"{self.source}\x00{relative}\x00{info.size}\x00{info.mtime_ns}"
+            return replace(listed, pending_digest=f"pending:{hashlib.sha256(os.fsencode(state)).hexdigest()}")
+        if status is None:
             try:
-                self._copy(info, copy)
+                status = self._fetch(info, copy)
             except OSError as error:
                 reason = f"object cannot be fetched: {_first_line(error)}"
                 return WalkedFile(path, self.source, str(copy), status="failed", reason=reason)
-        status = copy.stat()
-        times = status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-        return WalkedFile(path, self.source, str(copy), status.st_size, *times)
+        return file_row(path, self.source, str(copy), status, filters)
 
-    def _copy(self, info: Any, copy: Path) -> None:
-        """Copy an object as it is now."""
+    def _fetch(self, info: Any, copy: Path) -> os.stat_result:
         temporary = copy.with_name(f"{copy.name}.part")
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -211,32 +212,33 @@ class ObjectRoot:
             if info.mtime_ns is not None and size == info.size and info.mtime_ns < now - SETTLED_NS:
                 os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
             temporary.replace(copy)
+            return copy.stat()
         except OSError:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
             raise
 
     def _remove_gone(self, names: set[str]) -> None:
-        """Deletes the copies of objects that are not there any more."""
         for copy in self.folder.glob("??/*"):
             if f"{copy.parent.name}/{copy.name}" not in names:
                 copy.unlink()
 
 
-def _is_current(copy: Path, info: Any, exact: bool) -> bool:
-    """Compare a copy with the listing of its object.
+def _current_copy(copy: Path, info: Any, exact: bool) -> os.stat_result | None:
+    """Return the state of a copy that is what the listing says of its object.
 
     Args:
-        exact: Both time stamps must be equal. Otherwise a copy made after the object's last change is enough for a
-            plan, although a change within the same second could have gone unseen.
+        exact: Both time stamps must be equal. Otherwise a copy made after the object's last change is enough: good
+            for a plan, although a change within the same second could have gone unseen.
     """
     try:
         status = copy.stat()
     except FileNotFoundError:
-        return False
+        return None
     if info.mtime_ns is None or status.st_size != info.size:
-        return False
-    return status.st_mtime_ns == info.mtime_ns or (not exact and status.st_mtime_ns > info.mtime_ns)
+        return None
+    is_current = status.st_mtime_ns == info.mtime_ns or (not exact and status.st_mtime_ns > info.mtime_ns)
+    return status if is_current else None
 
 
 def _copy_name(relative: str) -> str:
@@ -256,5 +258,4 @@ def _tool_folder(relative: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -285,7 +285,7 @@ class FolderRoot:
             return
         if not stat.S_ISDIR(status.st_mode):
             # Named itself: no pattern applies.
-            yield _row(label or encode_path(self.name), source, str(self.path), status, filters)
+            yield file_row(label or encode_path(self.name), source, str(self.path), status, filters)
             return
         within = f"{label}/{self.within}" if label else self.within
         for path, reason in self.extra:
@@ -335,7 +335,7 @@ def _walk_folder(
         if status is None:
             pending.append(_Folder(location, f"{path}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree))
         elif all(match for _, match in wanted):
-            yield _row(path, source, location, status, filters)
+            yield file_row(path, source, location, status, filters)
         else:
             yield None
 
@@ -347,8 +347,8 @@ def refuse_large(size: int, filters: Filters) -> str:
     return f"the file has {size} bytes; the limit is {filters.max_bytes} (extract.max_file_bytes)"
 
 
-def _row(path: str, source: str, location: str, status: os.stat_result, filters: Filters) -> WalkedFile:
-    """The row of a path that is not a folder."""
+def file_row(path: str, source: str, location: str, status: os.stat_result, filters: Filters) -> WalkedFile:
+    """Return the row of a path that is not a folder."""
     mode, size, mtime_ns = status.st_mode, status.st_size, status.st_mtime_ns
     if stat.S_ISREG(mode):
         reason = refuse_large(size, filters)
