@@ -70,12 +70,12 @@ class PageText:
     error_code: ReasonCode = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return {name: getattr(self, name) for name in _PAGE_FIELDS}  # asdict takes ten times as long
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> PageText:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         return cls(**values)
 
 
@@ -117,11 +117,11 @@ class Extraction:
     members: Sequence[Extraction] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return {**self.to_dict_alone(), "members": [member.to_dict() for member in self.members]}
 
     def to_dict_alone(self) -> dict[str, Any]:
-        """Returns the record without its members."""
+        """Return the record without its members."""
         values = {name: getattr(self, name) for name in _EXTRACTION_FIELDS}
         values["pages"] = [page.to_dict() for page in self.pages]
         values["members"] = []
@@ -129,7 +129,7 @@ class Extraction:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Extraction:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         pages = [PageText.from_dict(page) for page in values.get("pages", [])]
         members = [cls.from_dict(member) for member in values.get("members", [])]
         return cls(**{**values, "pages": pages, "members": members})
@@ -198,12 +198,12 @@ class ExtractOptions:
             raise ValueError(f"extract.ocr_page_segmentation is {self.ocr_page_segmentation}, expected 0 to 13")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ExtractOptions:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         return cls(**values)
 
 
@@ -233,17 +233,17 @@ class Limits:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Limits:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         return cls(**values)
 
 
 def judge_pages(outcome: Extraction, ocr: bool) -> None:
-    """Sets status and reason of a document by its pages: is there text, and if not, why.
+    """Set status and reason of a document by its pages: is there text, and if not, why.
 
     Args:
         outcome: The document; its `kind` and `pages` are read.

@@ -276,7 +276,7 @@ def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
 def _extract_contents(
     work: Work, settings: SegmentSettings, journal: Journal, forgotten: Tombstones
 ) -> dict[Content, list[_Rows]]:
-    """Extract what the journal lacks, on all workers; returns rows of those files for which there was room."""
+    """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
     missing = [content for content in settings.contents if content not in journal]
     total = len(settings.contents)
     made: dict[Content, list[_Rows]] = {}

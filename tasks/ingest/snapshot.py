@@ -290,7 +290,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str
 def write_snapshot(
     files: str, contents: str, segments: dict[str, str], out: str, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Write the table of files; returns counts and a digest of the licences that folders give.
+    """Write the table of files; return counts and a digest of the licences that folders give.
 
     Args:
         files: JSON lines with the fields of each `ListedFile`.

@@ -68,7 +68,7 @@ _OCTAL = re.compile(rb"[ \x00]*([0-7]{1,7})[ \x00]*")
 def read_archive(
     data: bytes, media_type: str, options: ExtractOptions, budget: Budget, passwords: Sequence[str] = ()
 ) -> Iterator[Entry]:
-    """Reads an archive entry by entry; folders are passed over.
+    """Read an archive entry by entry; folders are passed over.
 
     Args:
         data: The archive.
@@ -182,12 +182,12 @@ class _InSmallChunks:
         self._stream = stream
 
     def read(self, _size: int) -> bytes:
-        """Returns what one chunk gives; nothing at the end."""
+        """Return what one chunk gives; nothing at the end."""
         return bytes(self._stream.read1(-1))
 
 
 def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, password: bytes | None) -> bytes:
-    """Decompresses one entry of a ZIP."""
+    """Decompress one entry of a ZIP."""
     bounded = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     try:
         with archive.open(info, pwd=password) as stream:

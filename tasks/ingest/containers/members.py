@@ -27,7 +27,7 @@ _UNKNOWN = Detected("", "application/octet-stream")
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A member that holds no members: a document, a row, or something that could not be read."""
+    """A member that is no container: a document, a row, or something that could not be read."""
 
     locator: str
     entry: Entry
@@ -40,7 +40,7 @@ class Members:
     Args:
         data: The file.
         detected: What it is; a container.
-        options: Limits, and what holds documents in a table.
+        options: Limits, and the columns of tables that hold documents.
         passwords: Tried on encrypted members.
         extract: Extracts a member that is a document.
     """
@@ -63,16 +63,16 @@ class Members:
         self._locators = Locators()
 
     def run(self, skip: int) -> Generator[MemberStarted | Extraction | None, None, str]:
-        """Extracts all members in order.
+        """Extract all members in order.
 
         Args:
-            skip: So many members are passed over: they were done before.
+            skip: Number of members that were done before and are passed over.
 
         Yields:
-            For each member: that it begins, None after each of its pages, its outcome.
+            For each member `MemberStarted`, None after each of its pages, and its outcome.
 
         Returns:
-            What was left out, in words; empty if nothing was.
+            A sentence on members that were left out; empty if none were.
 
         Raises:
             ExtractionProblem: The container cannot be opened, or holds nothing.
@@ -105,7 +105,7 @@ class Members:
         return left_out
 
     def _finish(self, leaf: _Leaf) -> Iterator[Extraction | None]:
-        """A sign of life for each page, then the member's outcome."""
+        """Yield None after each page, so that the pool sees progress, then the member's outcome."""
         entry, outcome = leaf.entry, _outcome(leaf)
         if entry.problem is None and entry.text is not None:
             text = clean(entry.text)
@@ -123,7 +123,7 @@ class Members:
         yield outcome
 
     def _pages(self, leaf: _Leaf, pages: list[PageText]) -> Generator[None, None, Extraction]:
-        """Extract a member's pages into the list; returns its outcome."""
+        """Extract a member's pages into the list; return its outcome."""
         extraction = _guarded(self._extract(leaf.entry.data, leaf.detected))
         while True:
             try:
@@ -160,7 +160,6 @@ class Members:
         yield _Leaf(locator, Entry(locator, problem=problem), detected)
 
     def _entries(self, data: bytes, detected: Detected) -> Generator[Entry, None, None]:
-        """The entries of one container."""
         if detected.kind == "table":
             yield from read_table(data, detected.media_type, self._options, self._budget)
         else:

@@ -37,7 +37,7 @@ _ARROW_TYPES = {"integer": "int64", "real": "float64", "text": "string", "blob":
 
 
 def read_table(data: bytes, media_type: str, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
-    """Reads the documents of a table.
+    """Read the documents of a table.
 
     Args:
         data: The file.
@@ -152,7 +152,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def json_lines_column(data: bytes, options: ExtractOptions) -> str | None:
-    """Finds the column that holds the documents of a JSON Lines file.
+    """Find the column that holds the documents of a JSON Lines file.
 
     Args:
         data: The file.
@@ -255,7 +255,7 @@ def _read_sqlite(data: bytes, options: ExtractOptions, budget: Budget) -> Iterat
 
 
 def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
-    """Copies the tables and views that the query speaks of from SQLite; returns the names of all."""
+    """Copy the tables and views that the query speaks of from SQLite; return the names of all."""
     import sqlite3
 
     copied = data
@@ -286,7 +286,7 @@ def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
 
 
 def _copy_table(source: sqlite3.Connection, table: str, database: Any) -> None:
-    """Copies one table or view into DuckDB."""
+    """Copy one table or view into DuckDB."""
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())

@@ -103,7 +103,7 @@ class Detected:
 
 
 def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
-    """Tells what a whole file is, where its first bytes are not enough: what lies in a package, whether rows hold text.
+    """Tell what a whole file is, where its first bytes are not enough: what lies in a package, whether rows hold text.
 
     Args:
         data: The whole file.
@@ -126,7 +126,7 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
 
 
 def detect(head: bytes, data_len: int, suffix: str) -> Detected:
-    """Tells what a file is by its beginning.
+    """Tell what a file is by its beginning.
 
     Args:
         head: Its first `HEAD_BYTES` bytes (or all of it).

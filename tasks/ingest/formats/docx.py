@@ -29,7 +29,7 @@ _CHARACTERS = {f"{_WORD}tab": "\t", f"{_WORD}ptab": "\t", f"{_WORD}noBreakHyphen
 
 
 def read_docx(data: bytes, options: ExtractOptions) -> Parsed:
-    """Reads a Word document.
+    """Read a Word document.
 
     Args:
         data: The whole file.
@@ -58,7 +58,7 @@ def read_docx(data: bytes, options: ExtractOptions) -> Parsed:
 
 
 def _check_sizes(data: bytes, options: ExtractOptions) -> None:
-    """Refuses a package that would unpack to too much; zipfile never gives more than what is declared."""
+    """Refuse a package that would unpack to too much; zipfile never gives more than what is declared."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as package:
             infos = package.infolist()

@@ -19,7 +19,7 @@ _FENCE = re.compile(r"^`{3,}", re.MULTILINE)
 
 
 def read_notebook(data: bytes) -> Parsed:
-    """Reads a Jupyter notebook, of version 3 or later.
+    """Read a Jupyter notebook, of version 3 or later.
 
     Args:
         data: The whole file.

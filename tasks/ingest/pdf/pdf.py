@@ -48,7 +48,7 @@ def extract_pdf(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, str | None]:
-    """Reads a PDF.
+    """Read a PDF.
 
     Args:
         data: The file.
@@ -199,7 +199,7 @@ def _layer_record(number: int, text: str, routing: Routing) -> PageText:
 def _read_by_ocr(
     page: pdfium.PdfPage, layer: PageText, raw_text: str, routing: Routing, options: ExtractOptions
 ) -> PageText:
-    """Renders a page and reads the picture; the layer stays where it says more or OCR cannot be had."""
+    """Render a page and read the picture; the layer stays where it says more or OCR cannot be had."""
     try:
         read = _ocr_rendered(page, options)
     except OcrUnavailable as error:

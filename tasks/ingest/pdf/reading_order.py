@@ -63,7 +63,7 @@ _Row = list[_Piece]
 
 
 def text_in_column_order(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> str:
-    """Returns the text of a page with its columns one after the other, if the file has them interleaved.
+    """Return the text of a page with its columns one after the other, if the file has them interleaved.
 
     Args:
         page: The page.

@@ -18,7 +18,7 @@ _WORD = re.compile(r"\w+")
 
 
 def merge_lines(layer: str, read: str) -> str:
-    """Merges a layer with an OCR reading of the same page.
+    """Merge a layer with an OCR reading of the same page.
 
     Args:
         layer: The text layer.

@@ -28,7 +28,7 @@ def extract_image(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, None]:
-    """Reads an image, one page per frame of a TIFF.
+    """Read an image, one page per frame of a TIFF.
 
     Args:
         data: The file.
@@ -123,7 +123,7 @@ def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageT
 
 
 def to_grey(image: Image.Image, max_pixels: int) -> Image.Image:
-    """Turns an image of any mode into what OCR reads best.
+    """Turn an image of any mode into what OCR reads best.
 
     Args:
         image: The image; is left as it is.
@@ -175,7 +175,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def fitting_size(size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
-    """Returns the size scaled down, if need be, to at most `max_pixels` and sides that Tesseract accepts."""
+    """Return the size scaled down, if need be, to at most `max_pixels` and sides that Tesseract accepts."""
     width, height = size
     scale = min(1.0, math.sqrt(max_pixels / (width * height)), MAX_SIDE / max(size))
     return (width, height) if scale == 1.0 else (max(1, int(width * scale)), max(1, int(height * scale)))

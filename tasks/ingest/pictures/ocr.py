@@ -67,7 +67,7 @@ class _Word:
 
 
 def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> tuple[str, float | None]:
-    """Reads the text in an image.
+    """Read the text in an image.
 
     Args:
         image: The image; best 8-bit grey ("L").
@@ -101,12 +101,12 @@ def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = Non
 
 
 def _read_turned(grey: Image.Image, turn: int, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
-    """Recognises an image that is first turned clockwise."""
+    """Recognise an image that is first turned clockwise."""
     return _read(grey.rotate(-turn, expand=True, fillcolor=255), options, dpi)
 
 
 def engine_version() -> str | None:
-    """Returns Tesseract's version, for example "5.5.4", or None where it cannot be loaded."""
+    """Return Tesseract's version, for example "5.5.4", or None where it cannot be loaded."""
     try:
         first = str(_tesserocr().tesseract_version()).split("\n", 1)[0]
     except OcrUnavailable:
@@ -120,7 +120,7 @@ def ocr_ready(languages: str) -> bool:
 
 
 def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
-    """Recognises once."""
+    """Recognise once."""
     engine = _engine(_data_folder(options.ocr_languages), options.ocr_languages, options.ocr_page_segmentation)
     try:
         _show(engine, grey, dpi)
@@ -138,7 +138,7 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[
 
 
 def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
-    """Gives the engine an image to work on."""
+    """Give the engine an image to work on."""
     from PIL import ImageFilter
 
     smooth = grey.filter(ImageFilter.Kernel((3, 3), _SMOOTHING))

@@ -197,7 +197,7 @@ class Document:
                     self._failure = self._failure or result.done
 
     def lose(self, part: Part, result: PartResult) -> Part | None:
-        """Record a lost process against its page or member; returns the part to try next, if any.
+        """Record a lost process against its page or member; return the part to try next, if any.
 
         Pages that were read stay. After `MAX_LOSSES` no more is tried, and the last lost page or the container says so.
         """

@@ -112,7 +112,7 @@ class WorkerProcess:
         return int(statm.split()[1]) * _PAGE_BYTES
 
     def run(self, part: Part, limits: Limits) -> PartResult:
-        """Hands over a part of a document and collects what comes back.
+        """Hand over a part of a document and collect what comes back.
 
         A result with a `loss` means that the process hangs or died: it must be killed.
 
@@ -148,7 +148,7 @@ class WorkerProcess:
         return result
 
     def kill(self) -> None:
-        """Kills the process with everything it started, and removes its temporary files."""
+        """Kill the process with everything it started, and remove its temporary files."""
         # Before it is reaped; see is_alive.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ class WorkerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_until_ready(self) -> None:
-        """Waits for the first message; a worker that cannot start is no document's fault."""
+        """Wait for the first message; a worker that cannot start is no document's fault."""
         try:
             messages = self._next_messages(time.monotonic() + START_SECONDS)
         except (TimeoutError, ProtocolError, PoolError) as error:
@@ -211,7 +211,7 @@ class WorkerProcess:
 
 
 def _take(message: dict[str, Any], part: Part, result: PartResult) -> bool:
-    """Adds one message to the document or to the result; returns whether a member of a container begins."""
+    """Add one message to the document or to the result; return whether a member of a container begins."""
     if "page" in message:
         result.pages.append(PageText.from_dict(message["page"]))
     elif "member" in message:

@@ -42,7 +42,7 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """Serves jobs until standard input ends."""
+    """Serve jobs until standard input ends."""
     results = os.dup(1)
     os.dup2(2, 1)  # Whatever a library prints must not get between the messages.
     _become_expendable()
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def run_job(job: dict[str, Any], send: _Send) -> Extraction:
-    """Extracts one document, or the part of it that is asked for.
+    """Extract one document, or the part of it that is asked for.
 
     Args:
         job: As `tasks.ingest.pool.parts.Part.message` makes it.
@@ -168,7 +168,7 @@ def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extr
 
 
 def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Passes jobs on until the parent closes its end or dies; then nothing of this process group stays."""
+    """Pass jobs on until the parent closes its end or dies; then nothing of this process group stays."""
     reader = MessageReader(0)
     with contextlib.suppress(OSError, ProtocolError):
         while (messages := reader.read_available()) is not None:
@@ -178,7 +178,7 @@ def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def _leave() -> None:
-    """Ends this process and all that it started; a parent that was killed could not clear up, so this does."""
+    """End this process and all that it started; a parent that was killed could not clear up, so this does."""
     folder = Path(os.environ.get("TMPDIR", "")).parent
     if folder.name.startswith(TEMPORARY_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,14 +190,14 @@ def _leave() -> None:
 
 
 def _ring() -> None:
-    """Wakes a parent that lets pages come together: the outcome follows, and then this process has nothing to do."""
+    """Wake a parent that lets pages come together: the outcome follows, and then this process has nothing to do."""
     bell = os.environ.get(BELL)
     if bell:
         os.write(int(bell), b"!")
 
 
 def _become_expendable() -> None:
-    """Makes this process the first to go when the machine runs out of memory, without a core dump."""
+    """Make this process the first to go when the machine runs out of memory, without a core dump."""
     os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):

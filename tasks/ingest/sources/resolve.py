@@ -1,6 +1,6 @@
-"""Sources: what a corpus is made from, as people write it, and the list of files behind it.
+"""Resolve the sources of a corpus from their addresses, and list and hash the files behind them.
 
-In: strings. Out: one row for every file that is wanted, wherever it lies. A source is written as
+A source is written as
 
     docs                                     a folder or a file; relative paths count from the base
     docs/**/*.pdf                            files of a folder, `*` and `?` stand for parts of a name, `**` for folders
@@ -44,7 +44,7 @@ _PASSWORD = re.compile(r"([^/:@\s]+:)[^/@\s]+@")  # of an address whose scheme w
 
 @dataclass(frozen=True)
 class WalkSettings:
-    """Which files of the sources are wanted. Files that are named as a source themselves always are.
+    """Selection of the sources' files. Files that are named as a source themselves are always selected.
 
     Attributes:
         include: Patterns as in a .gitignore, one per line or with commas between them, tried from each source's
@@ -60,7 +60,7 @@ class WalkSettings:
     respect_gitignore: bool = True
 
     def filters(self) -> Filters:
-        """The settings ready for use.
+        """Return the settings with compiled patterns.
 
         Raises:
             UserError: A pattern is malformed.
@@ -72,7 +72,7 @@ class Source(Protocol):
     """Something that holds documents. Its text is its canonical address, which resolves to an equal source."""
 
     def root(self, cache: Path) -> Root:
-        """Fetches what must be fetched to walk it.
+        """Return what is walked; fetch a repository first.
 
         Args:
             cache: Folder for what is fetched.
@@ -98,7 +98,7 @@ class FolderSource:
         return str(self.path) + (self.include[0] if self.include else "")
 
     def root(self, cache: Path) -> FolderRoot:
-        """What is walked; nothing is fetched.
+        """Return what is walked.
 
         Raises:
             UserError: It does not exist any more.
@@ -109,7 +109,7 @@ class FolderSource:
 
 
 def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[Source]:
-    """Sources from what people write; see the head of this module.
+    """Resolve the addresses of sources; see the head of this module.
 
     Args:
         sources: Their strings; one may hold several on lines of their own.
@@ -230,7 +230,6 @@ def _order(source: Source) -> tuple[int, tuple[str, ...]]:
 
 
 def _resolve(text: str, base: Path) -> Source:
-    """One source."""
     if text.startswith(SCHEME):
         return DocumentsSource(_resolve(text.removeprefix(SCHEME).strip(), base))
     _refuse_credentials(text)
@@ -249,7 +248,7 @@ def _resolve(text: str, base: Path) -> Source:
 
 
 def _refuse_credentials(text: str) -> None:
-    """Refuses an address that holds a password before anything tells or keeps it."""
+    """Raise for an address that holds a password, before it is logged or stored."""
     scheme, has_scheme, rest = text.partition("://")
     if not has_scheme or "/" in scheme:
         return
@@ -265,12 +264,10 @@ def _refuse_credentials(text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """What was written, without a password."""
     return _PASSWORD.sub(r"\1***@", text)
 
 
 def _file_path(text: str) -> str:
-    """The path of a `file://` address."""
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
         raise UserError(f"source {text!r}: write file:///absolute/path, with %3F for ? and %23 for #")
@@ -278,7 +275,6 @@ def _file_path(text: str) -> str:
 
 
 def _local_source(text: str, base: Path) -> Source:
-    """A path, a path with wildcards, or a bare repository."""
     path = base / Path(text).expanduser()
     if not os.path.lexists(path):  # A name with a star in it that exists means itself.
         folder, pattern = _split_wildcards(str(path))
@@ -298,7 +294,6 @@ def _local_source(text: str, base: Path) -> Source:
 
 
 def _is_bare(path: Path) -> bool:
-    """Whether a path is a bare repository by name and content."""
     return path.name.endswith(".git") and (path / "HEAD").is_file() and (path / "objects").is_dir()
 
 
@@ -334,7 +329,6 @@ def _git_source(text: str, base: Path) -> GitSource:
 
 
 def _repository(path: str, text: str, base: Path) -> str:
-    """Absolute path of a local repository."""
     found = base / Path(path).expanduser()
     if not found.is_dir():
         raise UserError(
@@ -347,7 +341,6 @@ def _repository(path: str, text: str, base: Path) -> str:
 
 
 def _object_source(text: str) -> ObjectSource:
-    """A prefix of a bucket, or a pattern for its keys."""
     path, mark, query = text.partition("?")
     prefix, pattern = _split_wildcards(path.rstrip("/"))
     if pattern:
@@ -358,7 +351,6 @@ def _object_source(text: str) -> ObjectSource:
 
 
 def _patterns(setting: str, text: str) -> Patterns | None:
-    """The patterns of a setting; None where it is empty."""
     lines = split_patterns(text)
     for line in lines:
         _check_pattern(setting, text, line)
@@ -366,6 +358,6 @@ def _patterns(setting: str, text: str) -> Patterns | None:
 
 
 def _check_pattern(where: str, text: str, pattern: str) -> None:
-    """Refuses a pattern that could match nothing."""
+    """Raise for a pattern that could match nothing."""
     if not Patterns([pattern]):
         raise UserError(f"{where} {text!r}: {pattern!r} is no pattern; is a ] or a character after \\ missing?")

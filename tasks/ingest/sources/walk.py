@@ -83,7 +83,7 @@ class WalkedFile:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a walk found.
+    """Result of a walk.
 
     Attributes:
         files: One row per path, sorted by path.
@@ -124,14 +124,14 @@ class Root(Protocol):
 
     @property
     def name(self) -> str:
-        """First part of its files' paths where there are several roots."""
+        """Return the first part of its files' paths, which is used where there are several roots."""
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """Folders that are walked for it: the one it is, and those above."""
+        """Return the folders that are walked for it: the one it is, and those above."""
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows, with None for each path that patterns leave out.
+        """Yield its rows, with None for each path that patterns leave out.
 
         Args:
             label: First part of the paths, encoded; "" for none.
@@ -170,7 +170,7 @@ def walk_roots(roots: Sequence[Root], exclude: Sequence[Path] = (), filters: Fil
 
 
 def encode_path(path: str) -> str:
-    """Returns a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
+    """Return a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
     return _TO_ENCODE.sub(lambda match: f"%{ord(match[0]) & 0xFF:02X}", path)
 
 
@@ -218,7 +218,7 @@ class _Folder:
         self.in_work_tree = in_work_tree
 
     def enter(self, entries: list[os.DirEntry[str]]) -> None:
-        """Takes up the `.gitignore` that lies in it."""
+        """Take up the `.gitignore` that lies in it."""
         names = {entry.name for entry in entries if entry.name in (".git", ".gitignore")}
         if ".git" in names:
             self.in_work_tree = True
@@ -267,16 +267,16 @@ class FolderRoot:
 
     @property
     def name(self) -> str:
-        """First part of its files' paths where there are several roots."""
+        """Return the first part of its files' paths, which is used where there are several roots."""
         return self.called or self.path.name
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """Folders that are walked for it: the one it is, and those above."""
+        """Return the folders that are walked for it: the one it is, and those above."""
         return tuple(str(folder) for folder in (self.path, *self.path.parents))
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows; see `Root`."""
+        """Yield its rows; see `Root`."""
         source = self.source or encode_path(str(self.path))
         try:
             status = self.path.lstat()
@@ -359,5 +359,4 @@ def file_row(path: str, source: str, location: str, status: os.stat_result, filt
 
 
 def _unreadable(path: str, source: str, location: str, error: OSError) -> WalkedFile:
-    """The row of a path that cannot be looked at."""
     return WalkedFile(path, source, location, status="failed", reason=f"cannot be examined: {error.strerror}")
