@@ -112,7 +112,6 @@ def yield_document(
 
 
 def _outcome(detected: Detected) -> Extraction:
-    """The outcome of a document before it is read."""
     return Extraction(
         "ok",
         kind=detected.kind,

@@ -106,7 +106,6 @@ def decode(data: bytes) -> Decoded:
 
 
 def _count_controls(text: str) -> int:
-    """How many control characters `clean` takes out of a text."""
     encoded = text.encode("utf-8", "surrogatepass")
     return len(encoded) - len(encoded.translate(None, _CONTROL_BYTES))
 
@@ -246,7 +245,6 @@ def _choose(sample: bytes, found: Sequence[Any]) -> tuple[str, float]:
 
 
 def _is_coherent(sample: bytes, encoding: str) -> bool:
-    """Whether the sample decodes to words in one script each."""
     text = sample.decode(encoding, errors="replace")
     beyond = sum(map(len, _BEYOND_ASCII.findall(text)))
     return len(_INCOHERENT.findall(text)) + text.count("\ufffd") <= 0.05 * beyond

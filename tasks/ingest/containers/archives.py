@@ -102,7 +102,6 @@ def is_tar_header(block: bytes) -> bool:
 
 
 def _corrupt(what: str, error: Exception | str) -> ExtractionProblem:
-    """The problem of something damaged."""
     detail = error if isinstance(error, str) else str(error) or type(error).__name__
     if isinstance(error, RecursionError):
         detail = "headers without end"
@@ -150,7 +149,6 @@ def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: S
 
 
 def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, passwords: Sequence[str]) -> bytes:
-    """The bytes of one entry of a ZIP."""
     unsafe = unsafe_name(info.filename)
     if stat.S_ISLNK(info.external_attr >> 16):
         unsafe = "it is a symbolic link"
@@ -187,7 +185,6 @@ class _InSmallChunks:
 
 
 def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, password: bytes | None) -> bytes:
-    """Decompress one entry of a ZIP."""
     bounded = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     try:
         with archive.open(info, pwd=password) as stream:
@@ -321,7 +318,6 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
 
 
 def _read_tar_entry(archive: tarfile.TarFile, header: tarfile.TarInfo, budget: Budget, booked: bool) -> bytes:
-    """The bytes of one entry of a TAR."""
     unsafe = unsafe_name(header.name)
     if header.type in _TAR_KINDS:
         unsafe = f"it is a {_TAR_KINDS[header.type]}"

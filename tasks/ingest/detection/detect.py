@@ -246,7 +246,6 @@ def _by_markup(text: str, suffix: str) -> Detected | None:
 
 
 def _skip_comments(text: str) -> str:
-    """The text without white space and comments at its beginning."""
     text = text.lstrip()
     while text.startswith("<!--") and "-->" in text:
         text = text[text.index("-->") + 3 :].lstrip()
@@ -275,7 +274,6 @@ def _is_json_lines(text: str) -> bool:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a short text is JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

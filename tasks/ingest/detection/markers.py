@@ -335,7 +335,6 @@ def by_shebang(head: str) -> str | None:
 
 
 def _by_mode_line(head: str) -> str | None:
-    """The language that a line for an editor names."""
     first = "\n".join(line[:500] for line in head.split("\n", _MODE_LINES)[:_MODE_LINES])
     match = _EMACS_MODE.search(first) or _VIM_MODE.search(first)
     return KERNELS.get(match[1].lower()) if match else None

@@ -97,7 +97,6 @@ def _text(body: Any) -> str:
 
 
 def _begin(flow: TextFlow, tag: str, element: Any) -> None:
-    """What the beginning of an element adds."""
     if tag in _TEXTS:
         # Word marks the spaces that count; the others stand between elements, which have no text of their own.
         flow.preformatted(element.text or "")
@@ -110,7 +109,6 @@ def _begin(flow: TextFlow, tag: str, element: Any) -> None:
 
 
 def _end(flow: TextFlow, tag: str, tables: int) -> None:
-    """What the end of an element adds."""
     if tag == f"{_WORD}p":
         if tables:
             flow.text(" ")  # Paragraphs of one cell stay on the line of its row.

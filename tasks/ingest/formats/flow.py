@@ -58,7 +58,6 @@ class TextFlow:
         return _BLANK_RUNS.sub("\n\n", "\n".join(lines)).strip("\n")
 
     def _put(self, text: str) -> None:
-        """Add text after the breaks that are due."""
         missing = self._wanted - self._breaks
         if missing > 0:
             self._pieces.append("\n" * missing)

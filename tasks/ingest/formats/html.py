@@ -120,5 +120,4 @@ class _Reader:
 
 
 def _is_hidden(attributes: dict[str, str]) -> bool:
-    """Whether an element is not shown."""
     return "hidden" in attributes or "display:none" in attributes.get("style", "").replace(" ", "").lower()

@@ -129,7 +129,6 @@ def _judged_together(text: str) -> Iterator[str]:
 
 
 def _count_letters(line: str) -> int:
-    """Letters of ASCII."""
     return len(line.encode("ascii", "ignore").translate(None, _NOT_LETTERS))
 
 

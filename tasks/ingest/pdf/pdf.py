@@ -192,7 +192,6 @@ def _clean(text: str) -> str:
 
 
 def _layer_record(number: int, text: str, routing: Routing) -> PageText:
-    """The page as its text layer has it."""
     return PageText(number, text, "text" if text.strip() else "none", routing.engine)
 
 

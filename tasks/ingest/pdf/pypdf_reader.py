@@ -147,7 +147,6 @@ def _open(data: bytes, first_opinion: str, passwords: Sequence[str]) -> tuple[py
 
 
 def _read_page(reader: pypdf.PdfReader, index: int) -> PageText:
-    """One page by pypdf's text extraction."""
     number = index + 1
     try:
         text = clean(reader.pages[index].extract_text())

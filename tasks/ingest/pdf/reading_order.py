@@ -209,7 +209,6 @@ def _by_column(rows: list[_Row], gutter: float) -> Iterator[_Row]:
 
 
 def _characters(layer: pdfium.PdfTextPage, line: _Row) -> str:
-    """The text of a line."""
     start = line[0].start
     text: str = layer.get_text_range(start, line[-1].end - start, errors="surrogatepass")
     return text.rstrip()

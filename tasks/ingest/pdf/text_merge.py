@@ -49,7 +49,6 @@ def agree(layer: str, read: str) -> bool:
 
 
 def _bare(line: str) -> str:
-    """A line without what OCR and typesetting spell differently."""
     return "".join(line.casefold().split())
 
 

@@ -65,7 +65,6 @@ def extract_image(
 def _frames(
     image: Image.Image, options: ExtractOptions, pages: Sequence[int] | None, ocr_pages: int | None
 ) -> Generator[PageText, None, None]:
-    """The pages of an open image."""
     wanted = None if pages is None else frozenset(pages)
     n_read_by_ocr = 0
     page = 0
@@ -103,7 +102,6 @@ def _frames(
 
 
 def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageText:
-    """One page from the frame that the image stands at."""
     try:
         grey = to_grey(image, options.ocr_max_pixels)
     except Exception as error:
@@ -202,5 +200,4 @@ def _stated_dpi(image: Image.Image) -> int | None:
 
 
 def _failed(page: int, error: str) -> PageText:
-    """A page that could not be read."""
     return PageText(page, "", "none", "pillow", error=stable_text(error))

@@ -89,7 +89,6 @@ class MessageReader:
         return list(self._complete())
 
     def _complete(self) -> Iterator[dict[str, Any]]:
-        """Take complete messages out of the buffer."""
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:

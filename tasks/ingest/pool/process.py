@@ -196,7 +196,6 @@ class WorkerProcess:
                 return messages
 
     def _died(self, where: str) -> ProcessLoss:
-        """What to say of a process that is gone."""
         # The rest of its group goes first; the leader's own exit status is settled by now.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -233,7 +232,6 @@ def _take(message: dict[str, Any], part: Part, result: PartResult) -> bool:
 
 
 def _overdue(where: str, limits: Limits, whole_document: bool) -> ProcessLoss:
-    """What to say of a document that missed a deadline."""
     if whole_document:
         most = f"{limits.document_seconds:g} s (limits.document_seconds)"
         reason = f"the document took more than {most}; it was on {where}"

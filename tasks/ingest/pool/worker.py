@@ -123,7 +123,6 @@ def _page_numbers(job: dict[str, Any], options: ExtractOptions) -> Sequence[int]
 
 
 def _message_of(item: PageText | MemberStarted | Extraction | None) -> dict[str, Any]:
-    """What to send for something that an extraction yields."""
     if isinstance(item, PageText):
         return {"page": item.to_dict()}
     if isinstance(item, MemberStarted):
@@ -143,7 +142,6 @@ def _row_fields(detected: Detected) -> dict[str, Any]:
 
 
 def _memory_reason(job: dict[str, Any]) -> str:
-    """Why a document ended for lack of memory."""
     mebibytes = Limits.from_dict(job["limits"]).memory_bytes // 1024**2
     return f"the extraction needed more than {mebibytes} MiB of memory (limits.memory_bytes)"
 
@@ -205,7 +203,6 @@ def _become_expendable() -> None:
 
 
 def _own_bytes() -> int:
-    """The address space that this process has now."""
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     except (OSError, ValueError):

@@ -1,8 +1,7 @@
-"""A git repository at a revision as a source: fetched by the git program, its files laid out in the cache.
+"""Fetch a git repository at a revision with the git program, and write the files of its commit into the cache.
 
-In: an address and a branch, a tag or a commit. Out: a folder with the files of that commit, which is walked like any
-other. A bare mirror per address is fetched into; the files of a commit are written once, under the commit's name, and
-go again when later commits took their place and no process reads them.
+Each address has a bare mirror. The files of a commit are written once, under the commit's name, walked like any folder,
+and removed when later commits took their place and no process reads them.
 
 Nothing of a repository is executed: no checkout takes place, so that neither hooks nor filters nor attributes act, and
 blobs are written byte for byte. A tree is somebody else's data too: its names may climb out, its links may point
@@ -93,7 +92,6 @@ class GitSource:
         return self._at(self.revision)
 
     def _at(self, revision: str) -> str:
-        """The address at a revision."""
         return f"git+{self.address}@{revision}" + (f"#subdir={self.subdir}" if self.subdir else "")
 
     @property
@@ -142,7 +140,6 @@ class GitSource:
                     _remove_unread(export)
 
     def _home(self, cache: Path) -> Path:
-        """Where the mirror and the exports of the repository lie."""
         return cache / "git" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
 
     def _resolve(self, mirror: Path) -> str:
@@ -169,7 +166,6 @@ class GitSource:
         return commit
 
     def _fetch(self, mirror: Path) -> None:
-        """Bring branches and tags up to date."""
         refs = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"]
         if self.revision == "HEAD":
             refs.append("+HEAD:refs/sheepfold/head")
@@ -179,7 +175,6 @@ class GitSource:
             raise UserError(f"cannot fetch {self.address}: {error}; check the address and your rights to it") from None
 
     def _find(self, mirror: Path) -> str | None:
-        """The commit of the revision in the mirror."""
         names = ["refs/sheepfold/head"] if self.revision == "HEAD" else []
         names += [f"refs/heads/{self.revision}", f"refs/tags/{self.revision}"]
         if _ABBREVIATED.fullmatch(self.revision):
@@ -310,7 +305,6 @@ def _open_new(path: Path) -> IO[bytes]:
 
 
 def _copy_blob(git: subprocess.Popen[bytes], entry: _Entry, target: IO[bytes]) -> None:
-    """Ask `git cat-file --batch` for one blob and writes it."""
     assert git.stdin is not None
     assert git.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # It ended; the empty answer below says so.
@@ -422,7 +416,6 @@ def _running(mirror: Path | None, seconds: float, *arguments: str) -> Iterator[s
 
 
 def _kill(git: subprocess.Popen[bytes]) -> None:
-    """End a command with all that it started."""
     if git.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(git.pid, signal.SIGKILL)

@@ -358,6 +358,5 @@ def _patterns(setting: str, text: str) -> Patterns | None:
 
 
 def _check_pattern(where: str, text: str, pattern: str) -> None:
-    """Raise for a pattern that could match nothing."""
     if not Patterns([pattern]):
         raise UserError(f"{where} {text!r}: {pattern!r} is no pattern; is a ] or a character after \\ missing?")
