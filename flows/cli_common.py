@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -31,6 +31,11 @@ def say(text: str) -> None:
 def print_json(document: Any) -> None:
     """Print a result for machines."""
     print(json.dumps(document, ensure_ascii=False, indent=1))
+
+
+def answer(document: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    """Print a result for machines, or for people."""
+    (print_json if as_json else show)(document)
 
 
 def fail(error: BaseException) -> NoReturn:
