@@ -13,7 +13,7 @@ from flows.report import write_generation_page
 from storage.errors import UserError
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.generation.prompts import Prompt, one_prompt, read_prompts
+from tasks.generation.prompts import Prompt, given_id, one_prompt, read_prompts
 from tasks.generation.stage import complete
 from tasks.resources import Resources
 from tasks.session import Session, ThreadSession, artifact
@@ -101,7 +101,7 @@ def generate_direct(
         page = write_generation_page(place, session.store, corpus, made).files[0] if asked.prompts else ""
         path = completions_path(session.store, made)
     report = session.reports[complete.name]
-    rows = read_rows(Path(path))
+    rows = [{**row, "id": given_id(row)} for row in read_rows(Path(path))]
     tokens = sum(row["n_tokens"] for row in rows) if report.computed and not report.reused else 0
     return Generated(rows, path, str(page), tokens, _elapsed(resources.generated_between) if tokens else 0.0)
 
