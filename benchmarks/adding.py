@@ -112,9 +112,9 @@ def prepare(home: Path, sources: Sequence[str]) -> float:
     from tasks.ingest.sources.resolve import resolve_sources
     from tasks.resources import Resources
     from tasks.session import Session
-    from tasks.settings import load_settings
+    from tasks.settings import load_settings, parse_assignments
 
-    settings = load_settings(None, ["tokenizer.kind=bpe", f"tokenizer.vocab_size={VOCABULARY}"])
+    settings = load_settings(None, parse_assignments(["tokenizer.kind=bpe", f"tokenizer.vocab_size={VOCABULARY}"]))
     place = Home.from_environment(str(home)).create()
     with Resources(place, workers=2) as resources:
         session = Session(place, resources)

@@ -1,7 +1,7 @@
-"""Continuing from a model: its network, its weights and its tokeniser take the place of what settings would choose.
+"""Continue training from a model: its network, its weights and its tokeniser replace those of the settings.
 
-A base is named as models are everywhere (an alias, a number, a `models:/` address, a run id, a folder of ours), or is a
-folder in a layout of Hugging Face. It is found once for a run: an alias that moves meanwhile changes nothing.
+A base is named as models are everywhere (alias, number, `models:/` address, run id, folder), or is a folder in a layout
+of Hugging Face. It is resolved once for a run: an alias that moves meanwhile changes nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from flows.actions import checkpoint_of, registry_of, resolve_version
+from flows.models import checkpoint_of, resolve_version
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import noted_names
 from storage.registry import CHAMPION, Registry
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
 from tasks.promotion import trained_on
-from tasks.resources import Resources
-from tasks.session import Session
+from tasks.run import Run
 from tasks.settings import Settings, TokenizerSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.train_settings import ModelSettings
@@ -41,10 +39,10 @@ class Base:
     """A model to continue from.
 
     Attributes:
-        checkpoint: its artefact.
-        folder: where that lies.
-        shape: fields of its `model.ModelConfig`.
-        framing: whether ids that begin and end a text stood around its documents, `bos` and `eos`.
+        checkpoint: Its artefact.
+        folder: Folder of the artefact.
+        shape: Fields of its `model.ModelConfig`.
+        framing: `bos` and `eos`: ids around its documents.
     """
 
     checkpoint: ArtifactRef
@@ -53,52 +51,48 @@ class Base:
     framing: dict[str, bool]
 
 
-def find_base(session: Session, settings: Settings) -> Base | None:
-    """The model to continue from, if one is asked for.
+def check_base(run: Run, settings: Settings) -> Base | None:
+    """Return the model to continue from, if one is asked for.
 
     Raises:
-        BaseError: if a plan would have to take it in first.
+        BaseError: if the settings contradict it, or a plan would have to copy it into the store first.
         UserError: if the name leads to no model.
     """
     name = settings.train.base
     if not name:
         return None
-    if name not in session.bases:
-        session.bases[name] = _base_of(session, _checkpoint(session, name))
-    found: Base = session.bases[name]
-    return found
+    base = _base_of(run, _checkpoint(run, name))
+    with_base(settings, base)
+    return base
 
 
-def _checkpoint(session: Session, name: str) -> ArtifactRef:
+def _checkpoint(run: Run, name: str) -> ArtifactRef:
     folder = Path(name).expanduser()
-    if session.resources is None:
-        return _planned(session, name, folder)
+    if run.plan:
+        return _planned(run, name, folder)
     if not folder.is_dir():
-        return checkpoint_of(session, name)
+        return checkpoint_of(run, name)
     if _is_bundle(folder):
-        return checkpoint_of(session, str(folder))
-    session.home.create().cache.mkdir(exist_ok=True)
-    with TemporaryDirectory(dir=session.home.cache, prefix="base-") as place:
+        return checkpoint_of(run, str(folder))
+    run.home.create().cache.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=run.home.cache, prefix="base-") as place:
         taken = Path(place) / "bundle"
         import_folder(folder, taken)
-        return checkpoint_of(session, str(taken))
+        return checkpoint_of(run, str(taken))
 
 
-def _planned(session: Session, name: str, folder: Path) -> ArtifactRef:
-    """A registered model that the store has; a plan takes nothing in."""
+def _planned(run: Run, name: str, folder: Path) -> ArtifactRef:
     if not folder.is_dir():
-        with Resources(session.home) as resources:
-            ref = resolve_version(Registry(resources.tracking), name).checkpoint
-        if session.store.find(ref.stage, ref.key) is not None:
+        ref = resolve_version(Registry(run.tracking), name).checkpoint
+        if run.store.find(ref.stage, ref.key) is not None:
             return ref
     raise BaseError(
-        f"train.base={name} is not in the store, and a plan takes nothing in: run, or plan without train.base what "
-        "comes before the training"
+        f"train.base={name} is not in the store, and a plan copies nothing into it: run, or plan without train.base"
     )
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Whether a folder is laid out as ours: its config.json holds the network's fields under `model`."""
+    """Return True for a folder in our layout: its config.json holds the network's fields under `model`."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,63 +100,54 @@ def _is_bundle(folder: Path) -> bool:
     return isinstance(config, dict) and "model" in config and (folder / WEIGHTS_FILE).is_file()
 
 
-def _base_of(session: Session, checkpoint: ArtifactRef) -> Base:
-    folder = session.store.folder(checkpoint)
+def _base_of(run: Run, checkpoint: ArtifactRef) -> Base:
+    folder = run.store.folder(checkpoint)
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     framing = {name: bool(config.get(name, True)) for name in ("bos", "eos")}
     return Base(checkpoint, folder, config["model"], framing)
 
 
-def continuing(session: Session, settings: Settings, base: str) -> Settings:
-    """The settings of a run that is to continue from a model, by name; before there is a champion, from scratch."""
+def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
+    """Return the settings of a run that continues from a model, by name; before there is a champion, from scratch."""
     if not base:
         return settings
-    if base == CHAMPION and not _has_champion(session):
-        session.note("there is no champion to continue from yet, so this training begins from scratch")
+    if base == CHAMPION and not (run.home.has_tracking and Registry(run.tracking).by_alias(CHAMPION)):
+        run.note("there is no champion to continue from yet, so this training begins from scratch")
         return settings
-    return replace(settings, train=replace(settings.train, base=base))
+    return settings.model_copy(update={"train": replace(settings.train, base=base)})
 
 
-def _has_champion(session: Session) -> bool:
-    known = session.home.has_tracking or noted_names(session.store)
-    return bool(known) and registry_of(session).by_alias(CHAMPION) is not None
+def check_unread(run: Run, base: Base | None, evalset: ArtifactRef) -> None:
+    """Refuse, before the training, a base that was trained on documents of the evaluation set.
 
-
-def check_unread(session: Session, settings: Settings, evalset: ArtifactRef) -> None:
-    """Refuse, before it is trained, a model that continues one which was trained on documents of the evaluation set.
-
-    It knows them as well, so no promotion would take it.
+    Its continuation knows them as well, so no promotion would take it.
 
     Raises:
         BaseError: then.
     """
-    base = find_base(session, settings)
-    if base is not None and trained_on(session.store, base.checkpoint, evalset):
+    if base is not None and trained_on(run.store, base.checkpoint, evalset):
         raise BaseError(
-            f"train.base={settings.train.base} was trained on documents of the evaluation set {evalset.key[:12]}: the "
-            "split was changed since, or part of its files became a corpus of their own. Figures of a model that goes "
-            "on from it would say nothing, so leave the base out to begin from scratch"
+            f"the base was trained on documents of the evaluation set {evalset.key[:12]}: the split was changed since, "
+            "or part of its files became a corpus of their own. Figures of a model that continues it would say nothing, "
+            "so leave the base out to begin from scratch"
         )
 
 
-def champion_of(session: Session, base: str, dataset: ArtifactRef) -> ArtifactRef | None:
-    """The champion, if it is what a run continues from and has read this very dataset: then there is nothing to train.
+def already_read(run: Run, asked: str | None, base: Base | None, dataset: ArtifactRef) -> ArtifactRef | None:
+    """Return the champion if it is the base and has read this very dataset: then there is nothing to train.
 
-    Else a schedule that nothing new came to would train its own last result again and again.
+    Otherwise a schedule without new documents would train its own last result again and again.
     """
-    if base != CHAMPION or base not in session.bases:
+    if asked != CHAMPION or base is None or base.checkpoint.stage != train.name:
         return None
-    found: Base = session.bases[base]
-    if found.checkpoint.stage != train.name:
+    if manifest_of(run.store, base.checkpoint).inputs["dataset"]["digest"] != dataset.digest:
         return None
-    if manifest_of(session.store, found.checkpoint).inputs["dataset"]["digest"] != dataset.digest:
-        return None
-    session.note("the champion has read all of this already, so nothing was trained")
-    return session.reuse(train, found.checkpoint)
+    run.note("the champion has read all of this already, so nothing was trained")
+    return run.reuse(train, base.checkpoint)
 
 
 def with_base(settings: Settings, base: Base | None) -> Settings:
-    """The settings of a run that continues from a base: its tokeniser and shape.
+    """Return the settings of a run that continues from a base: its tokeniser and shape.
 
     Raises:
         BaseError: if the settings ask for another tokeniser or another shape.
@@ -190,4 +175,4 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
     shape = {**base.shape, **settings.model.overrides}
     del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned
-    return replace(settings, tokenizer=taken, model=ModelSettings(CARRIER, shape))
+    return settings.model_copy(update={"tokenizer": taken, "model": ModelSettings(CARRIER, shape)})

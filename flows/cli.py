@@ -1,4 +1,4 @@
-"""The command line: one thin function per command.
+"""The command line. Commands that run a flow are made from the flow's option model; the others look things up.
 
 Every command takes `--json`, which prints one document on standard output; all else goes to standard error. Heavy
 libraries are imported by the commands that need them, so that `--help`, `sql` and `plan` start at once.
@@ -6,20 +6,28 @@ libraries are imported by the commands that need them, so that `--help`, `sql` a
 
 from __future__ import annotations
 
+import inspect as signatures
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
-from flows.cli_common import AsJson, Assign, Corpus, HomeFolder, Model, plain_errors, print_json
-from flows.cli_generate import generate
+from flows import options as models
+from flows.cli_common import AsJson, plain_errors, print_json, say
 from flows.cli_keep import compact, export, export_corpus, forget, gc, import_
-from flows.cli_lookup import ablate, compare, count, inspect, lm_eval, sample, sql, status, verify, why
+from flows.cli_lookup import count, inspect, sample, sql, status, verify, why
 from flows.cli_names import rebuild_tracking, rollback
 from flows.cli_team import down, up
+from storage.errors import UserError
+
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
+PATHS = ("config", "prompts", "tasks")  # options that name files, made absolute
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,37 +36,109 @@ app = typer.Typer(
     help="Turns a folder of documents into a language model, and keeps that model up to date.",
 )
 
-Sources = Annotated[list[str], typer.Argument(help="Folders or files with documents.", show_default=False)]
-Preset = Annotated[str, typer.Option(help="Shape of the network (see `count`); empty takes what `suggest` proposes.")]
-Config = Annotated[str, typer.Option(help="Configuration file, TOML or JSON.")]
-Minutes = Annotated[float, typer.Option(help="Training time in minutes (default 5).", min=0)]
-MaxSteps = Annotated[int, typer.Option(help="Optimiser steps instead of minutes.", min=0)]
-MaxTokens = Annotated[int, typer.Option(help="Training tokens instead of minutes.", min=0)]
-Workers = Annotated[int, typer.Option(help="Extraction processes; 0 is one per core.", min=0)]
-Refresh = Annotated[list[str] | None, typer.Option(help="A stage to compute again; may be repeated.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Extract files again whose extraction failed.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.", min=0, show_default="1337")]
-Deterministic = Annotated[bool, typer.Option("--deterministic", help="Deterministic kernels only.")]
+
+def command(
+    options: type[models.Options], name: str, leave_out: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function of an option model a command whose arguments are the model's fields.
+
+    Args:
+        leave_out: Fields that are no options of the command.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            item.replace(kind=item.KEYWORD_ONLY, annotation=hints[item.name])
+            for item in list(signatures.signature(function).parameters.values())[1:]
+        ]
+
+        def run(**given: Any) -> None:
+            with plain_errors():
+                rest = {item.name: given.pop(item.name) for item in own}
+                try:
+                    function(_asked(options, given), **rest)
+                except KeyboardInterrupt:
+                    print(flush=True)  # the shell's prompt begins a line
+                    say("stopped; the same command goes on from what is finished")
+                    raise typer.Exit(INTERRUPTED) from None
+
+        fields = {key: field for key, field in options.model_fields.items() if key not in leave_out}
+        parameters = [_parameter(key, field) for key, field in fields.items()]
+        parameters.sort(key=lambda item: item.default is not signatures.Parameter.empty)
+        run.__signature__ = signatures.Signature([*parameters, *own])  # type: ignore[attr-defined]
+        run.__annotations__ = {item.name: item.annotation for item in (*parameters, *own)}
+        run.__doc__ = function.__doc__
+        app.command(name)(run)
+        return function
+
+    return decorate
 
 
-def _sources(sources: list[str]) -> str:
-    """Sources as a flow takes them: absolute, one per line."""
-    from tasks.ingest.sources.resolve import resolve_sources
+def _parameter(name: str, field: FieldInfo) -> signatures.Parameter:
+    """Return the command's parameter for a field of an option model."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
+    kind: Any = field.annotation
+    kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+    default = signatures.Parameter.empty if field.is_required() else field.default
+    limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
+    shown: dict[str, Any] = {"help": field.description, "min": limits.get("ge"), "max": limits.get("le")}
+    if name == "source":
+        hint: Any = Annotated[list[str], typer.Argument(help=field.description)]
+    elif field.is_required() and not extra.get("option"):
+        hint = Annotated[kind, typer.Argument(help=field.description)]
+    elif name == "settings":
+        text = "Further setting, section.name=value; may be repeated."
+        hint = Annotated[list[str] | None, typer.Option("--set", help=text)]
+    elif name == "refresh":
+        hint = Annotated[list[str] | None, typer.Option(help="Stage to compute again; may be repeated.")]
+    elif kind == list[str]:
+        hint = Annotated[list[str] | None, typer.Option(help=f"{field.description} May be repeated.")]
+    elif kind is bool:
+        hint = Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=field.description)]
+        default = False
+    else:
+        optional = kind if default is not None else kind | None
+        hint = Annotated[optional, typer.Option(**shown)]
+    return signatures.Parameter(name, signatures.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
-    return "\n".join(map(str, resolve_sources(sources)))
+
+def _asked(options: type[models.Options], given: dict[str, Any]) -> Any:
+    """Return the option model of a command line: sources and paths absolute, settings checked by name."""
+    from tasks.settings import parse_assignments, storable
+
+    if "source" in given:
+        from tasks.ingest.sources.resolve import resolve_sources
+
+        given["source"] = "\n".join(map(str, resolve_sources(given["source"])))
+    if "settings" in given:
+        given["settings"] = storable(parse_assignments(given["settings"] or [])) or None
+    if "refresh" in given:
+        given["refresh"] = ",".join(given["refresh"] or []) or None
+    for name in PATHS:
+        if given.get(name) and options is not models.LmEvalOptions:
+            given[name] = str(Path(given[name]).expanduser().resolve())
+    if given.get("on") and given["on"] not in ("train", "validation"):
+        given["on"] = str(Path(given["on"]).expanduser().resolve())
+    asked = {name: value for name, value in given.items() if value is not None and value is not False and value != []}
+    try:
+        return options(**asked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"--{first['loc'][0]} is {first['input']!r}: {first['msg']}") from error
 
 
-def _flow(name: str, home: str, **parameters: Any) -> dict[str, Any]:
+def run_flow(module: str, name: str, options: Any) -> dict[str, Any]:
     """Run a flow in this process, under the running Prefect server or an embedded one."""
     import importlib
 
     from flows.embedded import ends_in_order, prefect_api
     from storage.home import Home
 
-    place = Home.from_environment(home or None).create()
+    place = Home.from_environment(options.home).create()
     with ends_in_order(), prefect_api(place):
-        flow = getattr(importlib.import_module(f"flows.{name}"), name)
-        result: dict[str, Any] = flow(home=str(place.path), **parameters)
+        flow = getattr(importlib.import_module(f"flows.{module}"), name)
+        result: dict[str, Any] = flow(options.model_copy(update={"home": str(place.path)}))
     return result
 
 
@@ -69,7 +149,7 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         return
     from flows.report import RunResult
     from flows.show import metrics_table, sample_table, stage_table
-    from tasks.session import StageReport
+    from tasks.run import StageReport
 
     found = RunResult(**{**result, "stages": [StageReport(**item) for item in result["stages"]]})
     print(stage_table(found.stages))
@@ -86,313 +166,195 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         print(f"note: {note}")
 
 
-def _overrides(assign: list[str] | None) -> str:
-    """Settings as a flow takes them, one per line; they are checked here, for a flow's database keeps them as given."""
-    from tasks.settings import storable_assignments
-
-    return "\n".join(storable_assignments(assign or []))
-
-
-@app.command()
-def run(
-    sources: Sources,
-    corpus: Corpus = "default",
-    preset: Preset = "",
-    config: Config = "",
-    assign: Assign = None,
-    minutes: Minutes = 0,
-    max_steps: MaxSteps = 0,
-    max_tokens: MaxTokens = 0,
-    workers: Workers = 0,
-    refresh: Refresh = None,
-    retry_failed: RetryFailed = False,
-    seed: Seed = None,
-    deterministic: Deterministic = False,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
+@command(models.RetrainOptions, "run", leave_out=("base",))
+def run(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
-    with plain_errors():
-        result = _flow(
-            "retrain",
-            home,
-            source=_sources(sources),
-            corpus=corpus,
-            preset=preset,
-            minutes=minutes,
-            max_steps=max_steps,
-            max_tokens=max_tokens,
-            seed=-1 if seed is None else seed,
-            workers=workers,
-            deterministic=deterministic,
-            refresh=",".join(refresh or []),
-            retry_failed=retry_failed,
-            config=_absolute(config),
-            overrides=_overrides(assign),
-        )
-        _show(result, as_json)
+    from flows.unchanged import last_result
+
+    _show(last_result(options) or run_flow("retrain", "retrain", options), as_json)
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve()) if path else ""
+@command(models.RetrainOptions, "plan", leave_out=("base", "workers", "deterministic"))
+def plan(options: models.RetrainOptions, as_json: AsJson = False) -> None:
+    """Report what `run` would compute, what is cached, and about how long it takes; computes and downloads nothing."""
+    from flows.retrain import plan as plan_run
+
+    planned = plan_run(options)
+    stages = list(planned.reports.values())
+    if as_json:
+        from dataclasses import asdict
+
+        print_json({"stages": [asdict(item) for item in stages], "notes": planned.notes})
+        return
+    from flows.show import stage_table
+
+    print(stage_table(stages, planned=True))
+    total = sum(item.seconds for item in stages)
+    print("\nnothing to compute" if all(item.cached for item in stages) else f"\nabout {total:.0f} seconds")
+    for note in planned.notes:
+        print(f"note: {note}")
 
 
-@app.command()
-def plan(
-    sources: Sources,
-    corpus: Corpus = "default",
-    preset: Preset = "",
-    config: Config = "",
-    assign: Assign = None,
-    minutes: Minutes = 0,
-    max_steps: MaxSteps = 0,
-    max_tokens: MaxTokens = 0,
-    refresh: Refresh = None,
-    retry_failed: RetryFailed = False,
-    seed: Seed = None,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """What `run` would compute, what is cached, and about how long it will take."""
-    with plain_errors():
-        from flows import pipeline
-        from flows.stages import stage_names
-        from storage.home import Home
-        from tasks.ingest.sources.resolve import resolve_sources
-        from tasks.session import Planner
-        from tasks.settings import load_settings
-
-        options = {
-            "model.preset": preset or None,
-            "train.minutes": minutes or None,
-            "train.max_steps": max_steps or None,
-            "train.max_tokens": max_tokens or None,
-            "train.seed": seed,
-        }
-        settings = load_settings(config or None, assign or [], options)
-        planner = Planner(Home.from_environment(home or None), stage_names(",".join(refresh or [])), retry_failed)
-        pipeline.plan(planner, resolve_sources(sources), corpus, settings)
-        stages = planner.report_list()
-        if as_json:
-            from dataclasses import asdict
-
-            print_json({"stages": [asdict(item) for item in stages], "notes": planner.notes})
-            return
-        from flows.show import stage_table
-
-        print(stage_table(stages, planned=True))
-        total = sum(item.seconds for item in stages)
-        print("\nnothing to compute" if all(item.cached for item in stages) else f"\nabout {total:.0f} seconds")
-        for note in planner.notes:
-            print(f"note: {note}")
+@command(models.IngestOptions, "ingest")
+def ingest(options: models.IngestOptions, as_json: AsJson = False) -> None:
+    """Extract and curate the text of new files, and report the status of every file."""
+    _show(run_flow("ingest", "ingest", models.WatchOptions(**options.given())), as_json)
 
 
-@app.command()
-def ingest(
-    sources: Sources,
-    corpus: Corpus = "default",
-    config: Config = "",
-    assign: Assign = None,
-    workers: Workers = 0,
-    refresh: Refresh = None,
-    retry_failed: RetryFailed = False,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Extract the text of what is new, and say for every file what became of it."""
-    with plain_errors():
-        result = _flow(
-            "ingest",
-            home,
-            source=_sources(sources),
-            corpus=corpus,
-            workers=workers,
-            refresh=",".join(refresh or []),
-            retry_failed=retry_failed,
-            config=_absolute(config),
-            overrides=_overrides(assign),
-        )
-        _show(result, as_json)
-
-
-@app.command()
-def prepare(
-    sources: Sources,
-    corpus: Corpus = "default",
-    preset: Preset = "",
-    config: Config = "",
-    assign: Assign = None,
-    workers: Workers = 0,
-    refresh: Refresh = None,
-    retry_failed: RetryFailed = False,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
+@command(models.PrepareOptions, "prepare")
+def prepare(options: models.PrepareOptions, as_json: AsJson = False) -> None:
     """Ingest, then normalise, split, tokenise and cut into training sequences."""
-    with plain_errors():
-        result = _flow(
-            "prepare",
-            home,
-            source=_sources(sources),
-            corpus=corpus,
-            preset=preset,
-            workers=workers,
-            refresh=",".join(refresh or []),
-            retry_failed=retry_failed,
-            config=_absolute(config),
-            overrides=_overrides(assign),
-        )
-        _show(result, as_json)
+    _show(run_flow("prepare", "prepare", options), as_json)
 
 
-@app.command()
-def suggest(
-    sources: Sources,
-    corpus: Corpus = "default",
-    preset: Preset = "",
-    config: Config = "",
-    assign: Assign = None,
-    minutes: Minutes = 0,
-    max_steps: MaxSteps = 0,
-    max_tokens: MaxTokens = 0,
-    workers: Workers = 0,
-    refresh: Refresh = None,
-    retry_failed: RetryFailed = False,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
+@command(models.TrainOptions, "suggest", leave_out=("seed", "deterministic"))
+def suggest(options: models.TrainOptions, as_json: AsJson = False) -> None:
     """Propose size, context, batch, learning rate and steps for a corpus, this device and a time, and say why."""
-    with plain_errors():
-        result = _flow(
-            "suggest",
-            home,
-            source=_sources(sources),
-            corpus=corpus,
-            preset=preset,
-            minutes=minutes,
-            max_steps=max_steps,
-            max_tokens=max_tokens,
-            workers=workers,
-            refresh=",".join(refresh or []),
-            retry_failed=retry_failed,
-            config=_absolute(config),
-            overrides=_overrides(assign),
-        )
-        if as_json:
-            print_json({name: result[name] for name in ("suggestion", "stages", "notes")})
-            return
-        from flows.show import print_suggestion
+    result = run_flow("train", "suggest", options)
+    if as_json:
+        print_json({name: result[name] for name in ("suggestion", "stages", "notes")})
+        return
+    from flows.show import print_suggestion
 
-        print_suggestion(result)
+    print_suggestion(result)
 
 
-@app.command()
-def train(
-    sources: Sources,
-    corpus: Corpus = "default",
-    preset: Preset = "",
-    config: Config = "",
-    assign: Assign = None,
-    minutes: Minutes = 0,
-    max_steps: MaxSteps = 0,
-    max_tokens: MaxTokens = 0,
-    workers: Workers = 0,
-    refresh: Refresh = None,
-    retry_failed: RetryFailed = False,
-    seed: Seed = None,
-    deterministic: Deterministic = False,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
+@command(models.TrainOptions, "train")
+def train(options: models.TrainOptions, as_json: AsJson = False) -> None:
     """Prepare, then train a network; nothing is registered (see `promote`)."""
-    with plain_errors():
-        result = _flow(
-            "train",
-            home,
-            source=_sources(sources),
-            corpus=corpus,
-            preset=preset,
-            minutes=minutes,
-            max_steps=max_steps,
-            max_tokens=max_tokens,
-            seed=-1 if seed is None else seed,
-            workers=workers,
-            deterministic=deterministic,
-            refresh=",".join(refresh or []),
-            retry_failed=retry_failed,
-            config=_absolute(config),
-            overrides=_overrides(assign),
-        )
-        _show(result, as_json)
+    _show(run_flow("train", "train", options), as_json)
 
 
-@app.command()
-def evaluate(
-    model: Model = "champion",
-    tasks: Annotated[str, typer.Option(help="JSON Lines file of questions to put to it instead.")] = "",
-    on: Annotated[str, typer.Option(help="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
-    column: Annotated[str, typer.Option(help="Field of JSONL or Parquet that holds the text.")] = "",
-    stride: Annotated[int, typer.Option(help="Tokens from one window to the next; 0: as it was judged.", min=0)] = 0,
-    drift: Annotated[bool, typer.Option("--drift", help="Also on documents that came after it was trained.")] = False,
-    corpus: Corpus = "default",
-    refresh: Refresh = None,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
+@command(models.EvaluateOptions, "evaluate", leave_out=("config", "settings"))
+def evaluate(options: models.EvaluateOptions, as_json: AsJson = False) -> None:
     """Measure a model on the corpus's frozen evaluation set or other texts, beside its baselines."""
-    with plain_errors():
-        if tasks:
-            if on or column or stride:
-                from storage.errors import UserError
+    if options.tasks:
+        from tasks.exams.questions import read_questions
 
-                raise UserError("--tasks puts questions, not documents: leave out --on, --column and --stride")
-            from flows.show import print_exam
-            from tasks.exams.questions import read_questions
+        read_questions(Path(options.tasks))  # a broken file is refused before anything starts
+    result = run_flow("evaluate", "evaluate", options)
+    if options.tasks and not as_json:
+        from flows.show import print_exam
 
-            questions = Path(tasks).expanduser().resolve()
-            read_questions(questions)  # a broken file is refused before anything starts
-            result = _flow("exam", home, questions=str(questions), model=model, refresh=",".join(refresh or []))
-            (print_json if as_json else print_exam)(result)
-            return
-        from tasks.evaluation.inputs import SPLITS
-
-        how = {"on": on if on in SPLITS else _absolute(on), "column": column, "stride": stride, "drift": drift}
-        _show(_flow("evaluate", home, model=model, corpus=corpus, refresh=",".join(refresh or []), **how), as_json)
+        print_exam(result)
+        return
+    _show(result, True) if options.tasks else _show(result, as_json)
 
 
-@app.command()
-def promote(
-    corpus: Corpus = "default",
-    config: Config = "",
-    assign: Assign = None,
-    home: HomeFolder = "",
+@command(models.PromoteOptions, "promote")
+def promote(options: models.PromoteOptions, as_json: AsJson = False) -> None:
+    """Register the corpus's latest training, and make it champion if it passes the gates."""
+    _show(run_flow("promote", "promote", options), as_json)
+
+
+@command(models.CompareOptions, "compare", leave_out=("config", "settings", "refresh"))
+def compare(options: models.CompareOptions, as_json: AsJson = False) -> None:
+    """Compare two models on the corpus's frozen evaluation set: figures, slices, documents, completions."""
+    _show_pair(run_flow("compare", "compare", options), as_json)
+
+
+@command(models.AblateOptions, "ablate", leave_out=("config", "settings", "refresh"))
+def ablate(options: models.AblateOptions, as_json: AsJson = False) -> None:
+    """Train a model again without a source of its documents, and compare the two; nothing is registered."""
+    _show_pair(run_flow("compare", "ablate", options), as_json)
+
+
+def _show_pair(result: dict[str, Any], as_json: bool) -> None:
+    table = result.pop("table")
+    if as_json:
+        print_json(result)
+        return
+    if "without" in result:
+        left_out, left = result["documents_left_out"], result["documents_trained_on"]
+        print(f"left out: {left_out:,} documents {result['without']}; trained on the other {left:,}\n")
+    print(table)
+    for note in result["notes"] if "without" in result else ():
+        print(f"note: {note}")
+    say(f"page: {result['page']}")
+
+
+@command(models.LmEvalOptions, "lm-eval", leave_out=("config", "settings", "refresh"))
+def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
+    """Evaluate a model on tasks of lm-evaluation-harness."""
+    result = run_flow("upkeep", "lm_eval", options)
+    if as_json:
+        print_json(result)
+        return
+    from flows.show import harness_table
+
+    print(harness_table(result["results"]))
+
+
+@command(models.GenerateOptions, "generate", leave_out=("config",))
+def generate(
+    options: Any,
+    prompt: Annotated[str, typer.Argument(help="A prompt; or use --prompts.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Register the corpus's latest training, and make it champion if it passes the gates."""
-    with plain_errors():
-        _show(_flow("promote", home, corpus=corpus, config=_absolute(config), overrides=_overrides(assign)), as_json)
+    """Continue a prompt at the terminal, or every prompt of a file; further settings by --set generate.NAME=VALUE."""
+    if bool(prompt) == bool(options.prompts):
+        raise UserError("give either a PROMPT or --prompts FILE")
+    if options.prompts:
+        _generate_file(options, as_json)
+        return
+    from flows.prompt import continue_prompt
+
+    def show(piece: str) -> None:
+        print(piece, end="", flush=True)
+
+    streamed = not as_json and (options.n_samples or 1) == 1
+    made = continue_prompt(options, prompt, show if streamed else None)
+    if as_json:
+        print_json({"rows": made.rows, "completions": None, "page": ""})
+        return
+    if streamed:
+        print()
+        _refuse_failed(made.rows)
+    else:
+        _print_rows(made.rows)
+    say(f"{made.tokens:,} tokens in {made.seconds:.1f} s, {made.tokens / made.seconds:,.0f} tokens/s")
 
 
-# looking things up, and commands about the network itself, in modules of their own
-for _command in (sql, why, forget, gc, compact, verify, status, sample):
+def _generate_file(options: Any, as_json: bool) -> None:
+    from storage.tables import read_rows
+    from tasks.generation.prompts import given_id, read_prompts
+
+    read_prompts(Path(options.prompts or ""), options.template or "")  # a broken file is refused before anything starts
+    result = run_flow("generate", "generate", options)
+    rows = [{**row, "id": given_id(row)} for row in read_rows(Path(result["completions"]))]
+    page = next((str(path) for path in result.get("pages", ()) if path.endswith("generation.html")), "")
+    if as_json:
+        print_json({"rows": rows, "completions": result["completions"], "page": page})
+        return
+    _print_rows(rows)
+    say(f"completions: {result['completions']}")
+    if page:
+        say(f"page: {page}")
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(f"{row['prompt']}{row['text']}\n" if row["error"] is None else f"{row['id']}: {row['error']}\n")
+    _refuse_failed(rows)
+
+
+def _refuse_failed(rows: list[dict[str, Any]]) -> None:
+    failed = [row for row in rows if row["error"] is not None]
+    if failed and len(failed) == len(rows):
+        raise UserError(f"no prompt could be continued; {failed[0]['id']}: {failed[0]['error']}")
+    if failed:
+        say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
+
+
+for _command in (sql, why, forget, gc, compact, verify, status, sample, up, down, rollback, rebuild_tracking):
     app.command()(_command)
-app.command()(up)
-app.command()(down)
-app.command()(generate)
-app.command()(compare)
-app.command()(rollback)
-app.command()(rebuild_tracking)
-app.command()(ablate)
-app.command()(inspect)
-app.command()(count)
-app.command()(export)
-app.command()(export_corpus)
+for _command in (inspect, count, export, export_corpus):
+    app.command()(_command)
 app.command("import")(import_)
-app.command("lm-eval")(lm_eval)
 
 
 def main(command: Callable[[], None] = app) -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("sheepfold").setLevel(logging.INFO)
     command()

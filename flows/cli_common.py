@@ -64,21 +64,28 @@ def open_home(home: str) -> tuple[Home, Store]:
     return place, open_store(place.store, place.cache)
 
 
-def model_folder(home: str, model: str) -> Path:
+def model_folder(home: str, model: str, corpus: str = "default") -> Path:
     """Return the folder of a model that is named by alias, version, `models:/` address, run id or folder.
 
     Raises:
         UserError: if the name leads to no model.
     """
-    from flows.actions import checkpoint_of
-    from storage.home import Home
-    from tasks.resources import Resources
-    from tasks.session import Session
+    from storage.versions import find_version, registered_versions
 
-    place = Home.from_environment(home or None).create()
-    with Resources(place) as resources:
-        session = Session(place, resources)
-        return session.store.folder(checkpoint_of(session, model))
+    place, store = open_home(home)
+    version = find_version(registered_versions(place), model, corpus)
+    if version is not None:
+        found = store.find(version.checkpoint.stage, version.checkpoint.key)
+        if found is not None and found.digest == version.checkpoint.digest:
+            return store.folder(found.ref)
+    # a folder, a model that only the registry has, or none
+    from flows.models import checkpoint_of
+    from tasks.machine import Machine
+    from tasks.run import Run
+
+    with Machine() as machine:
+        run = Run(place.create(), machine, corpus)
+        return run.store.folder(checkpoint_of(run, model))
 
 
 @contextmanager

@@ -46,9 +46,10 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Remove artefacts that no corpus, registered model, run or unfinished work needs."""
+    from flows.stages import stage_facts
     from tasks.upkeep.gc import collect_garbage
 
-    answer(collect_garbage(*open_home(home), grace_days, dry_run), as_json, show.print_garbage)
+    answer(collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run), as_json, show.print_garbage)
 
 
 @plain_errors()

@@ -25,9 +25,6 @@ from storage.errors import UserError
 
 CHAMPION = "champion"
 
-ModelRef = Annotated[str, typer.Argument(help="Alias, version, models:/ address, run id or folder.")]
-Prompts = Annotated[str, typer.Option(help="File of prompts that both continue: text, JSONL or Parquet.")]
-
 
 @plain_errors()
 def sql(
@@ -61,17 +58,17 @@ def why(
     if bool(thing) == bool(text):
         raise UserError("give either a THING or --text TEXT")
     if text:
-        from flows.tracing import explain_text
+        from flows.trace import explain_text
 
-        tree = explain_text(home, text, corpus, min_words)
+        tree = explain_text(open_home(home)[0], text, corpus, min_words)
     else:
         from tasks.lineage.why import explain
 
         tree = explain(*open_home(home), thing, corpus)
         if "completion" in tree:
-            from flows.tracing import explain_echoes
+            from flows.trace import explain_echoes
 
-            tree |= explain_echoes(home, tree, min_words)
+            tree |= explain_echoes(open_home(home)[0], tree, min_words)
     answer(tree, as_json, show.print_lineage)
 
 
@@ -85,6 +82,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check a store: digests, schemas, split, token round trips."""
+    from flows.stages import stage_facts
     from storage.catalog import corpora, unknown_corpus
     from tasks.upkeep.verify import verify_home
 
@@ -93,7 +91,7 @@ def verify(
     # artefacts are repaired whatever their corpus, and a store without a corpus has artefacts to check, too
     if not mend and corpus not in known and (known or corpus != "default"):
         raise unknown_corpus(store, corpus)
-    report = verify_home(place, store, corpus, mend)
+    report = verify_home(place, store, stage_facts(), corpus, mend)
     answer(report, as_json, show.print_checks)
     if not report["ok"]:
         raise typer.Exit(1)
@@ -193,73 +191,3 @@ def inspect(
     if not as_json:
         print(show.inspection_lines(found))
     say(f"page: {page}")
-
-
-@plain_errors()
-def compare(
-    a: ModelRef,
-    b: ModelRef,
-    on: Annotated[str, typer.Option(help="train, validation, a text, a folder, JSONL or Parquet instead.")] = "",
-    column: Annotated[str, typer.Option(help="Field of JSONL or Parquet that holds the text.")] = "",
-    prompts: Prompts = "",
-    stride: Annotated[int, typer.Option(help="Tokens from one window to the next; 0: no overlap.", min=0)] = 0,
-    corpus: Corpus = "default",
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Compare two models on the corpus's frozen evaluation set: figures, slices, documents, completions."""
-    from flows.compare import compare_direct
-
-    done = compare_direct(home, a, b, corpus, on, column, prompts, stride)
-    if as_json:
-        from tasks.evaluation_report.pairs import pair_document
-
-        print_json({**pair_document(done.figures), "page": str(done.page)})
-        return
-    print(show.pair_table(done.figures))
-    say(f"page: {done.page}")
-
-
-@plain_errors()
-def ablate(
-    without: Annotated[
-        str, typer.Option(help="A kind, a folder, a pattern of paths, or an SQL condition over documents.")
-    ],
-    model: Annotated[str, typer.Option(help="What is trained again (default: the corpus's last training).")] = "",
-    prompts: Prompts = "",
-    corpus: Corpus = "default",
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Train a model again without a source of its documents, and compare the two; nothing is registered."""
-    from flows.ablation import ablate_direct
-
-    done = ablate_direct(home, without, corpus, model, prompts)
-    if as_json:
-        print_json(done.document())
-        return
-    print(f"left out: {done.documents:,} documents {done.without}; trained on the other {done.trained_on:,}\n")
-    print(show.pair_table(done.compared.figures))
-    for note in done.notes:
-        print(f"note: {note}")
-    say(f"page: {done.compared.page}")
-
-
-@plain_errors()
-def lm_eval(
-    tasks: Annotated[str, typer.Option(help="Names of the harness's tasks, separated by commas.")],
-    model: Model = CHAMPION,
-    include: Annotated[str, typer.Option(help="Folder with further tasks as YAML.")] = "",
-    limit: Annotated[int, typer.Option(help="Only so many documents of each task; 0 takes all.", min=0)] = 0,
-    shots: Annotated[int, typer.Option(help="Solved examples before each question; -1: the task's own.", min=-1)] = -1,
-    home: HomeFolder = "",
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate a model on tasks of lm-evaluation-harness."""
-    from tasks.harness import evaluate_tasks, task_manager
-    from tasks.resources import detect_device
-
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    manager = task_manager(names, include)
-    results = evaluate_tasks(model_folder(home, model), detect_device(), names, manager, limit, shots)
-    answer({"results": results}, as_json, show.print_harness)

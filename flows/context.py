@@ -1,4 +1,9 @@
-"""What the flows share: the session of a flow run, the report it leaves in Prefect's UI, and their parameters."""
+"""Run functions as Prefect flows.
+
+`@flow(Options)` declares a flow by its option model: the function takes the options, Prefect's form and the command line
+take their fields. `@subflow` makes a part of one show as a flow run of its own. Prefect is imported when a flow is run,
+so that plans and prompts at the keyboard start without it.
+"""
 
 from __future__ import annotations
 
@@ -6,233 +11,202 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
-
-from prefect import get_run_logger
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
-from prefect.runtime import deployment, flow_run
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
-from pydantic import Field
+from datetime import datetime
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar
 
 from flows.embedded import EMBEDDED
-from flows.patience import wait_for_server
-from flows.report import CorpusFiles, RunResult, run_report, write_pages
-from flows.show import sample_table
-from flows.stages import stage_names
-from model.presets import PRESETS
-from storage.catalog import LONGEST_CORPUS_NAME, check_corpus_name
+from flows.options import CorpusOptions, IngestOptions, Options
+from storage.catalog import check_corpus_name
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import Registry
-from tasks.cluster import on_ray, ray_runner
-from tasks.evaluation_report.collect import Measured
+from tasks.executor import in_flow, task_runner
 from tasks.ingest.records import Limits
-from tasks.promotion import Promotion
-from tasks.resources import Resources
-from tasks.session import PrefectSession
-from tasks.settings import Settings, load_settings
-from tasks.tokens.groups import check_expression
-from tasks.train_settings import AUTO
+from tasks.machine import Machine
+from tasks.run import Run
 
-wait_for_server()  # as early as a flow is loaded, since any of its calls may find the server gone
+if TYPE_CHECKING:
+    from prefect import Flow
 
+O = TypeVar("O", bound=Options)  # noqa: E741
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Parameters that several flows share, described once for the forms of the UI.
-Source = Annotated[str, Field(description="Folders or files with documents, one per line.")]
-Corpus = Annotated[
-    str,
-    Field(
-        description="Name of the corpus; its tokeniser and evaluation set are kept under it.",
-        json_schema_extra={"minLength": 1, "maxLength": LONGEST_CORPUS_NAME},
-    ),
-]
-Preset = Annotated[
-    str,
-    Field(
-        description="Shape of the network, such as modern-15m; empty takes what is suggested.",
-        json_schema_extra={"enum": ["", AUTO, *PRESETS]},  # a list to choose from, checked before a run is made
-    ),
-]
-Minutes = Annotated[float, Field(description="Training time in minutes; fixed as a number of steps by a probe.", ge=0)]
-MaxSteps = Annotated[int, Field(description="Optimiser steps; 0 leaves it to the tokens or minutes.", ge=0)]
-MaxTokens = Annotated[int, Field(description="Training tokens; 0 leaves it to the minutes.", ge=0)]
-Seed = Annotated[int, Field(description="Seed of weights, order and dropout; -1 takes that of the settings.", ge=-1)]
-Workers = Annotated[int, Field(description="Extraction processes; 0 is one per core.", ge=0)]
-Refresh = Annotated[str, Field(description="Stages to compute again, separated by commas.")]
-RetryFailed = Annotated[bool, Field(description="Extract files again whose extraction failed.")]
-Config = Annotated[str, Field(description="Configuration file (TOML or JSON); empty for none.")]
-Overrides = Annotated[str, Field(description="Further settings, section.name=value, one per line.")]
-Base = Annotated[
-    str,
-    Field(
-        description="Model to continue from, such as champion (which is not trained again on what it has read); empty "
-        "begins from scratch."
-    ),
-]
-Deterministic = Annotated[bool, Field(description="Ask torch for deterministic kernels only.")]
-HomeFolder = Annotated[str, Field(description="Home folder; empty takes SHEEPFOLD_HOME, else .sheepfold.")]
-Model = Annotated[str, Field(description="A model: alias, version, models:/ address, run id or folder.")]
-
-# A run that is lost is queued again by an automation; one that takes its worker with it each time has to end somewhere.
-MOST_BEGINNINGS = 5
-
-# An unbounded runner would start a thread per segment; extraction is bounded by its own pool of processes anyway.
-SEGMENTS_AT_ONCE = 4
+# A lost run is queued again by an automation; one that ends its worker each time has to stop somewhere.
+MAX_ATTEMPTS = 5
 
 
-def described(function: Callable[P, R]) -> Callable[P, R]:
-    """Put the parameters' descriptions into the docstring, which is where Prefect's forms read them from."""
-    lines = [f"    {name}: {hint.__metadata__[0].description}" for name, hint in _hints(function).items()]
-    function.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n" + "\n".join(lines)
-    return function
+class PipelineFlow(Generic[O]):
+    """A flow declared by its option model."""
+
+    def __init__(self, function: Callable[[O], dict[str, Any]], options: type[O]) -> None:
+        self.function = function
+        self.options = options
+        self.name = function.__name__
+        self.__doc__ = inspect.getdoc(function)
+
+    @cached_property
+    def prefect(self) -> Flow[..., dict[str, Any]]:
+        """The Prefect flow, whose parameters are the options."""
+        from prefect import flow as prefect_flow
+
+        def body(**parameters: Any) -> dict[str, Any]:
+            return self.function(self.options(**parameters))
+
+        fields = self.options.model_fields
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.is_required() else field.default,
+                annotation=Annotated[field.annotation, field],
+            )
+            for name, field in fields.items()
+        ]
+        parameters.sort(key=lambda item: item.default is not inspect.Parameter.empty)
+        body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        body.__annotations__ = {item.name: item.annotation for item in parameters}
+        body.__module__ = self.function.__module__
+        lines = "\n".join(f"    {name}: {field.description}" for name, field in fields.items())
+        body.__doc__ = f"{self.__doc__}\n\nArgs:\n{lines}"
+        return prefect_flow(name=self.name, flow_run_name=_run_name, persist_result=False)(body)
+
+    def __call__(self, options: O) -> dict[str, Any]:
+        """Run the flow under the Prefect server in reach."""
+        result: dict[str, Any] = self.prefect(**options.given())
+        return result
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    hints = get_type_hints(function, include_extras=True)
-    return {name: hint for name, hint in hints.items() if name != "return"}
+def flow(options: type[O]) -> Callable[[Callable[[O], dict[str, Any]]], PipelineFlow[O]]:
+    """Make a function of an option model a flow of the function's name."""
+
+    def decorate(function: Callable[[O], dict[str, Any]]) -> PipelineFlow[O]:
+        return PipelineFlow(function, options)
+
+    return decorate
 
 
-def task_runner() -> TaskRunner[Any]:
-    """Runner of the flows' tasks: threads, or the Ray cluster that the settings name (see `tasks.cluster`)."""
-    return ray_runner() if on_ray() else ThreadPoolTaskRunner(max_workers=SEGMENTS_AT_ONCE)
+def _run_name() -> str:
+    """Return a flow run's name: flow, corpus, time."""
+    from prefect.runtime import flow_run
+
+    corpus = flow_run.parameters.get("corpus")
+    return " · ".join(filter(None, [flow_run.flow_name, corpus, f"{datetime.now():%Y-%m-%d %H:%M:%S}"]))
 
 
-def flow_run_begins() -> None:
-    """Refuse to go on with a run that was lost or crashed too often.
+def subflow(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Show a function as a subflow when it is called in a flow of another name.
+
+    Its first argument is the run. Each subflow is drawn after the one before it, which it builds on.
+    """
+    return lambda function: _subflow(name, function)
+
+
+def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not in_flow():
+            return function(*args, **kwargs)
+        run = args[0]
+        assert isinstance(run, Run)
+        from prefect import flow as prefect_flow
+        from prefect.context import FlowRunContext
+        from prefect.states import Completed
+
+        outer = FlowRunContext.get()
+        assert outer is not None and outer.flow is not None
+        if outer.flow.name == name:
+            return function(*args, **kwargs)
+        result: list[R] = []
+
+        def body() -> Any:
+            inner = FlowRunContext.get()
+            assert inner is not None and inner.flow_run is not None
+            with inner.model_copy(update={"task_runner": outer.task_runner}):
+                result.append(function(*args, **kwargs))
+            run.last_subflow = inner.flow_run.parent_task_run_id
+            return Completed()
+
+        made = prefect_flow(
+            name=name, flow_run_name=f"{name} · {run.corpus}", description=inspect.getdoc(function), persist_result=False
+        )(body)
+        made(return_state=True, wait_for=_after(run)).result()
+        return result[0]
+
+    return call
+
+
+def _after(run: Run) -> list[Any]:
+    """Return the state of the subflow before, by which Prefect draws an edge from it."""
+    if run.last_subflow is None:
+        return []
+    from prefect.client.schemas.objects import StateDetails, StateType
+    from prefect.states import State
+
+    return [State(type=StateType.COMPLETED, state_details=StateDetails(task_run_id=run.last_subflow))]
+
+
+def check_attempts() -> None:
+    """Refuse to continue a flow run that was lost or crashed too often.
 
     Raises:
         UserError: if so; the run fails, and a failed run is not queued again.
     """
-    if flow_run.run_count > MOST_BEGINNINGS:
+    from prefect.runtime import flow_run
+
+    if flow_run.run_count > MAX_ATTEMPTS:
         raise UserError(
-            f"this run was begun {flow_run.run_count} times and never came to its end: see in its log and its worker's "
-            "what ended it each time, often it is memory, or a server that was away; then start it anew"
+            f"this run was started {flow_run.run_count} times and never finished: its log and its worker's log say what "
+            "ended it each time, often memory or a server that was away; then start it anew"
         )
-
-
-def flow_settings(config: str, overrides: str, **options: object) -> Settings:
-    """Settings of a flow run; options that are 0 or empty, and a seed of -1, leave their setting alone."""
-    seed = options.pop("train__seed", -1)
-    given = {name.replace("__", "."): value for name, value in options.items() if value}
-    if isinstance(seed, int) and seed >= 0:
-        given["train.seed"] = seed
-    settings = load_settings(config or None, [line for line in overrides.splitlines() if line.strip()], given)
-    if settings.mix.by.strip():
-        check_expression(settings.mix.by)  # now, not after an hour of ingestion
-    return settings
 
 
 @contextmanager
-def flow_session(
-    home: str,
-    corpus: str,
-    refresh: str = "",
-    retry_failed: bool = False,
-    workers: int = 0,
-    deterministic: bool = False,
-    limits: Limits | None = None,
-) -> Iterator[PrefectSession]:
-    """The session of the running flow; ends its processes when the flow ends.
+def open_run(options: CorpusOptions, limits: Limits | None = None) -> Iterator[Run]:
+    """Open the run of the running flow, or of a command without one; its processes end with it.
 
     Raises:
-        UserError: if the corpus cannot be called that, there is no such stage, or the run was begun too often.
+        UserError: if the corpus has an impossible name, a stage to refresh does not exist, or the flow run was started
+            too often.
     """
-    flow_run_begins()
-    check_corpus_name(corpus)
-    place = Home.from_environment(home or None).create()
-    names = stage_names(refresh)
-    with Resources(place, workers, deterministic, limits) as resources:
-        resources.run_tags = {
-            "prefect.flow_run_id": str(flow_run.id or ""),
-            "prefect.flow_run_name": str(flow_run.name or ""),
-            "prefect.deployment": str(deployment.name or ""),
-            "prefect.ui_url": "" if os.environ.get(EMBEDDED) else str(flow_run.ui_url or ""),
-            "sheepfold.corpus": corpus,
-        }
-        yield PrefectSession(place, resources, names, retry_failed)
+    check_corpus_name(options.corpus)
+    home = Home.from_environment(options.home).create()
+    refresh = options.stages_to_refresh()
+    workers = getattr(options, "workers", None) or 0
+    deterministic = bool(getattr(options, "deterministic", None))
+    retry_failed = isinstance(options, IngestOptions) and bool(options.retry_failed)
+    with Machine(workers, deterministic, limits) as machine:
+        run = Run(home, machine, options.corpus, refresh, retry_failed)
+        if not in_flow():
+            yield run
+            return
+        check_attempts()
+        run.tags = _tags(options.corpus)
+        with _runner(machine.workers):
+            yield run
 
 
-def _link_mlflow(session: PrefectSession, run_id: str, promoted: Promotion | None) -> None:
-    """Say in Prefect's UI where MLflow shows the run and the model: by links where a server shows its pages."""
-    address = session.resources.tracking.page_of_run(run_id)
-    if address is None:
-        create_markdown_artifact(
-            f"MLflow run `{run_id}` in `{session.home.shown_tracking_uri}`",
-            key="sheepfold-mlflow-run",
-            description="Where the training curve is",
-        )
-        return
-    create_link_artifact(
-        address, link_text=f"MLflow run {run_id}", key="sheepfold-mlflow-run", description="Where the training curve is"
-    )
-    if promoted is not None:
-        version = promoted.version.version
-        create_link_artifact(
-            Registry(session.resources.tracking).page_of(version) or address,
-            link_text=f"Version {version} in the registry",
-            key="sheepfold-model-version",
-            description="Card, tags and figures of the model",
-        )
+@contextmanager
+def _runner(workers: int) -> Iterator[None]:
+    """Let tasks of the running flow run on as many threads as there are workers, or on Ray."""
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    assert context is not None
+    with task_runner(workers) as runner, context.model_copy(update={"task_runner": runner}):
+        yield
 
 
-def _leave_report(session: PrefectSession, corpus: str, result: RunResult) -> None:
-    """Write the report into the home, and show all of it but the sample in the UI."""
-    report = run_report(session.home, corpus, result)
-    file = session.home.reports_of(corpus) / "report.md"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sample = f"\n## Sample\n\n{sample_table(result.completions)}\n" if result.completions else ""
-    file.write_text(report + sample, encoding="utf-8")
-    where = f"\nThe report with what the model wrote: `{file}`\n" if sample else ""
-    create_markdown_artifact(report + where, key="sheepfold-report", description=f"Report of corpus {corpus}")
+def _tags(corpus: str) -> dict[str, str]:
+    """Return the tags of MLflow runs that lead back to the flow run."""
+    from prefect.runtime import deployment, flow_run
+
+    return {
+        "prefect.flow_run_id": str(flow_run.id or ""),
+        "prefect.flow_run_name": str(flow_run.name or ""),
+        "prefect.deployment": str(deployment.name or ""),
+        "prefect.ui_url": "" if os.environ.get(EMBEDDED) else str(flow_run.ui_url or ""),
+        "sheepfold.corpus": corpus,
+    }
 
 
-def finish(
-    session: PrefectSession,
-    corpus: str,
-    result: RunResult,
-    measured: Measured | None = None,
-    promoted: Promotion | None = None,
-) -> dict[str, object]:
-    """Leave the report in the UI and in the home; returns the flow's result.
-
-    What documents say, and what models wrote after their words, stands in the home alone: Prefect's database keeps what
-    it is given, and no `forget` reaches it.
-
-    Args:
-        measured: the model whose evaluation is to have a page.
-        promoted: what the gates said of it.
-    """
-    resources = session.resources
-    _leave_report(session, corpus, result)
-    pages = write_pages(
-        session.home,
-        session.store,
-        corpus,
-        session.produced,
-        resources.apart,
-        CorpusFiles(resources.paths, resources.passwords),
-        result.metrics,
-        measured,
-        promoted,
-    )
-    for page in pages:
-        text = f"{page.summary}\n\nThe whole page: `{page.files[0]}`\n"
-        create_markdown_artifact(text, key=f"sheepfold-{page.topic}", description=page.title)
-        if result.mlflow_run_id:
-            for file in page.files:
-                resources.tracking.log_file(result.mlflow_run_id, file)
-    table = [
-        {"stage": item.stage, "computed": item.computed, "reused": item.reused, "seconds": item.seconds}
-        for item in result.stages
-    ]
-    create_table_artifact(table, key="sheepfold-stages", description="What was computed and what was reused")
-    if result.metrics:
-        figures = [{"metric": name, "value": value} for name, value in sorted(result.metrics.items())]
-        create_table_artifact(figures, key="sheepfold-metrics", description="Evaluation beside its baselines")
-    if result.mlflow_run_id:
-        _link_mlflow(session, result.mlflow_run_id, promoted)
-    computed = sum(item.computed for item in result.stages)
-    get_run_logger().info("computed %d units, reused the rest", computed)
-    return result.to_dict()

@@ -1,99 +1,81 @@
-"""The generate flow: a file of prompts becomes a table of completions."""
+"""The flow `generate`: continue prompts, shard by shard; and a single prompt at the keyboard, streamed."""
 
-import json
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from prefect import flow
-from pydantic import Field
-
-from flows import pipeline
-from flows.actions import checkpoint_of, completions_path, result_of
-from flows.context import (
-    Config,
-    Corpus,
-    HomeFolder,
-    Model,
-    Overrides,
-    Refresh,
-    described,
-    finish,
-    flow_session,
-    flow_settings,
-    task_runner,
-)
-from tasks.generation.prompts import read_prompts
-from tasks.session import artifact
-from tasks.settings import GenerateSettings
+from flows.context import flow, open_run, subflow
+from flows.finish import finish, result_of
+from flows.models import checkpoint_of
+from flows.options import GenerateOptions
+from flows.state import publish
+from storage.errors import UserError
+from storage.manifest import ArtifactRef, RefSet
+from tasks.generation.prompts import Prompt, read_prompts, sample_prompts
+from tasks.generation.shards import cut_prompts
+from tasks.generation.stage import COMPLETIONS_FILE, JoinSettings, PromptsSettings, complete, joined, keep_prompts
+from tasks.generation.stage import generate as join_completions
+from tasks.run import Run
+from tasks.settings import Settings
+from tasks.stage import Call
 
 
-@flow(name="generate", task_runner=task_runner(), persist_result=False)
-@described
-def generate(
-    prompts: Annotated[str, Field(description="Prompts file: text (one per line), JSONL, CSV or Parquet.")],
-    model: Model = "champion",
-    template: Annotated[str, Field(description="What a prompt is made of: text with {column} in it.")] = "",
-    max_new_tokens: Annotated[int, Field(description="Longest continuation, in tokens.", ge=1)] = 64,
-    min_new_tokens: Annotated[int, Field(description="No continuation ends before so many tokens.", ge=0)] = 1,
-    n_samples: Annotated[int, Field(description="Continuations of each prompt.", ge=1)] = 1,
-    temperature: Annotated[float, Field(description="0 always takes the likeliest token.", ge=0)] = 0.8,
-    top_k: Annotated[int, Field(description="Sample from so many likeliest tokens; 0 is off.", ge=0)] = 0,
-    top_p: Annotated[float, Field(description="Sample from the likeliest tokens of this share.", gt=0, le=1)] = 0.95,
-    min_p: Annotated[float, Field(description="Least share of the likeliest token's probability.", ge=0, le=1)] = 0,
-    typical_p: Annotated[float, Field(description="Sample from the most typical tokens of this share.", le=1)] = 1,
-    repetition_penalty: Annotated[float, Field(description="Above 1 makes what occurred less likely.", gt=0)] = 1,
-    frequency_penalty: Annotated[float, Field(description="Taken from a logit for each time it occurred.")] = 0,
-    presence_penalty: Annotated[float, Field(description="Taken once from the logit of what occurred.")] = 0,
-    no_repeat_ngram: Annotated[int, Field(description="No so many tokens in a row twice; 0 is off.", ge=0)] = 0,
-    stop: Annotated[str, Field(description="Texts that end a continuation, one a line.")] = "",
-    top_logprobs: Annotated[int, Field(description="Likeliest tokens told with each token.", ge=0)] = 0,
-    overflow: Annotated[str, Field(description="Where the context is full: roll, stop or refuse.")] = "roll",
-    ignore_eos: Annotated[bool, Field(description="Never draw the id that ends a text.")] = False,
-    seed: Annotated[int, Field(description="Seed of the sampling.", ge=0)] = 0,
-    deterministic: Annotated[bool, Field(description="The same alone and in any batch; slower.")] = False,
-    workers: Annotated[int, Field(description="Shards computed at once; more than one on a CPU only.", ge=1)] = 1,
-    corpus: Corpus = "default",
-    refresh: Refresh = "",
-    config: Config = "",
-    overrides: Overrides = "",
-    home: HomeFolder = "",
-) -> dict[str, object]:
-    """Continue every prompt of a file; lists of token ids are set by `overrides`, as generate.stop_ids=[13]."""
-    asked: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "n_samples": n_samples,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "typical_p": typical_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "no_repeat_ngram": no_repeat_ngram,
-        "stop": [text for text in stop.split("\n") if text],
-        "top_logprobs": top_logprobs,
-        "overflow": overflow,
-        "ignore_eos": ignore_eos,
-        "seed": seed,
-        "deterministic": deterministic,
-    }
-    usual = GenerateSettings().sampling()  # what is left as it is leaves the configuration file its say
-    given = {name: value for name, value in asked.items() if value != usual[name] and (value or usual[name])}
-    lines = [f"generate.{name}={json.dumps(value)}" for name, value in given.items()]
-    settings = flow_settings(config, "\n".join([*lines, overrides]))
-    with flow_session(home, corpus, refresh, workers=workers, deterministic=settings.generate.deterministic) as session:
-        session.resources.shards_at_once = workers
-        prompted = read_prompts(Path(prompts).expanduser().resolve(), template)
-        checkpoint = checkpoint_of(session, model)
-        made = artifact(pipeline.generate_text(session, settings, checkpoint, prompted))
-        pipeline.remember(session, generate=made)
-        pipeline.publish(session, corpus)
-        return finish(session, corpus, result_of(session, completions=completions_path(session.store, made)))
+@flow(GenerateOptions)
+def generate(options: Any) -> dict[str, Any]:
+    """Continue every prompt of a file; further sampling settings by `settings`, such as generate.stop_ids."""
+    if not options.prompts:
+        raise UserError("generate continues a file of prompts: give `prompts`")
+    settings = options.load()
+    with open_run(options) as run:
+        run.machine.deterministic = settings.generate.deterministic
+        asked = read_prompts(Path(options.prompts).expanduser().resolve(), options.template or "")
+        checkpoint = checkpoint_of(run, options.model)
+        made = continue_prompts(run, settings, checkpoint, asked, options.workers or 1)
+        run.remember(generate=made)
+        publish(run)
+        return finish(run, result_of(run, completions=completions_path(run, made)))
 
 
-if __name__ == "__main__":
-    import sys
+@subflow("generate")
+def sample(run: Run, settings: Settings, checkpoint: ArtifactRef, evalset: ArtifactRef) -> ArtifactRef:
+    """Continue the first words of a few evaluation documents."""
+    prompts = run.read(evalset, lambda ref: sample_prompts(run.store, ref), [])
+    return continue_prompts(run, settings, checkpoint, prompts, after=(evalset,))
 
-    generate(sys.argv[1])
+
+def continue_prompts(
+    run: Run,
+    settings: Settings,
+    checkpoint: ArtifactRef,
+    prompts: Sequence[Prompt],
+    workers: int = 1,
+    after: tuple[ArtifactRef, ...] = (),
+) -> ArtifactRef:
+    """Continue prompts, shard by shard.
+
+    Args:
+        workers: Shards computed at once on a CPU, each in a process of its own with one thread.
+        after: Artefacts that the prompts were read from.
+    """
+    asked = settings.generate
+    shards = cut_prompts(list(prompts), asked)
+    kept = keep_prompts.map(
+        run, [Call(PromptsSettings.of(shard), {"prompts": shard}, len(shard), after) for shard in shards]
+    )
+    how = {"checkpoint": checkpoint, "batch_size": asked.batch_size, "own_process": workers > 1}
+    parts = complete.map(
+        run,
+        [
+            Call(asked.without_cut(), {**how, "prompts": ref}, len(shard))
+            for ref, shard in zip(kept, shards, strict=True)
+        ],
+    )
+    waiting = [ref for ref in parts if not ref.made] or ([] if parts else after)
+    return join_completions(run, JoinSettings(), parts=RefSet(tuple(waiting), "") if waiting else joined(parts))
+
+
+def completions_path(run: Run, ref: ArtifactRef) -> str:
+    """Return the path of a generation's table."""
+    return str(run.store.folder(ref) / COMPLETIONS_FILE)

@@ -1,40 +1,25 @@
-"""The promote flow: the corpus's latest training is compared with the champion, and names move."""
+"""The flow `promote`: register the corpus's latest training and let the gates judge it."""
 
-from prefect import flow
+from __future__ import annotations
 
-from flows import pipeline
-from flows.actions import model_entry, promote_model, result_of
-from flows.context import (
-    Config,
-    Corpus,
-    HomeFolder,
-    Overrides,
-    described,
-    finish,
-    flow_session,
-    flow_settings,
-    task_runner,
-)
-from tasks.session import artifact
+from typing import Any
+
+from flows.context import flow, open_run
+from flows.evaluate import evaluate_model
+from flows.finish import finish, result_of
+from flows.models import model_entry, promote_model
+from flows.options import PromoteOptions
+from flows.state import frozen_evalset, latest_training, publish_evaluation
 
 
-@flow(name="promote", task_runner=task_runner(), persist_result=False)
-@described
-def promote(
-    corpus: Corpus = "default", config: Config = "", overrides: Overrides = "", home: HomeFolder = ""
-) -> dict[str, object]:
-    """Register the corpus's latest training and move `champion` if it passes the gates."""
-    settings = flow_settings(config, overrides)
-    with flow_session(home, corpus) as session:
-        evalset = pipeline.frozen_evalset(session, corpus)
-        checkpoint = pipeline.latest_training(session, corpus)
-        measured, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
-        evaluation = artifact(measured)
-        done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evaluation, settings))
-        pipeline.publish_evaluation(session, corpus, checkpoint, evaluation)  # not those that promotion refuses
-        result = result_of(session, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id)
-        return finish(session, corpus, result, promoted=done)
-
-
-if __name__ == "__main__":
-    promote()
+@flow(PromoteOptions)
+def promote(options: PromoteOptions) -> dict[str, Any]:
+    """Register the corpus's latest training, and make it champion if it passes the gates."""
+    settings = options.load()
+    with open_run(options) as run:
+        evalset = frozen_evalset(run)
+        checkpoint = latest_training(run)
+        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate)
+        done, run_id = promote_model(run, checkpoint, evaluation, settings)
+        publish_evaluation(run, checkpoint, evaluation)  # not those that promotion refuses
+        return finish(run, result_of(run, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id), promoted=done)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tasks.apart import Apart
     from tasks.evaluation_report.collect import Measured
     from tasks.promotion import Promotion
-    from tasks.session import StageReport
+    from tasks.run import StageReport
 
 BESIDE_EVALUATION = {"corpus.html", "dataset.html", "training.html", "generation.html"}
 _KEY = 8  # characters of an evaluation's key in the name of a page

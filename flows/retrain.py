@@ -1,96 +1,81 @@
-"""The retrain flow: everything, from a folder of documents to a registered model and a sample of its text."""
+"""The flow `retrain`: from documents to a registered model; and the plan of it, by the same wiring."""
 
-from prefect import flow
+from __future__ import annotations
 
-from flows import pipeline
-from flows.actions import completions_path, model_entry, promote_model, result_of
-from flows.base import champion_of, check_unread, continuing
-from flows.context import (
-    Base,
-    Config,
-    Corpus,
-    Deterministic,
-    HomeFolder,
-    MaxSteps,
-    MaxTokens,
-    Minutes,
-    Overrides,
-    Preset,
-    Refresh,
-    RetryFailed,
-    Seed,
-    Source,
-    Workers,
-    described,
-    finish,
-    flow_session,
-    flow_settings,
-    task_runner,
-)
-from flows.measuring import measure_beside
-from tasks.ingest.sources.resolve import resolve_sources
-from tasks.session import artifact
+from typing import Any
+
+from flows.base import already_read, check_base, check_unread, continuing
+from flows.context import flow, open_run
+from flows.evaluate import evaluate_model, measure_beside
+from flows.finish import finish, result_of
+from flows.generate import completions_path, sample
+from flows.models import model_entry, promote_model
+from flows.options import RetrainOptions
+from flows.prepare import prepare_source
+from flows.state import publish
+from flows.trace import trace_model
+from flows.train import train_model
+from storage.catalog import check_corpus_name
+from storage.home import Home
+from tasks.run import Run
+from tasks.settings import Settings
 
 
-@flow(name="retrain", task_runner=task_runner(), persist_result=False)
-@described
-def retrain(
-    source: Source,
-    corpus: Corpus = "default",
-    preset: Preset = "",
-    minutes: Minutes = 0,
-    max_steps: MaxSteps = 0,
-    max_tokens: MaxTokens = 0,
-    seed: Seed = -1,
-    base: Base = "",
-    workers: Workers = 0,
-    deterministic: Deterministic = False,
-    refresh: Refresh = "",
-    retry_failed: RetryFailed = False,
-    config: Config = "",
-    overrides: Overrides = "",
-    home: HomeFolder = "",
-) -> dict[str, object]:
+@flow(RetrainOptions)
+def retrain(options: RetrainOptions) -> dict[str, Any]:
     """Ingest, prepare, train, evaluate, let the gates judge, promote, generate; only what changed is computed."""
-    settings = flow_settings(
-        config,
-        overrides,
-        model__preset=preset,
-        train__minutes=minutes,
-        train__max_steps=max_steps,
-        train__max_tokens=max_tokens,
-        train__seed=seed,
-    )
-    with flow_session(home, corpus, refresh, retry_failed, workers, deterministic, settings.limits) as session:
-        settings = continuing(session, settings, base)
-        pipeline.check_asked(session, corpus, settings)
-        ingested = pipeline.ingest(session, resolve_sources([source]), settings)
-        prepared = pipeline.prepare(session, corpus, settings, ingested)
-        evalset = artifact(prepared.evalset)
-        check_unread(session, settings, evalset)
-        read = champion_of(session, base, artifact(prepared.dataset))
-        checkpoint = read or artifact(pipeline.train_model(session, settings, prepared))
-        measured, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings.evaluate)
-        evaluation = artifact(measured)
-        done, run_id = session.act("promote", lambda: promote_model(session, checkpoint, evaluation, settings))
-        made = artifact(pipeline.sample(session, settings, checkpoint, evalset))
+    from flows.unchanged import keep_result
+
+    settings = options.load()
+    with open_run(options, settings.limits) as run:
+        settings = continuing(run, settings, options.base)
+        ingested, prepared, base = prepare_source(run, options.source, settings)
+        check_unread(run, base, prepared.evalset)
+        read = already_read(run, options.base, base, prepared.dataset)
+        checkpoint = read or train_model(run, settings, prepared, base)
+        evaluation, metrics = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate)
+        done, run_id = promote_model(run, checkpoint, evaluation, settings)
+        made = sample(run, settings, checkpoint, prepared.evalset)
         model = f"version {done.version.version} ({done.alias})"
-        shown, beside = measure_beside(session, model, checkpoint, evalset, evaluation, made, settings.evaluate)
-        pipeline.remember_ingested(session, ingested)
-        pipeline.remember_prepared(session, prepared)
-        pipeline.remember(session, train=checkpoint, evaluate=evaluation, generate=made)
-        pipeline.publish(session, corpus)
+        measured, beside = measure_beside(
+            run, model, checkpoint, prepared.evalset, evaluation, made, settings.evaluate
+        )
+        ingested.remember(run)
+        prepared.remember(run)
+        run.remember(train=checkpoint, evaluate=evaluation, generate=made)
+        publish(run)
         result = result_of(
-            session,
+            run,
             metrics={**metrics, **beside},
             model=model_entry(done),
             mlflow_run_id=run_id,
-            completions=completions_path(session.store, made),
+            completions=completions_path(run, made),
         )
-        return finish(session, corpus, result, shown, done)
+        finished = finish(run, result, sources=ingested.sources, measured=measured, promoted=done)
+        keep_result(run, settings, finished)
+        return finished
 
 
-if __name__ == "__main__":
-    import sys
+def plan(options: RetrainOptions) -> Run:
+    """Go the way of `retrain` without computing anything; the run's reports say what would be computed.
 
-    retrain("\n".join(sys.argv[1:]))
+    Nothing is written and no source is downloaded.
+    """
+    settings = options.load()
+    check_corpus_name(options.corpus)
+    home = Home.from_environment(options.home)
+    run = Run(home, None, options.corpus, options.stages_to_refresh(), bool(options.retry_failed), plan=True)
+    plan_retraining(run, options.source, continuing(run, settings, options.base))
+    return run
+
+
+def plan_retraining(run: Run, source: str, settings: Settings) -> None:
+    """Call every stage of a retraining under a planning run."""
+    ingested, prepared, base = prepare_source(run, source, settings)
+    checkpoint = train_model(run, settings, prepared, base)
+    evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
+    made = sample(run, settings, checkpoint, prepared.evalset)
+    trace_model(run, settings.evaluate, checkpoint, prepared.evalset, made)
+    ingested.remember(run)
+    prepared.remember(run)
+    run.remember(train=checkpoint, evaluate=evaluation, generate=made)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from storage.home import Home
     from tasks.evaluation_report.pairs import PairFigures
     from tasks.inspection.inspection import Inspection
-    from tasks.session import StageReport
+    from tasks.run import StageReport
 
 SHOWN = 20  # entries of a list in a terminal
 DOCUMENTS, COMPLETIONS = 10, 4  # of a comparison
@@ -202,16 +202,16 @@ def print_exam(result: Mapping[str, Any]) -> None:
     print(f"{exam_table(result['metrics'])}\n\nanswers: {result['answers']}")
 
 
-def print_harness(found: Mapping[str, Any]) -> None:
-    """Print the figures of lm-evaluation-harness, by task."""
+def harness_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the figures of lm-evaluation-harness, by task."""
     rows = []
-    for task, figures in found["results"].items():
+    for task, figures in results.items():
         for name, value in figures.items():
             if isinstance(value, int | float) and "_stderr" not in name and "," in name:
                 error = figures.get(name.replace(",", "_stderr,", 1))
                 margin = f"{error:.4f}" if isinstance(error, float) else ""
                 rows.append([task, name.partition(",")[0], f"{value:.4f}", margin])
-    print(*table(["task", "figure", "value", "standard error"], rows), sep="\n")
+    return "\n".join(table(["task", "figure", "value", "standard error"], rows))
 
 
 def inspection_lines(found: Inspection) -> str:

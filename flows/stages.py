@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from flows import corpus, corpus_import, drift, pipeline, tracing
-from storage.errors import UserError
+from storage.manifest import StageFacts
 from tasks.stage import Stage
 
 
 def all_stages() -> dict[str, Stage]:
-    """Every stage that the pipeline uses, by name."""
-    from tasks.ablation import ablate
-    from tasks.exams.stages import exam, keep_questions
+    """Return every stage of the flows, by name."""
+    from flows import compare, evaluate, generate, ingest, prepare, trace, train
     from tasks.gates.stage import gates
-    from tasks.generation.stage import adopt_bundle
+    from tasks.tokens.groups import groups
 
-    found = [
-        item
-        for module in (corpus, corpus_import, drift, pipeline, tracing)
-        for item in vars(module).values()
-        if isinstance(item, Stage)
-    ]
-    return {item.name: item for item in [*found, ablate, adopt_bundle, exam, gates, keep_questions]}
+    modules = (compare, evaluate, generate, ingest, prepare, trace, train)
+    found = [item for module in modules for item in vars(module).values() if isinstance(item, Stage)]
+    return {item.name: item for item in [*found, gates, groups]}
 
 
-def stage_names(refresh: str) -> list[str]:
-    """The stages named in a comma-separated list.
-
-    Raises:
-        UserError: for a stage that does not exist.
-    """
-    known = all_stages()
-    names = [name.strip() for name in refresh.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UserError(f"--refresh {', '.join(unknown)}: no such stage; stages are {', '.join(sorted(known))}")
-    return names
+def stage_facts() -> dict[str, StageFacts]:
+    """Return tables, retention and pinning of each stage, for the upkeep of a store."""
+    return {name: item.facts for name, item in all_stages().items()}

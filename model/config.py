@@ -138,40 +138,38 @@ class TrainConfig(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerationConfig(Settings):
-    """How tokens are drawn from the network.
+class Sampling(Settings):
+    """Sampling parameters, whatever the vocabulary.
 
-    What is set acts in the order repetition, frequency and presence penalty, logit bias, forbidden tokens, temperature,
-    top-k, top-p, min-p, typical; a filter counts within what the one before it left. At temperature 0 the filters
+    They apply in the order repetition, frequency and presence penalty, logit bias, forbidden tokens, temperature,
+    top-k, top-p, min-p, typical; each filter works within what the one before it left. At temperature 0 the filters
     change nothing, the rest does.
 
     Args:
         max_new_tokens: longest continuation, in tokens.
-        temperature: divides the logits; 0 means greedy.
-        top_k: keep the k likeliest tokens (capped at the vocabulary); None keeps all.
-        top_p: keep the smallest set of likeliest tokens whose probabilities reach p; None keeps all.
-        seed: of the sampling noise.
-        eos_id: token that ends a continuation; None never stops early.
-        suppress: tokens that are never drawn, such as padding.
-        min_new_tokens: what ends a continuation (eos_id, stop_ids) is not drawn before so many tokens, and stop strings
-            are not looked for.
-        stop_ids: further tokens that end a continuation.
+        temperature: divisor of the logits; 0 is greedy decoding.
+        top_k: keep the k likeliest tokens; None and 0 keep all.
+        top_p: keep the smallest set of likeliest tokens whose probabilities reach p; None and 1 keep all.
+        seed: seed of the sampling noise.
+        suppress: ids of tokens that are never drawn, such as padding.
+        min_new_tokens: least number of new tokens before a continuation may end.
+        stop_ids: ids of further tokens that end a continuation.
         stop: strings that end a continuation, also across the borders of tokens and within one.
-        n_samples: continuations of each prompt, each with noise of its own.
-        min_p: keep tokens at least so likely in relation to the likeliest one; None keeps all.
+        n_samples: continuations per prompt, each with its own noise.
+        min_p: keep tokens whose probability is at least this share of the likeliest one's; None and 0 keep all.
         typical_p: keep the smallest set of tokens whose surprise is closest to the entropy and whose probabilities
-            reach p (Meister et al. 2023); None keeps all.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt, as far as it fits
-            the context, or in the continuation (Keskar et al. 2019); 1 changes nothing.
-        frequency_penalty: taken from a token's logit for each time that it occurs in the continuation.
-        presence_penalty: taken once from the logits of tokens that occur in the continuation.
-        no_repeat_ngram: no n tokens in a row occur twice in the same prompt and continuation; 0 allows it.
-        logit_bias: (token, number) pairs, or a mapping; the number is added to the token's logit.
-        top_logprobs: how many of the likeliest tokens are told with each token, with their log-probabilities.
+            reach p (Meister et al. 2023); None and 1 keep all.
+        repetition_penalty: divisor of positive and factor of negative logits of tokens that the context holds already
+            (Keskar et al. 2019); 1 changes nothing.
+        frequency_penalty: number subtracted from a token's logit for each of its occurrences in the continuation.
+        presence_penalty: number subtracted once from the logits of tokens that occur in the continuation.
+        no_repeat_ngram: length of token n-grams that may not occur twice in prompt and continuation; 0 allows all.
+        logit_bias: pairs of a token's id and a number that is added to its logit.
+        top_logprobs: number of likeliest tokens recorded with each token, with their log-probabilities.
         overflow: "roll" (a prompt longer than the context keeps its end; a row that fills the context goes on from the
             last half of it), "stop" (the same prompt, but the row ends where the context is full) or "refuse" (prompt
             and max_new_tokens together must fit the context).
-        deterministic: what a prompt gets does not depend in any bit on what is computed beside it; slower.
+        deterministic: bit-exact results, whatever else is in the batch; slower.
     """
 
     max_new_tokens: int = 64
@@ -179,7 +177,6 @@ class GenerationConfig(Settings):
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
-    eos_id: int | None = None
     suppress: tuple[int, ...] = ()
     min_new_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
@@ -203,15 +200,13 @@ class GenerationConfig(Settings):
             check_int(name, getattr(self, name), 0)
         check_number("temperature", self.temperature, 0.0, math.inf)
         if self.top_k is not None:
-            check_int("top_k", self.top_k, 1)
+            check_int("top_k", self.top_k, 0)
         for name in ("top_p", "min_p", "typical_p"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0.0, 1.0)
         check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         for name in ("frequency_penalty", "presence_penalty"):
             check_number(name, getattr(self, name), -math.inf, math.inf, open_low=True)
-        if self.eos_id is not None:
-            check_int("eos_id", self.eos_id, 0)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_bool("deterministic", self.deterministic)
         self._check_lists()
@@ -240,6 +235,22 @@ class GenerationConfig(Settings):
             check_number("logit_bias", pair[1], -math.inf, math.inf, open_low=True)
             found.append((token, float(pair[1])))
         object.__setattr__(self, "logit_bias", tuple(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationConfig(Sampling):
+    """Sampling parameters for one model.
+
+    Args:
+        eos_id: token that ends a continuation; None never stops early.
+    """
+
+    eos_id: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eos_id is not None:
+            check_int("eos_id", self.eos_id, 0)
 
     @property
     def ending_ids(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Durable writes: a reader sees the old state or the new one, whatever is killed and when, the power too.
+"""Durable writes: a reader sees the old state or the new one, after a kill or a power failure at any moment.
 
-The order is always the same: write beside the target, fsync, rename, fsync the folder that holds the name. A folder
-that was just made is forced to the disk in the same way: what lies in it would be lost with its name.
+The order is always the same: write beside the target, fsync, rename, fsync the folder that holds the name. A new folder
+is forced to the disk in the same way: what lies in it would be lost with its name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+GONE = (FileNotFoundError, NotADirectoryError)
 
 
 def fsync_path(path: Path) -> None:
@@ -33,8 +36,8 @@ def fsync_tree(folder: Path) -> None:
         fsync_path(Path(root))
 
 
-def fsync_names(folder: Path, top: Path) -> None:
-    """Force the names in `folder` to the disk, and those that lead to it from `top`, which is above it or the same."""
+def _fsync_names(folder: Path, top: Path) -> None:
+    """Force the names in `folder` and in its parents up to `top` to the disk."""
     for place in (folder, *folder.parents):
         fsync_path(place)
         if place == top:
@@ -42,17 +45,14 @@ def fsync_names(folder: Path, top: Path) -> None:
 
 
 def make_folder(folder: Path, top: Path) -> None:
-    """Make a folder, and those between it and `top`, to stay; harmless if they are there."""
+    """Make a folder and its parents up to `top`, durably; harmless if they exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    fsync_names(folder.parent, top)
+    _fsync_names(folder.parent, top)
 
 
-def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Replace `path` by `data` in one step.
-
-    Args:
-        mode: permissions, set before anything is written; by default those of every new file.
-    """
+@contextlib.contextmanager
+def _written_beside(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
+    """Write a temporary file in the folder of `path`; removed at the end unless it was renamed."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("wb") as handle:
@@ -61,11 +61,30 @@ def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
-        temporary.replace(path)
+        yield temporary
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Replace `path` by `data` in one step.
+
+    Args:
+        mode: permissions, set before anything is written; by default those of every new file.
+    """
+    with _written_beside(path, data, mode) as temporary:
+        temporary.replace(path)
+    fsync_path(path.parent)
+
+
+def create_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write `path` in one step unless it exists; an existing file is left as it is."""
+    with _written_beside(path, data, mode) as temporary:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()
     fsync_path(path.parent)
 
 
@@ -73,33 +92,54 @@ def publish(source: Path, target: Path, discard: Path) -> None:
     """Give the finished folder `source` its final name `target`.
 
     Args:
-        source: a folder on the same file system, complete.
-        target: the name readers look for; what stands there is moved to `discard` first.
-        discard: a free name, in a folder that is there, for the replaced folder; the caller deletes it.
+        source: a complete folder on the same file system.
+        target: the name readers look for; a folder of this name is moved to `discard` first.
+        discard: a free name, in an existing folder, for the replaced folder; the caller deletes it.
     """
     top = Path(os.path.commonpath([source, target, discard]))
     fsync_tree(source)
     make_folder(target.parent, top)
     replacing = target.exists()
     if replacing:
-        for way in {source.parent, discard.parent}:  # between the renames nothing else leads to what there is
-            fsync_names(way, top)
+        for parent in {source.parent, discard.parent}:  # between the renames nothing else leads to the two folders
+            _fsync_names(parent, top)
         target.rename(discard)
     try:
         source.rename(target)
     except OSError:
         if replacing:
-            discard.rename(target)  # a fault of the disk is no reason to lose what stood there
+            discard.rename(target)  # a failed rename must not lose the replaced folder
         raise
     fsync_path(target.parent)
     fsync_path(source.parent)
 
 
 def finish_publish(source: Path, target: Path, discard: Path) -> None:
-    """Do what a `publish` of these folders left undone when it was killed after its first rename.
+    """Complete a `publish` of these folders that was killed after its first rename.
 
-    Then nothing bears the final name, and both other folders are there and complete.
+    In that state the final name is free, and both other folders exist and are complete.
     """
     if discard.exists() and source.exists() and not target.exists():
         source.rename(target)
         fsync_path(target.parent)
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield every path below a folder with its `lstat`; entries that vanish meanwhile are left out.
+
+    Raises:
+        OSError: if a folder cannot be listed for another reason than that it is gone.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, GONE):
+            raise error
+
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            try:
+                found = path.lstat()
+            except GONE:
+                continue
+            yield path, found

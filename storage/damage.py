@@ -1,7 +1,7 @@
-"""Damage: files of artefacts that are not any more what their manifests list.
+"""Errors of readers, explained by damaged inputs.
 
-Nobody hashes gigabytes before each use. It is done when something cannot be read, because what libraries say of that
-helps nobody; damage that still can be read is found by `sheepfold verify`.
+Gigabytes are not hashed before each use. The files are checked when something cannot be read, because the errors of the
+libraries name no cause; damage that can still be read is found by `sheepfold verify`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from storage.store import Store, StoreError
 
 
 def damage_of(store: Store, refs: Iterable[ArtifactRef]) -> str:
-    """The first damaged file of some artefacts in words, and what to do; empty where they are all as they were made."""
+    """Return a sentence on the first damaged file of some artefacts and what to do; empty if all are sound."""
     for ref in refs:
         try:
             manifest = store.find(ref.stage, ref.key)
@@ -36,12 +36,8 @@ def damage_of(store: Store, refs: Iterable[ArtifactRef]) -> str:
 
 
 @contextmanager
-def told_of_damage(store: Store, refs: Iterable[ArtifactRef]) -> Iterator[None]:
-    """Name the damaged artefact, where one is behind an error of those who read these inside.
-
-    Raises:
-        StoreError: then, in place of the error.
-    """
+def explain_damage(store: Store, refs: Iterable[ArtifactRef]) -> Iterator[None]:
+    """Raise StoreError in place of an error inside, if one of the artefacts that are read is damaged."""
     try:
         yield
     except UserError:

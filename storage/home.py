@@ -6,17 +6,16 @@ and Prefect write addresses into databases that outlive the current folder.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import secrets
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from storage.atomic import create_file
 from storage.errors import UserError
 
 # the beginning of a query, an escaped byte, and a byte that is not UTF-8
@@ -124,21 +123,10 @@ class Home:
         path = self.path / "password.key"
         try:
             if not path.exists():
-                self._make_key(path)
+                create_file(path, secrets.token_bytes(32), mode=0o600)
             return path.read_bytes()
         except OSError as error:
             raise UserError(f"the key {path} cannot be used ({error.strerror}): mend its permissions") from error
-
-    def _make_key(self, path: Path) -> None:
-        """Write a key beside its place and put it there whole, unless another process was first."""
-        descriptor, temporary = tempfile.mkstemp(prefix=".password-", dir=self.path)  # only the owner may read it
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
-        finally:
-            Path(temporary).unlink()
 
     def create(self) -> Home:
         """Make the folder; harmless when it exists.

@@ -1,4 +1,4 @@
-"""Lineage: read from manifests, never from a second book."""
+"""Lineage: which artefacts were made from which, read from manifests alone."""
 
 from __future__ import annotations
 
@@ -8,37 +8,32 @@ from collections.abc import Collection, Iterable, Iterator
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store, StoreError
 
-# Along which input a per-segment artefact leads back to its segment.
-_TOWARDS_SEGMENT = {
-    "normalise": "segment",
-    "measure": "documents",
-    "score": "documents",
-    "refine": "documents",
-    "tokenise": "documents",
-}
-
 
 def manifest_of(store: Store, ref: ArtifactRef) -> Manifest:
-    """The manifest of an artefact that must be there, or have been taken out while what was made from it stays.
+    """Return the manifest of an artefact that is in the store, or was removed and its manifest kept.
 
     Raises:
-        StoreError: if it is neither.
+        StoreError: if there is none.
     """
-    manifest = store.find(ref.stage, ref.key) or store.record(ref.stage, ref.key)
+    manifest = store.find(ref.stage, ref.key) or store.removed_manifest(ref.stage, ref.key)
     if manifest is None:
         raise StoreError(f"the artefact {ref.stage}/{ref.key} is not in the store: run the command that made it again")
     return manifest
 
 
 def segment_of(store: Store, ref: ArtifactRef) -> str:
-    """Key of the extraction segment that a per-segment artefact comes from."""
-    while ref.stage in _TOWARDS_SEGMENT:
-        ref = manifest_of(store, ref).input_refs(_TOWARDS_SEGMENT[ref.stage])[0]
-    return ref.key
+    """Return the key of the extraction segment that a per-segment artefact comes from."""
+    while True:
+        manifest = manifest_of(store, ref)
+        if "segment" in manifest.inputs:
+            return manifest.input_refs("segment")[0].key
+        if "documents" not in manifest.inputs:
+            return ref.key
+        ref = manifest.input_refs("documents")[0]
 
 
 def ancestors(store: Store, ref: ArtifactRef) -> Iterator[tuple[int, Manifest]]:
-    """An artefact and all it was made from, nearest first, each once, with its distance."""
+    """Yield distance and manifest of an artefact and of everything it was made from, nearest first, each once."""
     seen = {ref.key}
     waiting = [(0, ref)]
     while waiting:
@@ -52,7 +47,7 @@ def ancestors(store: Store, ref: ArtifactRef) -> Iterator[tuple[int, Manifest]]:
 
 
 def ancestor(store: Store, ref: ArtifactRef, stage: str) -> Manifest:
-    """The nearest artefact of a stage behind `ref`.
+    """Return the manifest of the nearest artefact of a stage among `ref` and its ancestors.
 
     Raises:
         StoreError: if there is none.
@@ -64,18 +59,19 @@ def ancestor(store: Store, ref: ArtifactRef, stage: str) -> Manifest:
 
 
 def location_of(store: Store, ref: ArtifactRef) -> str:
-    """Where an artefact lies; of one that is gone, its name."""
+    """Return the folder of an artefact, or STAGE/KEY of one that is gone."""
     return str(store.folder(ref)) if store.find(ref.stage, ref.key) is not None else f"{ref.stage}/{ref.key}"
 
 
 def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection[str] = ()) -> list[Manifest]:
-    """What was made from some artefacts, directly or not, in no order; the artefacts themselves are not among it.
+    """Return the manifests of everything that was made from some artefacts, directly or not, in no order.
 
-    Artefacts are found by content, so a manifest may name an input of the same content under another key: what counts
-    is the content. Where what stands between was taken out, its record leads on.
+    Artefacts are found by content, so a manifest may name an input of the same content under another key: inputs are
+    compared by content. Removed artefacts are followed by their kept manifests, and not returned.
 
     Args:
-        beyond: stages whose artefacts are given, but not what was made from those.
+        sources: not returned themselves.
+        beyond: stages whose artefacts are returned, but nothing that was made from those.
     """
     made: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
     for stage in store.stages():
@@ -83,8 +79,8 @@ def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection
             for ref in set(manifest.input_refs()):
                 made[ref.stage, ref.digest].append(manifest)
     gone = set()
-    for name in store.records():
-        record = None if store.find(*name) else store.record(*name)
+    for name in store.removed():
+        record = None if store.find(*name) else store.removed_manifest(*name)
         if record is not None:
             gone.add(record.ref)
             for ref in set(record.input_refs()):

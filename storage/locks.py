@@ -1,61 +1,34 @@
 """Owner locks: one process at a time works on one artefact.
 
-The kernel holds the lock (`flock`), so it falls with its owner however that dies: nothing is ever left locked by a
-process that is gone, and nobody has to guess whether an owner still lives. The file's text (host, pid, process start)
-is for the person who asks who works there.
+The operating system holds the lock (`flock`) and frees it when its owner dies, so no dead process keeps a lock. The
+file's text (host, pid, process start) is for the person who asks who works there.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 
-def _process_start() -> str:
-    """When this process started, in the kernel's ticks; empty where /proc is not at hand."""
-    try:
-        return Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except OSError:
-        return ""
+FIRST_ATTEMPT_SECONDS = 0.05  # before a wait is reported: a lock file may be unlinked between our open and our lock
 
 
 def owner_record() -> dict[str, str | int]:
-    """Who we are, for others to read."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "process_start": _process_start()}
-
-
-def _open_locked(path: Path) -> int | None:
-    """Open and lock `path`; None when another owner holds it.
-
-    The name may be unlinked by an owner between our open and our lock; then the lock we got is on a file nobody can
-    find any more, and we look again.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                    return descriptor
-            except FileNotFoundError:
-                pass  # unlinked by its last owner: try again with the new file
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+    """Return host, pid and start time (in ticks since boot; empty without /proc) of this process."""
+    try:
+        start = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        start = ""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start}
 
 
 def read_owner(path: Path) -> str:
-    """The owner of a lock in words."""
+    """Return the owner of a lock in words."""
     try:
         record = json.loads(path.read_text() or "{}")
     except (OSError, ValueError):
@@ -63,43 +36,54 @@ def read_owner(path: Path) -> str:
     return f"process {record.get('pid', '?')} on {record.get('host', '?')}"
 
 
-def is_held(path: Path) -> bool:
-    """Whether a living owner holds the lock named `path`."""
+def _lock(path: Path, poll: float) -> FileLock:
+    # without flock a soft lock would outlive a killed owner, so a file system that has none is refused
+    return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=poll)
+
+
+def _release(lock: FileLock, path: Path) -> None:
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        path.unlink(
+            missing_ok=True
+        )  # while we hold it: whoever opened it meanwhile sees that it has no name, and retries
+    finally:
+        lock.release()
+
+
+def is_held(path: Path) -> bool:
+    """Return True if a living owner holds the lock file `path`."""
+    if not path.exists():
+        return False
+    lock = _lock(path, poll=0.01)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return True
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    _release(lock, path)
     return False
 
 
 @contextmanager
 def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None, poll: float = 0.2) -> Iterator[None]:
-    """Hold the lock named `path`, waiting for a living owner.
+    """Hold the lock file `path`, waiting for a living owner.
 
     Args:
-        path: lock file; made and removed here.
-        on_wait: told once, in words, whom we wait for.
-        poll: seconds between two looks.
+        path: lock file; created and removed here.
+        on_wait: called once with a sentence that names the owner, before we wait for it.
+        poll: seconds between two attempts.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open_locked(path)
-    if descriptor is None and on_wait is not None:
-        on_wait(f"waiting for {read_owner(path)}, which works on {path.stem}")
-    while descriptor is None:
-        time.sleep(poll)
-        descriptor = _open_locked(path)
+    lock = _lock(path, poll)
     try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(owner_record()).encode())
+        lock.acquire(timeout=FIRST_ATTEMPT_SECONDS, poll_interval=FIRST_ATTEMPT_SECONDS / 2)
+    except Timeout:
+        if on_wait is not None:
+            on_wait(f"waiting for {read_owner(path)}, which works on {path.stem}")
+        lock.acquire()
+    try:
+        path.write_text(json.dumps(owner_record()))
         yield
     finally:
-        try:
-            path.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)  # even if the name cannot go: else this process would wait for itself at a retry
+        _release(lock, path)

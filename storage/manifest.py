@@ -1,24 +1,32 @@
-"""The manifest: what an artefact is made of, and from what. Its presence is the commit; lineage is read from it."""
+"""Artefact references and manifests. The presence of a manifest is the commit, and lineage is read from manifests."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.digest import sha256_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MANIFEST_FORMAT = 1
 
 
 @dataclass(frozen=True, order=True)
 class ArtifactRef:
-    """Names one artefact: where it lies (stage, key) and what it holds (digest)."""
+    """Reference to one artefact: its place (stage, key) and its content (digest)."""
 
     stage: str
     key: str
     digest: str
+
+    @property
+    def made(self) -> bool:
+        """False for an artefact that a plan knows to be missing."""
+        return bool(self.digest)
 
 
 @dataclass(frozen=True)
@@ -28,15 +36,25 @@ class RefSet:
     Attributes:
         refs: the artefacts, one for each segment; two segments of equal content may share one.
         digest: logical digest of the rows in use, independent of how they are spread over the artefacts.
-        segments: keys of the extraction segments behind the artefacts, in the same order. What an artefact's manifest
-            says of that need not be true: artefacts are found by content, and another segment may have had the same.
-        live: for each artefact, the ids of the documents that are to be read there; None where nobody says.
+        segments: keys of the extraction segments of the artefacts, in the same order. An artefact's manifest may name
+            another segment, because artefacts are found by content and two segments may have the same.
+        live: for each artefact, the ids of the documents to read from it; None for all.
     """
 
     refs: tuple[ArtifactRef, ...]
     digest: str
     segments: tuple[str, ...] = field(default=(), compare=False)
     live: tuple[Collection[str], ...] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def made(self) -> bool:
+        """False where a plan knows one of the artefacts to be missing."""
+        return bool(self.digest)
+
+    @property
+    def stage(self) -> str:
+        """Stage of the artefacts."""
+        return self.refs[0].stage if self.refs else ""
 
 
 Input = ArtifactRef | RefSet
@@ -81,27 +99,27 @@ class Manifest:
 
     @property
     def ref(self) -> ArtifactRef:
-        """The artefact's name."""
+        """Reference to the artefact."""
         return ArtifactRef(self.stage, self.key, self.digest)
 
     @property
     def content_key(self) -> str:
-        """The key that follows from stage, version, inputs and settings."""
+        """Key computed from stage, version, inputs and settings."""
         digests = {name: entry["digest"] for name, entry in self.inputs.items()}
         return sha256_json({"stage": self.stage, "version": self.version, "inputs": digests, "settings": self.settings})
 
     def input_refs(self, name: str | None = None) -> list[ArtifactRef]:
-        """The artefacts this one was made from; only those of argument `name` when given."""
+        """Return the artefacts that this one was made from, or only those of the argument `name`."""
         chosen = [self.inputs[name]] if name is not None else list(self.inputs.values())
         return [ArtifactRef(**ref) for entry in chosen for ref in entry["refs"]]
 
     def to_json(self) -> str:
-        """Text of `manifest.json`."""
+        """Return the text of `manifest.json`."""
         return json.dumps({"format": MANIFEST_FORMAT, **asdict(self)}, indent=1, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Read `manifest.json`.
+        """Return the manifest with this text of `manifest.json`.
 
         Raises:
             ValueError: if the text is not a manifest of this format, or a file's name leads out of the artefact.
@@ -116,13 +134,28 @@ class Manifest:
         return cls(**record)
 
 
+@dataclass(frozen=True)
+class StageFacts:
+    """What the upkeep of a store needs to know of a stage.
+
+    Attributes:
+        tables: schema of each Parquet table, by file name.
+        keep_with: inputs with which an artefact is kept by garbage collection although no name leads to it.
+        pinned: the artefact in use by a corpus is noted under the name `<stage>/<corpus>`.
+    """
+
+    tables: Mapping[str, pa.Schema] = field(default_factory=dict)
+    keep_with: tuple[str, ...] = ()
+    pinned: bool = False
+
+
 def stays_inside(name: str) -> bool:
-    """Whether a name that somebody else wrote means something in the folder that it is taken for, and not outside."""
+    """Return True if a relative name from an untrusted source leads to a place inside its folder."""
     return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def describe_inputs(inputs: Mapping[str, Input]) -> dict[str, dict[str, Any]]:
-    """Inputs in the form a manifest keeps."""
+    """Return inputs in the form that a manifest keeps."""
     described = {}
     for name, value in inputs.items():
         refs = value.refs if isinstance(value, RefSet) else (value,)

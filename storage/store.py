@@ -1,13 +1,13 @@
 """The artefact store: immutable, content-addressed folders, and the few names that may move.
 
-    <store>/<stage>/<key>/     data files and manifest.json; complete, or not there
-    <store>/.work/             unfinished work: `out` becomes the artefact, `scratch` outlives a kill
+    <store>/<stage>/<key>/     data files and manifest.json; complete, or absent
+    <store>/.work/             unfinished work: `out` becomes the artefact, `scratch` survives a kill
     <store>/.locks/            owners of unfinished work
     <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
-    <store>/.removed/          manifests of artefacts that were taken out while others that came from them stay
-    <store>/.damaged/          what a repair set aside
+    <store>/.removed/          manifests of removed artefacts, for the lineage of artefacts that stay
+    <store>/.damaged/          what `verify --repair` set aside
 
-`Store` is the interface; `LocalStore` keeps it on a folder. `storage.remote` puts one on S3 behind such a folder.
+`Store` keeps it in a folder; `storage.s3.S3Store` keeps it on S3, with such a folder as its cache.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import hashlib
 import json
 import os
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import finish_publish, fsync_path, make_folder, publish, write_file
-from storage.digest import sha256_file
+from storage.atomic import GONE, finish_publish, fsync_path, make_folder, publish, walk, write_file
+from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.locks import is_held, owner_lock, read_owner
-from storage.manifest import ArtifactRef, FileEntry, Manifest
-from storage.walk import walk
+from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
 
 MANIFEST_NAME = "manifest.json"
 INPUTS_NAME = ".inputs.json"  # of unfinished work, in its scratch folder
+_COPY_BYTES = 1 << 20  # that `add` reads at once
 
 
 class StoreError(UserError):
@@ -40,24 +41,26 @@ class StoreError(UserError):
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where an artefact is being made, owned by us until the context ends.
+    """Folders in which an artefact is made, owned by this process until the context ends.
 
     Attributes:
         out: becomes the artefact; empty at the start.
-        scratch: kept when the process dies, for stages that go on where they stopped.
+        scratch: kept when the process dies, for stages that resume.
+        replaces: version of the artefact that this one may replace, where the store knows versions.
     """
 
     out: Path
     scratch: Path
+    replaces: str | None = None
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Work that somebody began on an artefact, and left.
+    """Work on an artefact that has not been committed.
 
     Attributes:
-        inputs: stage and key of the artefacts that it reads; None where nobody noted them.
-        touched: when something in it changed last, in seconds since the epoch.
+        inputs: stage and key of the artefacts that it reads; None if they were not recorded.
+        touched: time of the last change, in seconds since the epoch.
         size: bytes.
     """
 
@@ -68,335 +71,361 @@ class Unfinished:
     size: int
 
 
-class Store(ABC):
-    """What stages, lineage and catalogue need of a store."""
+class Store:
+    """The artefact store in a folder of this machine, or in one that several machines mount.
 
-    @abstractmethod
-    def find(self, stage: str, key: str) -> Manifest | None:
-        """The artefact's manifest, or None when it is not there, whole."""
-
-    def find_anew(self, stage: str, key: str) -> Manifest | None:
-        """The same, whatever was listed before: another machine may have put it there a moment ago."""
-        return self.find(stage, key)
-
-    @abstractmethod
-    def told(self, stage: str, key: str) -> Manifest | None:
-        """The manifest that stands there, whether its files are whole or not; None where there is none."""
-
-    @abstractmethod
-    def keys(self, stage: str) -> list[str]:
-        """The keys under which a stage has something, whole or not."""
-
-    @abstractmethod
-    def manifests(self, stage: str) -> Iterator[Manifest]:
-        """All artefacts of a stage, by key."""
-
-    @abstractmethod
-    def stages(self) -> list[str]:
-        """The stages that have artefacts."""
-
-    @abstractmethod
-    def folder(self, ref: ArtifactRef, *names: str) -> Path:
-        """A local folder that holds the artefact's files.
-
-        Args:
-            names: of the files that are wanted, so that no others need be fetched; all where none is named.
-
-        Raises:
-            StoreError: if the artefact is not in the store.
-        """
-
-    @abstractmethod
-    def workspace(
-        self, stage: str, key: str, on_wait: Callable[[str], None] | None = None
-    ) -> AbstractContextManager[Workspace]:
-        """Own the making of one artefact, waiting for another living owner first."""
-
-    @abstractmethod
-    def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
-        """Make the workspace's `out` the artefact `manifest` names; returns the manifest with its files listed."""
-
-    @abstractmethod
-    def remove(self, stage: str, key: str, keep_record: bool = False) -> None:
-        """Take an artefact out; harmless where there is none, or a half that an earlier attempt left.
-
-        Args:
-            keep_record: keep its manifest, for the lineage of what was made from it and stays.
-
-        Raises:
-            StoreError: if somebody works on it.
-        """
-
-    @abstractmethod
-    def record(self, stage: str, key: str) -> Manifest | None:
-        """The manifest of an artefact that was taken out, if it was kept."""
-
-    @abstractmethod
-    def records(self) -> list[tuple[str, str]]:
-        """Stage and key of the artefacts that were taken out and whose manifests were kept."""
-
-    @abstractmethod
-    def remove_record(self, stage: str, key: str) -> None:
-        """Take the kept manifest of a removed artefact away."""
-
-    @abstractmethod
-    def use(self, ref: ArtifactRef) -> bool:
-        """Note that an artefact is used now; False if it was removed a moment ago."""
-
-    @abstractmethod
-    def used(self, stage: str, key: str) -> float:
-        """When an artefact was made or used last, in seconds since the epoch; 0 if its manifest is not there."""
-
-    @abstractmethod
-    def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
-        """Note what an artefact in the making reads, for whoever clears up."""
-
-    @abstractmethod
-    def unfinished(self, owned: bool = False) -> list[Unfinished]:
-        """Unfinished work that nobody owns now; that which somebody owns instead if `owned`."""
-
-    @abstractmethod
-    def remove_work(self, stage: str, key: str) -> None:
-        """Take unfinished work away, unless somebody owns it."""
-
-    @abstractmethod
-    def owners(self) -> list[str]:
-        """Who works here now, in words."""
-
-    @abstractmethod
-    def read_ref(self, name: str) -> dict[str, Any] | None:
-        """The value of a movable name, or None."""
-
-    @abstractmethod
-    def write_ref(self, name: str, value: dict[str, Any]) -> None:
-        """Move a name, in one step."""
-
-    @abstractmethod
-    def remove_ref(self, name: str) -> None:
-        """Take a name away; harmless if it is not there."""
-
-    @abstractmethod
-    def refs(self, prefix: str) -> list[str]:
-        """The movable names that start with `prefix`."""
-
-    @abstractmethod
-    def lock(self, name: str) -> AbstractContextManager[None]:
-        """Hold a named lock, for what must not happen twice at once."""
-
-    @abstractmethod
-    def check_lock(self, name: str) -> None:
-        """Make sure that a lock that is held here is ours still; to be asked before a write that it is held for.
-
-        Raises:
-            BucketError: if it may be another's by now, because this machine slept or lost its network.
-        """
-
-
-class LocalStore(Store):
-    """The store on a folder of this machine (or one that several machines mount)."""
+    Args:
+        root: the folder; created by the first write.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def told(self, stage: str, key: str) -> Manifest | None:
-        return _manifest_in(self.root / stage / key)
+    # reading
+    def find(self, stage: str, key: str, fresh: bool = False) -> Manifest | None:
+        """Return the manifest of a complete artefact; None if it is absent, or lacks files or bytes.
 
-    def find(self, stage: str, key: str) -> Manifest | None:
-        manifest = _manifest_in(self.root / stage / key)
+        Args:
+            fresh: ask the store itself, not a recent listing of it.
+        """
+        manifest = self.read_manifest(stage, key)
         for entry in manifest.files if manifest is not None else ():
             data = self.root / stage / key / entry.name
             if not data.is_file() or data.stat().st_size != entry.size:
-                return None  # somebody removed or cut a file: as good as never made, so it is made again
+                return None  # a removed or cut file: the artefact is made again
         return manifest
 
+    def read_manifest(self, stage: str, key: str) -> Manifest | None:
+        """Return the manifest of an artefact, complete or not; None if there is none."""
+        folder = self.root / stage / key
+        try:
+            text = (folder / MANIFEST_NAME).read_bytes()
+        except GONE:
+            return None
+        return parse_manifest(text, str(folder))
+
+    def keys(self, stage: str) -> list[str]:
+        """Return the keys of a stage's artefacts, complete or not, in order."""
+        return _folders(self.root / stage)
+
     def manifests(self, stage: str) -> Iterator[Manifest]:
+        """Yield the manifests of a stage's complete artefacts, by key."""
         for key in self.keys(stage):
             manifest = self.find(stage, key)
             if manifest is not None:
                 yield manifest
 
-    def keys(self, stage: str) -> list[str]:
-        return _folders(self.root / stage)
-
     def stages(self) -> list[str]:
+        """Return the names of the stages that have artefacts."""
         return _folders(self.root)
 
     def folder(self, ref: ArtifactRef, *names: str) -> Path:
+        """Return the local folder of an artefact's files.
+
+        Args:
+            names: files that are needed; all of them by default. Others may be missing if the store is on S3.
+
+        Raises:
+            StoreError: if the artefact is not in the store.
+        """
         folder = self.root / ref.stage / ref.key
         if not (folder / MANIFEST_NAME).is_file():
-            raise StoreError(
-                f"the artefact {ref.stage}/{ref.key} is not in the store {self.root}; it was removed, or the name came "
-                "from another store: run the command that made it again"
-            )
+            raise self._absent(ref)
         return folder
 
+    def _absent(self, ref: ArtifactRef) -> StoreError:
+        return StoreError(
+            f"the artefact {ref.stage}/{ref.key} is not in the store {self.address}; it was removed, or the name came "
+            "from another store: run the command that made it again"
+        )
+
+    @property
+    def address(self) -> str:
+        """The folder, or the `s3://` address, of the store."""
+        return str(self.root)
+
+    # making artefacts
     @contextmanager
     def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
-        with self._hold(f"{stage}-{key}", on_wait):
-            root = self.root / ".work" / stage / key
-            finish_publish(root / "out", self.root / stage / key, root / "replaced")
-            workspace = Workspace(out=root / "out", scratch=root / self._scratch_name(stage, key))
-            for leftover in list(root.iterdir()) if root.is_dir() else []:
-                if leftover != workspace.scratch:
-                    shutil.rmtree(leftover)  # what a dead owner left half made, or done with
-            workspace.out.mkdir(parents=True)
-            workspace.scratch.mkdir(exist_ok=True)
-            yield workspace
+        """Own the making of one artefact, after waiting for another living owner.
+
+        Args:
+            on_wait: called once with a sentence that names that owner.
+        """
+        with self._hold(stage, key, on_wait):
+            work = self.root / ".work" / stage / key
+            replaces = self._finish_commit(stage, key)
+            scratch = work / self._scratch_name(stage, key)
+            for leftover in list(work.iterdir()) if work.is_dir() else []:
+                if leftover != scratch:
+                    shutil.rmtree(leftover)  # half-made output of a dead owner, or scratch of a finished artefact
+            (work / "out").mkdir(parents=True)
+            scratch.mkdir(exist_ok=True)
+            yield Workspace(work / "out", scratch, replaces)
             if self.find(stage, key) is not None:
-                shutil.rmtree(root)
+                shutil.rmtree(work)
+
+    def _finish_commit(self, stage: str, key: str) -> str | None:
+        """Complete a commit whose owner was killed; returns the version of the artefact that is there now."""
+        work = self.root / ".work" / stage / key
+        finish_publish(work / "out", self.root / stage / key, work / "replaced")
+        return None
 
     def _scratch_name(self, stage: str, key: str) -> str:
-        """Name of the folder to go on from.
+        """Return the name of the scratch folder to resume from.
 
-        Making an artefact anew has one of its own: it must not go on from the work that led to the present artefact,
-        which a kill between commit and clean-up leaves behind.
+        Making an artefact again has a scratch folder of its own: it must not resume from the work that led to the
+        present artefact, which a kill between commit and clean-up leaves behind.
         """
         try:
             present = (self.root / stage / key / MANIFEST_NAME).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        except GONE:
             return "scratch"
         return f"scratch-{hashlib.sha256(present).hexdigest()[:16]}"
 
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
-        record = workspace.out / MANIFEST_NAME
-        names = sorted(path for path in workspace.out.rglob("*") if path.is_file() and path != record)
-        files = [
-            FileEntry(path.relative_to(workspace.out).as_posix(), path.stat().st_size, sha256_file(path))
-            for path in names
-        ]
-        manifest = replace(manifest, files=files)
-        write_file(record, manifest.to_json().encode())
-        discard = workspace.out.with_name("replaced")
-        publish(workspace.out, self.root / manifest.stage / manifest.key, discard)
-        shutil.rmtree(discard, ignore_errors=True)
+        """Make the workspace's `out` the artefact that `manifest` names; returns the manifest with its files listed."""
+        manifest = list_files(workspace.out, manifest)
+        write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
+        self._publish(workspace.out, manifest)
         return manifest
 
-    def remove(self, stage: str, key: str, keep_record: bool = False) -> None:
-        def refuse(owner: str) -> None:
-            raise StoreError(f"{stage}/{key} cannot be removed now: {owner}; try again when that has ended")
+    def _publish(self, out: Path, manifest: Manifest) -> None:
+        discard = out.with_name("replaced")
+        publish(out, self.root / manifest.stage / manifest.key, discard)
+        shutil.rmtree(discard, ignore_errors=True)
 
-        with self._hold(f"{stage}-{key}", refuse):
-            self._take_out(stage, key, keep_record)
+    def add(self, kind: str, source: Path | Mapping[str, Path], digest: str | None = None) -> ArtifactRef:
+        """Copy files from outside into the store as an artefact without inputs; harmless if it is there.
 
-    def _take_out(self, stage: str, key: str, keep_record: bool) -> None:
+        The copies are hashed while they are written, so key and digest are those of the bytes in the store even if a
+        source is edited meanwhile.
+
+        Args:
+            kind: the artefact's stage.
+            source: one file, kept under its own name, or files by the names that they get.
+            digest: output digest of the artefact; by default that of the files' names and contents.
+
+        Raises:
+            UserError: if a source cannot be read.
+        """
+        sources = {source.name: source} if isinstance(source, Path) else dict(source)
+        outside = [name for name in (kind, *sources) if not stays_inside(name) or name == MANIFEST_NAME]
+        if outside or not sources:
+            raise ValueError(f"store.add needs at least one file and plain names, not {outside or 'no file'}")
+        incoming = f"incoming-{uuid.uuid4().hex}"
+        with self._hold(kind, incoming):
+            copies = self.root / ".work" / kind / incoming / "out"
+            try:
+                files = {name: _copy_hashed(path, copies / name) for name, path in sorted(sources.items())}
+                key = sha256_json({"stage": kind, "files": files})
+                with self.workspace(kind, key) as workspace:
+                    manifest = self.find(kind, key)
+                    if manifest is None:
+                        workspace.out.rmdir()
+                        copies.rename(workspace.out)
+                        created = datetime.now(UTC).isoformat(timespec="microseconds")
+                        made = Manifest(kind, 1, key, digest or sha256_json(files), {}, {}, [], created=created)
+                        manifest = self.commit(workspace, made)
+            finally:
+                shutil.rmtree(copies.parent, ignore_errors=True)
+        return manifest.ref
+
+    def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
+        """Record which artefacts unfinished work reads, so that garbage collection keeps them."""
+        text = json.dumps(sorted({(ref.stage, ref.key) for ref in inputs}))
+        (workspace.scratch / INPUTS_NAME).write_text(text, encoding="utf-8")
+
+    # removing artefacts
+    def remove(self, stage: str, key: str, keep_manifest: bool = False) -> None:
+        """Remove an artefact; harmless if it is absent or only half there.
+
+        Args:
+            keep_manifest: keep its manifest, for the lineage of artefacts that were made from it.
+
+        Raises:
+            StoreError: if a process works on it.
+        """
+
+        with self._hold(stage, key, _refuse_to_wait):
+            self._remove(stage, key, keep_manifest)
+
+    def _remove(self, stage: str, key: str, keep_manifest: bool) -> None:
         folder = self.root / stage / key
         manifest = folder / MANIFEST_NAME
         if manifest.is_file():
-            if keep_record:
-                self.keep_record(stage, key)
-            manifest.unlink()  # first: a folder without it is nobody's artefact, whenever we are killed
+            if keep_manifest:
+                self.keep_manifest(stage, key)
+            manifest.unlink()  # first: without it the folder is no artefact, wherever a kill falls
             fsync_path(folder)
         for place in (folder, self.root / ".work" / stage / key):
             if place.is_dir():
                 shutil.rmtree(place)
 
-    def keep_record(self, stage: str, key: str) -> None:
-        """Keep the manifest of an artefact that is about to be taken out."""
-        self._write_record(removed_record(stage, key), (self.root / stage / key / MANIFEST_NAME).read_bytes())
+    def keep_manifest(self, stage: str, key: str) -> None:
+        """Keep the manifest of an artefact that is about to be removed."""
+        self._write_record(_removed(stage, key), (self.root / stage / key / MANIFEST_NAME).read_bytes())
 
-    def record(self, stage: str, key: str) -> Manifest | None:
-        found = self._read_record(removed_record(stage, key))
+    def removed_manifest(self, stage: str, key: str) -> Manifest | None:
+        """Return the manifest of a removed artefact, if it was kept."""
+        found = self._read_record(_removed(stage, key))
         return None if found is None else Manifest.from_json(found.decode("utf-8"))
 
-    def records(self) -> list[tuple[str, str]]:
+    def removed(self) -> list[tuple[str, str]]:
+        """Return stage and key of the removed artefacts whose manifests were kept."""
         names = (name.split("/") for name in self._records(".removed"))
         return sorted((parts[0], parts[1]) for parts in names if len(parts) == 2)
 
-    def remove_record(self, stage: str, key: str) -> None:
-        self._remove_record(removed_record(stage, key))
+    def drop_removed(self, stage: str, key: str) -> None:
+        """Delete the kept manifest of a removed artefact."""
+        self._remove_record(_removed(stage, key))
 
-    def use(self, ref: ArtifactRef) -> bool:
+    # damage
+    def set_aside(self, stage: str, key: str) -> tuple[bool, str]:
+        """Move an artefact to `.damaged` if it is damaged, with a note; its manifest is kept if it can be read.
+
+        Returns:
+            True if it was damaged, and a sentence on what was done.
+
+        Raises:
+            StoreError: if a process works on it.
+        """
+        with self._hold(stage, key, _refuse_to_wait):
+            folder = self.root / stage / key
+            wrong, readable = self._damage(stage, key)
+            if not wrong:
+                return False, "it is whole by now"
+            if readable and (folder / MANIFEST_NAME).is_file():
+                self.keep_manifest(stage, key)
+            place, number = f".damaged/{stage}/{key}", 1
+            while (self.root / place).exists():
+                number += 1
+                place = f".damaged/{stage}/{key}-{number}"
+            self._write_record(f"{place}.note.json", _note(f"{stage}/{key}", wrong))
+            folder.rename(self.root / place)
+            fsync_path(folder.parent)
+            fsync_path((self.root / place).parent)
+        again = f"the next run that needs it makes it again; what was there lies in {self.root / place}"
+        return True, f"set aside, because {wrong}: {again}"
+
+    def _damage(self, stage: str, key: str) -> tuple[str, bool]:
+        """Return what is wrong with an artefact, empty if nothing, and whether its manifest can be read."""
+        try:
+            manifest = self.find(stage, key)
+        except StoreError:
+            return f"its {MANIFEST_NAME} cannot be read", False
+        if manifest is None:
+            return "it lacks files, or has them cut short", True
+        folder = self.root / stage / key
+        changed = [entry.name for entry in manifest.files if sha256_file(folder / entry.name) != entry.sha256]
+        wrong = f"{', '.join(changed)} {'is' if len(changed) == 1 else 'are'} not what its manifest lists"
+        return wrong if changed else "", True
+
+    def set_ref_aside(self, name: str, wrong: str) -> str:
+        """Move a movable name that cannot be read to `.damaged`, with a note; returns where it lies now."""
+        place, number = f".damaged/{_ref(name)}", 1
+        while self._read_record(place) is not None:
+            number += 1
+            place = f".damaged/{_ref(f'{name}-{number}')}"
+        self._write_record(f"{place}.note.json", _note(name, wrong))
+        self._write_record(place, self._read_record(_ref(name)) or b"")
+        self._remove_record(_ref(name))
+        return f"{self.address}/{place}"
+
+    def discard_damaged(self) -> None:
+        """Delete the artefacts that were set aside; names hold no text, and stay."""
+        for stage in _folders(self.root / ".damaged"):
+            shutil.rmtree(self.root / ".damaged" / stage)
+
+    # use, owners and unfinished work
+    def touch(self, ref: ArtifactRef) -> bool:
+        """Record that an artefact is used now; returns False if it is gone."""
         try:
             os.utime(self.root / ref.stage / ref.key / MANIFEST_NAME)
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # a store that can only be read is not cleared up either
+            return True  # a read-only store is not garbage-collected either
         return True
 
-    def used(self, stage: str, key: str) -> float:
+    def last_used(self, stage: str, key: str) -> float:
+        """Return when an artefact was made or used last, in seconds since the epoch; 0 if it has no manifest."""
         try:
             return (self.root / stage / key / MANIFEST_NAME).stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
+        except GONE:
             return 0.0
 
-    def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
-        text = json.dumps(sorted({(ref.stage, ref.key) for ref in inputs}))
-        (workspace.scratch / INPUTS_NAME).write_text(text, encoding="utf-8")
-
     def unfinished(self, owned: bool = False) -> list[Unfinished]:
-        root = self.root / ".work"
+        """Return unfinished work without a living owner, or with one if `owned`."""
+        work = self.root / ".work"
         return [
-            self._look_at(root / stage / key)
-            for stage in _folders(root)
-            for key in _folders(root / stage)
+            _read_unfinished(work / stage / key)
+            for stage in _folders(work)
+            for key in _folders(work / stage)
             if is_held(self._lock_path(f"{stage}-{key}")) == owned
         ]
 
-    def _look_at(self, work: Path) -> Unfinished:
-        inputs = None
-        touched = size = 0.0
-        with suppress(FileNotFoundError):  # its owner goes on meanwhile
-            touched = work.lstat().st_mtime
-        for path, found in walk(work):
-            if path.name == INPUTS_NAME:
-                with suppress(FileNotFoundError):
-                    inputs = parse_inputs(path.read_bytes())
-            touched = max(touched, found.st_mtime)
-            size += found.st_size
-        return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
-
     def remove_work(self, stage: str, key: str) -> None:
+        """Delete unfinished work, unless a process owns it."""
         if not is_held(self._lock_path(f"{stage}-{key}")):
-            with self._hold(f"{stage}-{key}"):
+            with self._hold(stage, key):
                 shutil.rmtree(self.root / ".work" / stage / key, ignore_errors=True)
+
+    def owners(self) -> list[str]:
+        """Return a phrase for each process that works in this folder now."""
+        held = (path for path in sorted((self.root / ".locks").rglob("*.lock")) if is_held(path))
+        return [f"{read_owner(path)} works on {path.stem}" for path in held]
+
+    def is_owned(self, stage: str, key: str) -> bool:
+        """Return True if a process works on an artefact now, as far as this machine can tell."""
+        return is_held(self._lock_path(f"{stage}-{key}"))
+
+    def lock(self, name: str) -> AbstractContextManager[None]:
+        """Hold a named lock; it keeps out the other processes that use this folder."""
+        return owner_lock(self._lock_path(name))
+
+    def _hold(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+        return owner_lock(self._lock_path(f"{stage}-{key}"), on_wait)
 
     def _lock_path(self, name: str) -> Path:
         return self.root / ".locks" / f"{name}.lock"
 
-    def _hold(self, name: str, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
-        return owner_lock(self._lock_path(name), on_wait)
-
-    def owners(self) -> list[str]:
-        held = (path for path in sorted((self.root / ".locks").rglob("*.lock")) if is_held(path))
-        return [f"{read_owner(path)} works on {path.stem}" for path in held]
-
+    # movable names
     def read_ref(self, name: str) -> dict[str, Any] | None:
-        found = self._read_record(_ref(name))
+        """Return the value of a movable name, or None.
+
+        Raises:
+            StoreError: if it cannot be read.
+        """
+        record = _ref(name)
+        found = self._read_record(record)
         if found is None:
             return None
         try:
             value = json.loads(found)
         except ValueError as error:
-            raise StoreError(f"{self._told(_ref(name))} is not JSON ({error}): remove it and run again") from error
+            raise StoreError(f"{self.address}/{record} is not JSON ({error}): remove it and run again") from error
         if not isinstance(value, dict):
-            raise StoreError(f"{self._told(_ref(name))} does not hold an object: remove it and run again")
+            raise StoreError(f"{self.address}/{record} does not hold an object: remove it and run again")
         return value
 
     def write_ref(self, name: str, value: dict[str, Any]) -> None:
+        """Move a name, in one step."""
         self._write_record(_ref(name), json.dumps(value, indent=1, sort_keys=True).encode())
 
     def remove_ref(self, name: str) -> None:
+        """Remove a name; harmless if it is absent."""
         self._remove_record(_ref(name))
 
     def refs(self, prefix: str) -> list[str]:
+        """Return the movable names that start with `prefix`."""
         return sorted(name for name in self._records(".refs") if name.startswith(prefix))
 
-    def lock(self, name: str) -> AbstractContextManager[None]:
-        return self._hold(name)
-
-    def check_lock(self, name: str) -> None:
-        pass  # the system holds the file for as long as the process lives
-
-    # records: small files of JSON that are replaced in one step
-    def _told(self, record: str) -> str:
-        """Where a record lies, for a person."""
-        return str(self.root / record)
-
+    # records: small JSON files that are replaced in one step
     def _read_record(self, record: str) -> bytes | None:
         try:
             return (self.root / record).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        except GONE:
             return None
 
     def _write_record(self, record: str, data: bytes) -> None:
@@ -411,37 +440,47 @@ class LocalStore(Store):
             fsync_path(path.parent)
 
     def _records(self, folder: str) -> list[str]:
-        """Names of the records in a folder of the store, without their ending."""
+        """Return the names of the records in a folder of the store, without their suffix."""
         root = self.root / folder
         found = (path for path in root.rglob("*.json") if not path.name.startswith("."))
         return [path.relative_to(root).with_suffix("").as_posix() for path in found]
 
 
-def removed_record(stage: str, key: str) -> str:
-    """The record that keeps the manifest of an artefact that was taken out."""
-    return f".removed/{stage}/{key}.json"
+def open_store(address: str, cache: Path | None = None) -> Store:
+    """Return the store at an address.
+
+    Args:
+        address: a folder, or `s3://BUCKET/PREFIX`.
+        cache: folder for local copies of a store on S3; by default that of the home in the environment.
+
+    Raises:
+        UserError: for an address of another kind.
+    """
+    if "://" not in address:
+        return Store(Path(address))
+    if not address.startswith("s3://"):
+        raise StoreError(
+            f"SHEEPFOLD_STORE is {address!r}, but only folders and s3:// are served: give s3://BUCKET/PREFIX or a path"
+        )
+    from storage.home import Home
+    from storage.s3 import S3Store
+
+    place = (cache or Home.from_environment().cache) / "store"
+    return S3Store(address, place / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16])
 
 
-def _ref(name: str) -> str:
-    """The record that keeps a movable name."""
-    if any(not part or part.startswith(".") for part in name.split("/")):
-        raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
-    return f".refs/{name}.json"
-
-
-def _manifest_in(folder: Path) -> Manifest | None:
-    try:
-        text = (folder / MANIFEST_NAME).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return parse_manifest(text, str(folder))
+def list_files(out: Path, manifest: Manifest) -> Manifest:
+    """Return the manifest with every data file of `out` listed."""
+    paths = sorted(path for path in out.rglob("*") if path.is_file() and path != out / MANIFEST_NAME)
+    entries = [FileEntry(path.relative_to(out).as_posix(), path.stat().st_size, sha256_file(path)) for path in paths]
+    return replace(manifest, files=entries)
 
 
 def parse_manifest(text: bytes, folder: str) -> Manifest:
-    """Read the manifest of an artefact.
+    """Return the manifest with this text.
 
     Raises:
-        StoreError: if it is none; it names the folder, where the manifest lies.
+        StoreError: if it is not one; the message names the folder it lies in.
     """
     try:
         return Manifest.from_json(text.decode("utf-8"))
@@ -452,38 +491,63 @@ def parse_manifest(text: bytes, folder: str) -> Manifest:
         ) from error
 
 
-def parse_inputs(text: bytes) -> frozenset[tuple[str, str]] | None:
-    """Read what unfinished work notes of its inputs; None if a kill tore that."""
+def _refuse_to_wait(owner: str) -> None:
+    raise StoreError(f"it cannot be removed now: {owner}; try again when that has ended")
+
+
+def _removed(stage: str, key: str) -> str:
+    return f".removed/{stage}/{key}.json"
+
+
+def _ref(name: str) -> str:
+    if any(not part or part.startswith(".") for part in name.split("/")):
+        raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
+    return f".refs/{name}.json"
+
+
+def _note(thing: str, wrong: str) -> bytes:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return json.dumps({"thing": thing, "wrong": wrong, "since": since}, indent=1).encode()
+
+
+def _copy_hashed(source: Path, target: Path) -> str:
+    """Copy a file; returns the sha256 of the bytes that were written."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    try:
+        reading = source.open("rb")
+    except OSError as error:
+        raise UserError(f"{source} cannot be read ({error.strerror}): give a file that can") from error
+    with reading, target.open("wb") as writing:
+        while block := reading.read(_COPY_BYTES):
+            digest.update(block)
+            writing.write(block)
+    return digest.hexdigest()
+
+
+def _read_unfinished(work: Path) -> Unfinished:
+    inputs = None
+    touched = size = 0.0
+    with suppress(FileNotFoundError):  # its owner may be ending meanwhile
+        touched = work.lstat().st_mtime
+    for path, found in walk(work):
+        if path.name == INPUTS_NAME:
+            with suppress(FileNotFoundError):
+                inputs = _parse_inputs(path.read_bytes())
+        touched = max(touched, found.st_mtime)
+        size += found.st_size
+    return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
+
+
+def _parse_inputs(text: bytes) -> frozenset[tuple[str, str]] | None:
     try:
         return frozenset((stage, key) for stage, key in json.loads(text))
     except ValueError:
-        return None
+        return None  # torn by a kill
 
 
 def _folders(parent: Path) -> list[str]:
-    """Names of the folders in a folder, without hidden ones and without files, which are none of ours."""
+    """Return the names of the folders in a folder, in order, without hidden ones."""
     if not parent.is_dir():
         return []
     return sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def open_store(address: str, cache: Path | None = None) -> Store:
-    """The store at an address.
-
-    Args:
-        address: a folder, or `s3://BUCKET/PREFIX`.
-        cache: folder for copies of what a store elsewhere holds; that of the home in the environment unless given.
-
-    Raises:
-        UserError: for an address that cannot be served.
-    """
-    if "://" not in address:
-        return LocalStore(Path(address))
-    if not address.startswith("s3://"):
-        raise StoreError(
-            f"SHEEPFOLD_STORE is {address!r}, but only folders and s3:// are served: give s3://BUCKET/PREFIX or a path"
-        )
-    from storage.home import Home
-    from storage.remote import RemoteStore
-
-    return RemoteStore.at(address, cache or Home.from_environment().cache)

@@ -1,58 +1,35 @@
-"""Checking a store: every artefact's files against its manifest, every table against its schema, every input there."""
+"""Verification of a store: files against manifests, tables against schemas, inputs present; and repair.
+
+Repair changes nothing in place. A damaged artefact is set aside (`Store.set_aside`): its key follows from inputs and
+settings, so the next run that needs it makes it again. A damaged name is set aside only where a run writes it again;
+that of a pinned stage (the tokeniser, the evaluation set) is restored from the corpus's own name, because the next run
+would fit another one without it. The tombstones stay: without them forgotten documents would come back.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow.parquet as pq
 
-from storage import schemas
 from storage.digest import sha256_file
-from storage.manifest import ArtifactRef, Manifest
+from storage.manifest import ArtifactRef, Manifest, StageFacts
 from storage.store import Store, StoreError
+from storage.tombstones import TOMBSTONES_REF
 
 Name = tuple[str, str]  # stage and key
 
-WHOLE, DIGESTS, SCHEMAS, INPUTS = "artefacts whole", "file digests", "table schemas", "inputs present"
-_TABLES = {
-    ("extract", "extracts.parquet"): schemas.EXTRACTS,
-    ("extract", "pages.parquet"): schemas.PAGES,
-    ("import", "extracts.parquet"): schemas.EXTRACTS,
-    ("import", "pages.parquet"): schemas.PAGES,
-    ("import", "documents.parquet"): schemas.NORMALISED,
-    ("snapshot", "files.parquet"): schemas.FILES,
-    ("normalise", "documents.parquet"): schemas.NORMALISED,
-    ("measure", "measures.parquet"): schemas.MEASURES,
-    ("score", "scores.parquet"): schemas.SCORES,
-    ("dedup", "pairs.parquet"): schemas.NEAR_PAIRS,
-    ("dedup", "verified.parquet"): schemas.VERIFIED_PAIRS,
-    ("dedup", "clusters.parquet"): schemas.CLUSTERS,
-    ("curate", "selection.parquet"): schemas.SELECTION,
-    ("ablate", "selection.parquet"): schemas.SELECTION,
-    ("ablate", "dropped.parquet"): schemas.DROPPED,
-    ("ablate", "cuts.parquet"): schemas.CUTS,
-    ("curate", "dropped.parquet"): schemas.DROPPED,
-    ("curate", "cuts.parquet"): schemas.CUTS,
-    ("refine", "documents.parquet"): schemas.REFINED,
-    ("evalset", "documents.parquet"): schemas.EVALSET,
-    ("evalset_overlap", "overlap.parquet"): schemas.EVALSET_OVERLAP,
-    ("tokenise", "tokens.parquet"): schemas.TOKENS,
-    ("groups", "groups.parquet"): schemas.GROUPS,
-    ("dataset", "sequences.parquet"): schemas.SEQUENCES,
-    ("dataset", "token_counts.parquet"): schemas.TOKEN_COUNTS,
-    ("train", "history.parquet"): schemas.HISTORY,
-    ("train", "telemetry.parquet"): schemas.HISTORY,
-    ("evaluate", "metrics.parquet"): schemas.METRICS,
-    ("evaluate", "documents.parquet"): schemas.EVALUATED,
-    ("evaluate", "slices.parquet"): schemas.SLICES,
-    ("evaluate", "calibration.parquet"): schemas.CALIBRATION,
-    ("evaluate", "positions.parquet"): schemas.POSITIONS,
-    ("complete", "completions.parquet"): schemas.COMPLETIONS,
-    ("generate", "completions.parquet"): schemas.COMPLETIONS,
-}
+WHOLE, DIGESTS, SCHEMAS, INPUTS, NAMES = (
+    "artefacts whole",
+    "file digests",
+    "table schemas",
+    "inputs present",
+    "names",
+)
+CORPUS = "corpus/"  # names that every run over a corpus writes
 
 
 @dataclass
@@ -60,9 +37,9 @@ class Check:
     """Result of one kind of check.
 
     Attributes:
-        checked: how many things were looked at.
-        problems: what is wrong, one sentence each.
-        damaged: artefacts (STAGE/KEY) and names of refs that are not what was written; see `storage.repair`.
+        checked: number of things that were checked.
+        problems: one sentence each.
+        damaged: STAGE/KEY of artefacts, and names, that are not what was written.
     """
 
     name: str
@@ -72,13 +49,28 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Repair:
+    """Repair of one artefact or name.
+
+    Attributes:
+        thing: STAGE/KEY of an artefact, or a name.
+        done: False if it is still damaged.
+        what: a sentence on what was done, or why nothing was.
+    """
+
+    thing: str
+    done: bool
+    what: str
+
+
+@dataclass(frozen=True)
 class _Fault:
     """Something wrong with an artefact.
 
     Attributes:
-        check: the kind of check that found it.
-        damages: whether the artefact is not what was written.
-        half: whether it may be the moment in which somebody puts the artefact there, or takes it away.
+        check: kind of check that found it.
+        damages: the artefact is not what was written.
+        half: it may be in the middle of a commit or a removal.
     """
 
     check: str
@@ -87,29 +79,19 @@ class _Fault:
     half: bool = False
 
 
-@dataclass
-class _Look:
-    """What one look at an artefact gave: how many things of each kind were checked, and what is wrong."""
+def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
+    """Check digests, schemas and inputs of every artefact, and that names can be read.
 
-    checked: Counter[str] = field(default_factory=Counter)
-    faults: list[_Fault] = field(default_factory=list)
+    Other processes may work meanwhile: what they make or remove during the check is no problem.
 
-
-def check_store(store: Store) -> list[Check]:
-    """Check digests, schemas and inputs of every artefact, and that names and records can be read.
-
-    Others may work meanwhile: what they make or take out while we look is no problem.
+    Args:
+        facts: by stage.
     """
-    checks = {name: Check(name) for name in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
+    checked: Counter[str] = Counter()
     present = _present(store)
-    suspects = []
-    for name in sorted(present):
-        found = _look(store, name, present)
-        for check, n in found.checked.items():
-            checks[check].checked += n
-        if found.faults:
-            suspects.append(name)
-    for (stage, key), fault in _confirmed(store, suspects):
+    suspects = [name for name in sorted(present) if _faults(store, facts, name, present, checked)]
+    checks = {name: Check(name, checked[name]) for name in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
+    for (stage, key), fault in _confirmed(store, facts, suspects):
         checks[fault.check].problems.append(fault.problem)
         if fault.damages:
             checks[fault.check].damaged.append(f"{stage}/{key}")
@@ -120,84 +102,79 @@ def _present(store: Store) -> set[Name]:
     return {(stage, key) for stage in store.stages() for key in store.keys(stage)}
 
 
-def _confirmed(store: Store, suspects: Sequence[Name]) -> list[tuple[Name, _Fault]]:
-    """What is wrong still when it is looked at again.
+def _confirmed(store: Store, facts: Mapping[str, StageFacts], suspects: list[Name]) -> list[tuple[Name, _Fault]]:
+    """Return the faults that are found again by a second look.
 
-    An artefact is only ever half there in the hands of an owner, and the owner of a moment ago is done by the second
-    look. Whoever removes takes an artefact before those that it was made from, so one whose input is gone for good
-    reason is gone itself by the third.
+    An artefact is incomplete only while it has an owner, and the owner of a moment ago is done by the second look. An
+    artefact is removed before its inputs, so one whose input was removed on purpose is gone by the third.
     """
     if not suspects:
         return []
-    owners = store.owners()
-    again = copy.copy(store)  # a copy of a store elsewhere has listed nothing yet
+    owned = {name for name in suspects if store.is_owned(*name)}
+    again = copy.copy(store)  # which has no listings yet
     present = _present(again)
-    found = [(name, fault) for name in suspects for fault in _look(again, name, present).faults]
+    found = [(name, fault) for name in suspects for fault in _faults(again, facts, name, present, Counter())]
     left = _present(copy.copy(store))
-    return [(name, fault) for name, fault in found if name in left and not (fault.half and _is_owned(name, owners))]
+    return [(name, fault) for name, fault in found if name in left and not (fault.half and name in owned)]
 
 
-def _is_owned(name: Name, owners: Iterable[str]) -> bool:
-    return any(words.endswith(f" works on {'-'.join(name)}") for words in owners)
-
-
-def _look(store: Store, name: Name, present: Collection[Name]) -> _Look:
-    found = _Look()
-    found.checked[WHOLE] += 1
+def _faults(
+    store: Store, facts: Mapping[str, StageFacts], name: Name, present: Collection[Name], checked: Counter[str]
+) -> list[_Fault]:
+    checked[WHOLE] += 1
+    faults = []
     try:
         manifest = store.find(*name)
         if manifest is not None:
-            _look_at_files(store, manifest, found)
+            faults = _file_faults(store, facts, manifest, checked)
     except StoreError as error:
-        found.faults.append(_Fault(WHOLE, str(error)))
-        return found
-    except FileNotFoundError:  # of an artefact that was there a moment ago
+        return [_Fault(WHOLE, str(error))]
+    except FileNotFoundError:  # removed meanwhile
         manifest = None
     if manifest is None:
         lacks = f"{'/'.join(name)} lacks files, or has them cut short; it is made again when it is needed"
-        found.faults.append(_Fault(WHOLE, lacks, half=True))
-        return found
+        return [*faults, _Fault(WHOLE, lacks, half=True)]
     for ref in manifest.input_refs():
-        found.checked[INPUTS] += 1
-        if (ref.stage, ref.key) not in present and not _recorded(store, ref):
+        checked[INPUTS] += 1
+        if (ref.stage, ref.key) not in present and not _is_recorded(store, ref):
             gone = f"{'/'.join(name)} was made from {ref.stage}/{ref.key}, which is gone"
-            found.faults.append(_Fault(INPUTS, gone, damages=False))
-    return found
+            faults.append(_Fault(INPUTS, gone, damages=False))
+    return faults
 
 
-def _look_at_files(store: Store, manifest: Manifest, found: _Look) -> None:
+def _file_faults(
+    store: Store, facts: Mapping[str, StageFacts], manifest: Manifest, checked: Counter[str]
+) -> list[_Fault]:
     try:
         folder = store.folder(manifest.ref)
-    except StoreError as error:  # what is fetched from elsewhere is compared on the way
-        found.checked[DIGESTS] += 1
-        found.faults.append(_Fault(DIGESTS, str(error)))
-        return
+    except StoreError as error:  # a store on S3 checks the digests of what it downloads
+        checked[DIGESTS] += 1
+        return [_Fault(DIGESTS, str(error))]
+    tables = facts[manifest.stage].tables if manifest.stage in facts else {}
+    faults = []
     for entry in manifest.files:
         path = folder / entry.name
-        found.checked[DIGESTS] += 1
+        checked[DIGESTS] += 1
         if sha256_file(path) != entry.sha256:
-            told = f"{path} is not what its manifest lists: --refresh {manifest.stage}"
-            found.faults.append(_Fault(DIGESTS, told))
-            continue  # a damaged table may not even have a readable schema
-        schema = _TABLES.get((manifest.stage, entry.name))
-        if schema is not None:
-            found.checked[SCHEMAS] += 1
-            if not pq.read_schema(path).equals(schema):
-                told = f"{path} does not have the schema of this version"
-                found.faults.append(_Fault(SCHEMAS, told, damages=False))
+            problem = f"{path} is not what its manifest lists: --refresh {manifest.stage}"
+            faults.append(_Fault(DIGESTS, problem))
+        elif entry.name in tables:
+            checked[SCHEMAS] += 1
+            if not pq.read_schema(path).equals(tables[entry.name]):
+                problem = f"{path} does not have the schema of this version"
+                faults.append(_Fault(SCHEMAS, problem, damages=False))
+    return faults
 
 
-def _recorded(store: Store, ref: ArtifactRef) -> bool:
-    """Whether the manifest of an artefact that was taken out is there."""
+def _is_recorded(store: Store, ref: ArtifactRef) -> bool:
     try:
-        return store.record(ref.stage, ref.key) is not None
+        return store.removed_manifest(ref.stage, ref.key) is not None
     except ValueError:
         return False
 
 
 def _check_names(store: Store) -> Check:
-    """Whether every name says where it stands."""
-    check = Check("names")
+    check = Check(NAMES)
     for name in store.refs(""):
         check.checked += 1
         try:
@@ -206,3 +183,67 @@ def _check_names(store: Store) -> Check:
             check.problems.append(str(error))
             check.damaged.append(name)
     return check
+
+
+def repair(store: Store, checks: Iterable[Check], facts: Mapping[str, StageFacts]) -> list[Repair]:
+    """Set aside what checks found to be damaged; it may be killed at any moment and called again.
+
+    Args:
+        facts: by stage.
+    """
+    things = {thing: check.name for check in checks for thing in check.damaged}
+    # the names of corpora last: pinned names are restored from them
+    names = sorted(
+        (thing for thing, check in things.items() if check == NAMES), key=lambda name: name.startswith(CORPUS)
+    )
+    return [
+        *(_repair_artifact(store, facts, thing) for thing, check in things.items() if check != NAMES),
+        *(_repair_name(store, facts, name) for name in names),
+    ]
+
+
+def _is_pinned(facts: Mapping[str, StageFacts], stage: str) -> bool:
+    return stage in facts and facts[stage].pinned
+
+
+def _repair_artifact(store: Store, facts: Mapping[str, StageFacts], thing: str) -> Repair:
+    stage, key = thing.split("/", 1)
+    try:
+        damaged, what = store.set_aside(stage, key)
+    except StoreError as error:
+        return Repair(thing, False, f"left: {error}")
+    if damaged and _is_pinned(facts, stage):
+        what += "; a run over other documents than then makes another one in its place"
+    return Repair(thing, True, what)
+
+
+def _repair_name(store: Store, facts: Mapping[str, StageFacts], name: str) -> Repair:
+    if name == TOMBSTONES_REF:
+        return Repair(
+            name,
+            False,
+            "left: without it forgotten documents would come back; restore it from a backup, or remove it and forget "
+            "them again before the next run",
+        )
+    stage, _, corpus = name.partition("/")
+    if not name.startswith(CORPUS) and not _is_pinned(facts, stage):
+        return Repair(name, False, "left, because no run writes it again: restore it from a backup, or remove it")
+    with store.lock(name):
+        try:
+            store.read_ref(name)
+        except StoreError as error:
+            place = store.set_ref_aside(name, str(error))
+        else:
+            return Repair(name, True, "it can be read by now")
+        if name.startswith(CORPUS):
+            return Repair(name, True, f"set aside: the next run over the corpus writes it again; it lies in {place}")
+        try:
+            known = (store.read_ref(f"{CORPUS}{corpus}") or {}).get(stage)
+        except StoreError:
+            known = None
+        if not known:
+            return Repair(
+                name, True, "set aside, and the corpus does not name what it stood for: the next run chooses anew"
+            )
+        store.write_ref(name, known[0])
+    return Repair(name, True, f"written again from {CORPUS}{corpus}: {stage}/{known[0]['key']}")

@@ -31,7 +31,7 @@ class AblateSettings:
     """What is left out.
 
     Attributes:
-        documents: digest of the documents' ids; the ids themselves come as a resource.
+        documents: digest of the documents' ids.
     """
 
     documents: str
@@ -42,10 +42,11 @@ class AblateSettings:
         return cls(sha256_json(sorted(doc_ids)))
 
 
-@stage("ablate", version=1)
-def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef) -> str:
+@stage("ablate",
+    version=1,
+    tables={"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}, unkeyed=("without",))
+def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, without: Collection[str]) -> str:
     """Leave documents out of the training side of a selection."""
-    without: Collection[str] = work.resources.left_out[settings.documents]
     folder = work.folder(curated)
     removed: list[str] = []
     clusters: dict[str, bool] = {}  # of what was left out -> whether something of it is kept still

@@ -26,7 +26,9 @@ FIRST_PARTY = ("flows", "tasks", "model", "storage")
 # Plumbing that carries every stage and shapes no result: a change here says nothing about a stage's output.
 PLUMBING = {
     "tasks.stage",
-    "tasks.session",
+    "tasks.executor",
+    "tasks.machine",
+    "tasks.run",
     "tasks.fingerprint",
     "tasks.progress",
     "storage.tracking",

@@ -155,7 +155,6 @@ def promote(
                 registry.describe(version.version, card)
         note(store, registry, version.version, evaluation, gates, traced)
         alias = CHAMPION if wins else CHALLENGER
-        store.check_lock(LOCK)  # registering takes long enough for a laptop to be closed over it
         moved = alias not in version.aliases
         _move(registry, version, champion, wins)
         note_names(store, registry.names())

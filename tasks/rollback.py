@@ -60,7 +60,6 @@ def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") 
         target = _target(registry, champion, to)
         if target is None:
             return _done_before(registry, champion)
-        store.check_lock(LOCK)
         if target.version != champion.version:
             registry.tag(champion.version, {WITHDRAWN_TAG: reason or NO_REASON})  # first: no promotion brings it back
             registry.untag(target.version, WITHDRAWN_TAG)

@@ -1,8 +1,8 @@
 """All settings of a run, in sections; each stage reads its own section and nothing else.
 
-Values come from, in rising precedence: the defaults here, a configuration file, `--set section.name=value`, and the
-command's own options. Unknown names are refused, because a mistyped setting that is ignored is a wrong result. So are
-two budgets of a training in one source; a budget takes the place of another one from a lower source.
+A section's fields are the one definition of its settings: type, default, range and meaning. The command line, the
+configuration file, the environment, the flows' forms and docs/settings.md follow from them. Unknown names are refused,
+because a mistyped setting that is ignored is a wrong result.
 """
 
 from __future__ import annotations
@@ -11,12 +11,22 @@ import difflib
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+
+from model.architecture import ModelConfig
+from model.config import Sampling, TrainConfig
+from model.presets import LADDER, preset
 from storage.errors import UserError
 from tasks.corpora.settings import DocumentsSettings
 from tasks.curate.classifier.settings import ClassifierSettings
@@ -26,38 +36,31 @@ from tasks.curate.settings import CurateSettings, DedupSettings, RefineSettings
 from tasks.gates.settings import GateSettings
 from tasks.ingest.records import ExtractOptions, Limits
 from tasks.ingest.sources.resolve import WalkSettings
+from tasks.option import MAX_SEED, STRICT, option
 from tasks.tokens.mix import MixSettings
-from tasks.train_settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings, check_seed
+from tasks.train_settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 
-if TYPE_CHECKING:
-    from model.architecture import ModelConfig
-
-# a training has one budget; asking for one in a source takes the place of what lower sources asked for
-BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")
-PASSWORDS_FILE = "SHEEPFOLD_PASSWORDS_FILE"
-_EXPECTED = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")  # a training has one
+PATHS = ("passwords.file", "tokenizer.file")
+ENVIRONMENT = "SHEEPFOLD_"
+PASSWORDS_FILE = f"{ENVIRONMENT}PASSWORDS_FILE"
 
 
 class SettingsError(UserError):
     """A setting that is unknown or has an impossible value."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PasswordSettings:
-    """What encrypted documents are opened with, after the empty password: PDFs and members of archives.
+    """Passwords of encrypted PDFs and archive members, tried after the empty password.
 
-    Passwords come from a file only: what is given as a setting becomes a parameter of a flow, and those are kept in
-    plain text in Prefect's database.
-
-    Attributes:
-        file: a text file with one password on each line; the environment variable SHEEPFOLD_PASSWORDS_FILE names one
-            where this is empty.
+    Passwords come from a file only: Prefect stores the parameters of a flow in plain text in its database.
     """
 
-    file: str = ""
+    file: str = option("", f"Text file with one password per line; empty takes the file named by {PASSWORDS_FILE}.")
 
     def read(self) -> tuple[str, ...]:
-        """The passwords, each once; none where no file is named.
+        """Return the passwords, each once; none where no file is named.
 
         Raises:
             SettingsError: if the file cannot be read.
@@ -75,45 +78,34 @@ class PasswordSettings:
         return tuple(dict.fromkeys(line for line in text.split("\n") if line))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TokenizerSettings:
-    """How text becomes ids.
+    """The tokeniser."""
 
-    Attributes:
-        kind: `char`, `ascii` (ids are ASCII codes; all else is lost), `bytes`, `word` (for toys), `bpe`, `file` (an
-            existing tokeniser), or `auto`, which picks `char` or `bpe` by the size of the training text.
-        vocab_size: ids in all, for `bpe`, `char` and `word`; 0 picks by the size of the training text, or takes all
-            characters.
-        fit_bytes: at most so much training text is read to fit the vocabulary.
-        file: with `file`, a `tokenizer.json` of Hugging Face's `tokenizers` or of this project.
-        reserved: ids kept free at the end of the vocabulary, for later use.
-        bos: let every document begin with the id that begins a text.
-        eos: let every document end with the id that ends a text.
-        engine: `auto` encodes by the fastest engine that gives the same ids as the reference, `reference` by that.
-    """
-
-    kind: str = "auto"
-    vocab_size: int = 0
-    fit_bytes: int = 32 * 2**20
-    file: str = ""
-    reserved: int = 0
-    bos: bool = True
-    eos: bool = True
-    engine: str = "auto"
+    kind: Literal["auto", "char", "ascii", "bytes", "word", "bpe", "file"] = option(
+        "auto",
+        "Vocabulary: characters, ASCII codes (all else is lost), bytes, words (for toys), byte-level BPE, an "
+        "existing tokeniser's `file`, or `auto`: characters or BPE by the size of the training text.",
+    )
+    vocab_size: int = option(
+        0,
+        "Token ids in all, for `bpe`, `char` and `word`; 0 picks by the size of the training text, or takes all "
+        "characters.",
+    )
+    fit_bytes: int = option(32 * 2**20, "Largest sample of training text to fit the vocabulary on.", ge=1)
+    file: str = option("", "With `kind=file`, a tokenizer.json of Hugging Face's tokenizers or of this project.")
+    reserved: int = option(0, "Unused ids at the end of the vocabulary, for later use.", ge=0)
+    bos: bool = option(True, "Begin every document with the id that begins a text.")
+    eos: bool = option(True, "End every document with the id that ends a text.")
+    engine: Literal["auto", "reference"] = option(
+        "auto", "`auto` encodes with the fastest engine that gives the ids of the reference engine."
+    )
 
     def __post_init__(self) -> None:
-        if self.kind not in ("auto", "char", "ascii", "bytes", "word", "bpe", "file"):
-            raise ValueError(f"tokenizer.kind is {self.kind!r}, expected auto, char, ascii, bytes, word, bpe or file")
-        if self.engine not in ("auto", "reference"):
-            raise ValueError(f"tokenizer.engine is {self.engine!r}, expected auto or reference")
         if bool(self.file) != (self.kind == "file"):
             raise ValueError(
                 f"tokenizer.kind is {self.kind!r} and tokenizer.file is {self.file!r}; a file goes with kind file"
             )
-        if self.reserved < 0:
-            raise ValueError(f"tokenizer.reserved is {self.reserved}, expected 0 or more")
-        if self.fit_bytes < 1:
-            raise ValueError(f"tokenizer.fit_bytes is {self.fit_bytes}, expected 1 or more")
         if self.vocab_size:
             self._check_size()
         if self.vocab_size or self.reserved:
@@ -138,28 +130,24 @@ class TokenizerSettings:
             raise ValueError(f"{given}; byte-level BPE needs at least 260 (256 bytes, 4 special){beside}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DatasetSettings:
-    """How documents become training sequences.
+    """Cutting and packing of documents into training sequences."""
 
-    Attributes:
-        packing: `chunk` cuts each document by itself, every sequence of one document, the last one padded; `concat`
-            makes one stream of all documents and cuts it, a sequence may see the end of one and the beginning of the
-            next; `pack` puts whole documents and the ends of long ones together so that hardly anything is padded, and
-            none sees another.
-        stride: with `chunk`, ids from one chunk's start to the next; 0 means the sequence length (no overlap).
-        drop_last: with `concat`, leave out the last sequence of the training stream, which is short.
-    """
-
-    packing: str = "chunk"
-    stride: int = 0
-    drop_last: bool = False
+    packing: Literal["chunk", "concat", "pack"] = option(
+        "chunk",
+        "`chunk` cuts each document by itself and pads its last sequence; `concat` cuts one stream of all "
+        "documents; `pack` combines whole documents and the ends of long ones, with attention within documents "
+        "only.",
+    )
+    stride: int = option(
+        0, "With `chunk`, tokens from one chunk's start to the next; 0 is the sequence length (no overlap).", ge=0
+    )
+    drop_last: bool = option(
+        False, "With `concat`, leave out the last sequence of the training stream, which is short."
+    )
 
     def __post_init__(self) -> None:
-        if self.packing not in ("chunk", "concat", "pack"):
-            raise ValueError(f"dataset.packing is {self.packing!r}, expected chunk, concat or pack")
-        if self.stride < 0:
-            raise ValueError(f"dataset.stride is {self.stride}, expected 0 (no overlap) or more")
         if self.stride and self.packing != "chunk":
             raise ValueError(
                 f"dataset.stride is {self.stride}, but only chunks overlap, and dataset.packing is {self.packing}; "
@@ -171,164 +159,147 @@ class DatasetSettings:
             )
 
 
-_CUTTING = ("shard_tokens", "batch_size")
+@dataclass(frozen=True, config=STRICT)
+class GenerateSettings(Sampling):
+    """Text generation: the sampling parameters of `model.config.Sampling`, and how the work is divided."""
 
-
-@dataclass(frozen=True)
-class GenerateSettings:
-    """How text is sampled; what each does, and in which order, is said by `model.GenerationConfig`.
-
-    Attributes:
-        top_k: 0 is off, as 1 is for `top_p` and `typical_p`, and 0 for `min_p`.
-        min_new_tokens: whoever asks for a continuation wants one.
-        suppress: ids that are never drawn, beside those that stand for no text.
-        ignore_eos: never draw the id that ends a text.
-        shard_tokens: new tokens that one shard of a file of prompts may cost, about; what is done when a process dies
-            counts by shards.
-        batch_size: continuations that grow at once; 0 picks by the device.
-    """
-
-    max_new_tokens: int = 64
     temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 0.95
-    seed: int = 0
+    top_k: int = option(0, "Keep the k likeliest tokens; 0 keeps all.", ge=0)
+    top_p: float = option(
+        0.95, "Keep the smallest set of likeliest tokens whose probabilities reach p; 1 keeps all.", gt=0, le=1
+    )
+    seed: int = option(0, "Seed of the sampling noise.", ge=0, le=MAX_SEED)
     min_new_tokens: int = 1
-    n_samples: int = 1
     min_p: float = 0.0
     typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    no_repeat_ngram: int = 0
-    stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
-    suppress: tuple[int, ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    top_logprobs: int = 0
-    overflow: str = "roll"
-    ignore_eos: bool = False
-    deterministic: bool = False
-    shard_tokens: int = 2**17
-    batch_size: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"generate.max_new_tokens is {self.max_new_tokens}, expected 1 or more")
-        if self.temperature < 0:
-            raise ValueError(f"generate.temperature is {self.temperature}, expected 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"generate.top_p is {self.top_p}, expected a share above 0 and at most 1")
-        check_seed("generate.seed", self.seed)
-        if self.top_k < 0:
-            raise ValueError(f"generate.top_k is {self.top_k}, expected 0 (off) or more")
-        if self.shard_tokens < 1:
-            raise ValueError(f"generate.shard_tokens is {self.shard_tokens}, expected 1 or more")
-        if self.batch_size < 0:
-            raise ValueError(f"generate.batch_size is {self.batch_size}, expected 0 (by the device) or more")
-        from model.config import GenerationConfig
-
-        rest = {name: value for name, value in self.sampling().items() if name not in ("top_k", "ignore_eos")}
-        try:
-            GenerationConfig(**rest)
-        except ValueError as error:
-            raise ValueError(f"generate.{error}") from error
+    ignore_eos: bool = option(False, "Never draw the token that ends a text.")
+    shard_tokens: int = option(
+        2**17, "New tokens per shard of a file of prompts; work that is lost is lost by shards.", ge=1
+    )
+    batch_size: int = option(0, "Continuations computed together; 0 picks by the device.", ge=0)
 
     def sampling(self) -> dict[str, Any]:
-        """The settings that shape a completion, by name; the others say how the work is cut up."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _CUTTING}
+        """Return the settings that shape a completion, by name; the others divide the work."""
+        return {name: getattr(self, name) for name in (*(item.name for item in fields(Sampling)), "ignore_eos")}
 
     def without_cut(self) -> GenerateSettings:
-        """The same, however the work is cut up: what a completion depends on."""
+        """Return the same sampling with the default division of the work: what a completion depends on."""
         return GenerateSettings(**self.sampling())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class EvaluationSettings:
-    """How a model is measured.
+    """Evaluation of a model."""
 
-    Attributes:
-        stride: tokens from one window of a long document to the next: each token is predicted with at least the
-            network's context less so many tokens before it. 0 means windows that do not overlap, which is the
-            quickest, and counts the first tokens of each as predicted from little.
-        ngram_order: of the n-gram model that stands beside each figure; 0 leaves it out.
-        ngram_tokens: training tokens that this model is fitted on at most.
-        trace: whether completions and evaluation documents are looked for in the training text; each segment of it is
-            indexed once.
-    """
-
-    stride: int = 0
-    ngram_order: int = 5
-    ngram_tokens: int = 20_000_000
-    trace: bool = True
-
-    def __post_init__(self) -> None:
-        if self.stride < 0:
-            raise ValueError(f"evaluate.stride is {self.stride}, expected 0 (no overlap) or more")
-        if not 0 <= self.ngram_order <= 8:
-            raise ValueError(f"evaluate.ngram_order is {self.ngram_order}, expected 0 (none) to 8")
-        if self.ngram_tokens < 1:
-            raise ValueError(f"evaluate.ngram_tokens is {self.ngram_tokens}, expected 1 or more")
+    stride: int = option(
+        0,
+        "Tokens between the windows over a long document: each token but the first is predicted from at least the "
+        "context less this many tokens. 0 makes windows that do not overlap, which is fastest.",
+        ge=0,
+    )
+    ngram_order: int = option(5, "Order of the n-gram baseline; 0 leaves it out.", ge=0, le=8)
+    ngram_tokens: int = option(20_000_000, "Most training tokens to fit the baseline on.", ge=1)
+    trace: bool = option(True, "Search the training text for completions and evaluation documents.")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(BaseModel):
     """Every section."""
 
-    sources: WalkSettings = field(default_factory=WalkSettings)
-    documents: DocumentsSettings = field(default_factory=DocumentsSettings)
-    extract: ExtractOptions = field(default_factory=ExtractOptions)
-    passwords: PasswordSettings = field(default_factory=PasswordSettings)
-    limits: Limits = field(default_factory=Limits)
-    normalise: NormaliseSettings = field(default_factory=NormaliseSettings)
-    dedup: DedupSettings = field(default_factory=DedupSettings)
-    classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
-    policy: PolicySettings = field(default_factory=PolicySettings)
-    curate: CurateSettings = field(default_factory=CurateSettings)
-    refine: RefineSettings = field(default_factory=RefineSettings)
-    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
-    dataset: DatasetSettings = field(default_factory=DatasetSettings)
-    mix: MixSettings = field(default_factory=MixSettings)
-    model: ModelSettings = field(default_factory=ModelSettings)
-    train: TrainSettings = field(default_factory=TrainSettings)
-    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
-    evaluate: EvaluationSettings = field(default_factory=EvaluationSettings)
-    gates: GateSettings = field(default_factory=GateSettings)
-    generate: GenerateSettings = field(default_factory=GenerateSettings)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sources: WalkSettings = WalkSettings()
+    documents: DocumentsSettings = DocumentsSettings()
+    extract: ExtractOptions = ExtractOptions()
+    passwords: PasswordSettings = PasswordSettings()
+    limits: Limits = Limits()
+    normalise: NormaliseSettings = NormaliseSettings()
+    dedup: DedupSettings = DedupSettings()
+    classifier: ClassifierSettings = ClassifierSettings()
+    policy: PolicySettings = PolicySettings()
+    curate: CurateSettings = CurateSettings()
+    refine: RefineSettings = RefineSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    dataset: DatasetSettings = DatasetSettings()
+    mix: MixSettings = MixSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    evaluate: EvaluationSettings = EvaluationSettings()
+    gates: GateSettings = GateSettings()
+    generate: GenerateSettings = GenerateSettings()
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+SECTIONS: dict[str, type] = {name: type(info.default) for name, info in Settings.model_fields.items()}
+_PASSED_ON = {"model": ModelConfig, "train": TrainConfig}  # a section's overrides are fields of these
+_ENTRY = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)  # of a docstring's arguments
+_KINDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list"}
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
-    try:
-        tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
-    return _flatten(tree)
+@cache
+def all_settings() -> dict[str, FieldInfo]:
+    """Return type, default and description of every setting by its dotted name."""
+    found = {f"{section}.{name}": info for section, kind in SECTIONS.items() for name, info in _fields(kind).items()}
+    for section, kind in _PASSED_ON.items():
+        del found[f"{section}.overrides"]
+        for name, info in _fields(kind).items():
+            found.setdefault(f"{section}.{name}", info)
+    del found["model.vocab_size"]  # the tokeniser's
+    return found
 
 
-def _parse(text: str) -> Any:
-    """A value given as text: JSON where it is JSON, else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _fields(kind: type) -> dict[str, FieldInfo]:
+    hints = get_type_hints(kind, include_extras=True)
+    documented = dict(entry for base in reversed(kind.__mro__) for entry in _ENTRY.findall(base.__doc__ or ""))
+    found = {item.name: FieldInfo.from_annotated_attribute(hints[item.name], item) for item in fields(kind)}
+    for name, info in found.items():
+        text = " ".join(documented.get(name, "").split())
+        info.description = info.description or f"{text[:1].upper()}{text[1:]}"
+    return found
+
+
+def setting(name: str) -> FieldInfo:
+    """Return type, default and description of a setting.
+
+    Raises:
+        SettingsError: for an unknown name, and for passwords that are given as a setting.
+    """
+    section, _, leaf = name.partition(".")
+    if section == "passwords" and leaf != "file":
+        raise SettingsError(
+            f"{name} is refused: settings of a run are kept in plain text in Prefect's database; write the passwords "
+            f"into a file, one per line, and name it by passwords.file or by the environment variable {PASSWORDS_FILE}"
+        )
+    known = all_settings()
+    if name not in known:
+        close = [item for item in known if item.partition(".")[2] == leaf]  # the right name in the wrong section
+        close = close or difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+        raise SettingsError(f"unknown setting {name!r}; {hint}")
+    return known[name]
+
+
+def kind_of(info: FieldInfo) -> str:
+    """Return the type of a setting's values in words, or its choices."""
+    kind = get_args(info.annotation)[0] if isinstance(info.annotation, UnionType) else info.annotation
+    if get_origin(kind) is Literal:
+        *others, last = get_args(kind)
+        return f"{', '.join(others)} or {last}"
+    return _KINDS[get_origin(kind) or kind]
+
+
+def range_of(info: FieldInfo) -> str:
+    """Return the limits of a setting's values in words; empty where there are none."""
+    words = {"ge": "{} or more", "gt": "a number above {}", "le": "at most {}", "lt": "below {}"}
+    if any(getattr(item, "min_length", 0) for item in info.metadata):
+        return "text that is not empty"
+    limits = {name: getattr(item, name) for item in info.metadata for name in words if hasattr(item, name)}
+    if {"ge", "le"} <= limits.keys():
+        return f"{limits['ge']} to {limits['le']}"
+    return " and ".join(words[name].format(limit) for name, limit in limits.items())
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Read `section.name=value` items.
+    """Return the settings of `section.name=value` items; a value is JSON where it can be, else text.
 
     Raises:
         SettingsError: for an item without `=`.
@@ -342,142 +313,135 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _free_fields(section: str) -> set[str]:
-    """Names that a section hands through to the network's or the trainer's own configuration."""
-    from model.architecture import ModelConfig
-    from model.config import TrainConfig
-
-    if section == "model":
-        return {item.name for item in fields(ModelConfig)} - {"vocab_size"}
-    return {item.name for item in fields(TrainConfig)} - {"max_steps", "seed"}
-
-
-def _place(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SettingsError(f"{name} is {value}, expected a finite number")
-    section, _, leaf = name.partition(".")
-    if section == "passwords" and leaf != "file":
-        raise SettingsError(
-            f"{name} is refused: settings of a run are kept in plain text in Prefect's database; write the passwords "
-            f"into a file, one per line, and name it by passwords.file or by the environment variable {PASSWORDS_FILE}"
-        )
-    known = [f"{part}.{item}" for part, values in sections.items() for item in values if item != "overrides"]
-    if section in sections and leaf in sections[section] and leaf != "overrides":
-        declared = str(type(getattr(Settings(), section)).__annotations__[leaf])
-        if value is None and "None" not in declared:
-            expected = _EXPECTED.get(declared, "a value")
-            raise SettingsError(f"{name} is null, expected {expected}; leave it out for its default")
-        if isinstance(value, bool) and "bool" not in declared:
-            raise SettingsError(f"{name} is {str(value).lower()}, expected a {declared.partition(' ')[0]}")
-        sections[section][leaf] = value
-        return
-    if section in ("model", "train"):
-        free = _free_fields(section)
-        if leaf in free:
-            sections[section]["overrides"][leaf] = value
-            return
-        known += [f"{section}.{item}" for item in free]
-    close = difflib.get_close_matches(name, known, n=1)
-    close = [item for item in known if item.partition(".")[2] == leaf] or close  # the right name in the wrong section
-    hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
-    raise SettingsError(f"unknown setting {name!r}{hint}")
-
-
-def storable_assignments(assignments: Sequence[str]) -> list[str]:
-    """The items as a flow may keep them: names checked, no password among them, the path in them absolute.
+def storable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as a flow may keep them: names checked, no password among them, paths absolute.
 
     Raises:
         SettingsError: for an unknown name, and for passwords that are given as a setting.
     """
-    kept = []
-    for item in assignments:
-        ((name, value),) = parse_assignments([item]).items()
-        _place(_sections(), name, value)
-        if name in ("passwords.file", "tokenizer.file") and value:
-            item = f"{name}={Path(str(value)).expanduser().absolute()}"
-        kept.append(item)
+    kept = _flatten(settings)
+    for name, value in kept.items():
+        setting(name)
+        if name in PATHS and value:
+            kept[name] = str(Path(str(value)).expanduser().absolute())
     return kept
-
-
-def _sections() -> dict[str, dict[str, Any]]:
-    """Every section with its default values."""
-    return {item.name: asdict(getattr(Settings(), item.name)) for item in fields(Settings)}
 
 
 def load_settings(
     config: str | Path | None = None,
-    assignments: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Put a run's settings together.
+    """Combine the settings of a run from all sources, here in rising precedence.
+
+    Below all of them are the defaults; the environment (`SHEEPFOLD_SECTION__NAME`) overrides the file. A budget of a
+    training in one source replaces that of the sources below it.
 
     Args:
         config: TOML or JSON file with the sections as tables.
-        assignments: `section.name=value` items.
-        options: dotted names and values from the command's own options; None and "" mean not given.
+        settings: values by dotted names, as `parse_assignments` returns them, or by sections.
+        options: values of a command's own options by dotted names; None alone means not given.
 
     Raises:
-        SettingsError: for an unknown name, an impossible value or two budgets in one place, naming it.
+        SettingsError: for an unknown name, an impossible value or two budgets in one source.
     """
-    given = {name: value for name, value in (options or {}).items() if value not in (None, "")}
     sources = {
         str(config): _read_file(Path(config)) if config else {},
-        "--set": parse_assignments(assignments),
-        "the options": given,
+        "the environment": _environment(),
+        "--set": _flatten(settings or {}),
+        "the options": {name: value for name, value in (options or {}).items() if value is not None},
     }
     values: dict[str, Any] = {}
     for place, source in sources.items():
-        if _asks_for_budget(place, source):
+        budgets = [name for name in BUDGETS if source.get(name)]
+        if len(budgets) > 1:
+            listed = " and ".join(f"{name} is {source[name]}" for name in budgets)
+            raise SettingsError(f"{place}: {listed}, but a training has one budget; leave out all but one")
+        if budgets:
             values = {name: value for name, value in values.items() if name not in BUDGETS}
         values.update(source)
-    sections = _sections()
+    return _checked(values)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
+    try:
+        return _flatten(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+    except ValueError as error:
+        raise SettingsError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+
+
+def _environment() -> dict[str, Any]:
+    names = [name for name in os.environ if name.startswith(ENVIRONMENT) and "__" in name]
+    return {name.removeprefix(ENVIRONMENT).replace("__", ".").lower(): _parse(os.environ[name]) for name in names}
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _checked(values: Mapping[str, Any]) -> Settings:
+    sections: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        _place(sections, name, value)
-    return _build(sections)
+        info = setting(name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{name} is {value}, expected a finite number")
+        section, _, leaf = name.partition(".")
+        given = sections.setdefault(section, {})
+        if leaf not in {item.name for item in fields(SECTIONS[section])}:
+            given.setdefault("overrides", {})[leaf] = value
+            continue
+        if value is None and NoneType not in get_args(info.annotation):
+            raise SettingsError(f"{name} is null, expected {kind_of(info)}; leave it out for its default")
+        if isinstance(value, bool) and kind_of(info) != _KINDS[bool]:  # pydantic takes true for 1
+            raise SettingsError(f"{name} is {str(value).lower()}, expected {kind_of(info)}")
+        given[leaf] = value
+    try:
+        settings = Settings.model_validate(sections)
+    except ValidationError as error:
+        raise SettingsError(_refusal(error)) from None  # which holds the value, maybe a password
+    _check_network(settings)
+    return settings
 
 
-def _asks_for_budget(place: str, source: Mapping[str, Any]) -> bool:
-    """Whether a source of settings asks for a budget; 0 asks for none."""
-    asked = [name for name in BUDGETS if source.get(name)]
-    if len(asked) > 1:
-        listed = " and ".join(f"{name} is {source[name]}" for name in asked)
-        raise SettingsError(f"{place}: {listed}, but a training has one budget; leave out all but one")
-    return bool(asked)
+def _refusal(error: ValidationError) -> str:
+    first = error.errors()[0]
+    section, name = str(first["loc"][0]), ".".join(map(str, first["loc"][:2]))
+    if first["type"] == "value_error":  # a section's own rule, which says all; the network's rules know no section
+        said = str(first["ctx"]["error"])
+        return f"{section}.{said}" if re.match(r"\w+=", said) else said
+    info = setting(name)
+    if section == "passwords":
+        return f"{name} is not text, expected the path of a file"
+    out_of_range = first["type"].startswith(("greater", "less", "string_too_short"))
+    return f"{name} is {first['input']!r}, expected {range_of(info) if out_of_range else kind_of(info)}"
 
 
-def _build(sections: dict[str, dict[str, Any]]) -> Settings:
-    from pydantic import TypeAdapter, ValidationError
-
-    built: dict[str, Any] = {}
-    for item in fields(Settings):
-        kind = type(getattr(Settings(), item.name))
-        assert is_dataclass(kind)
-        try:
-            built[item.name] = TypeAdapter(kind).validate_python(sections[item.name])
-        except ValidationError as error:
-            first = error.errors()[0]
-            if first["type"] == "value_error":  # one of ours, which says all
-                raise SettingsError(str(first["ctx"]["error"])) from error
-            place = ".".join([item.name, *(str(part) for part in first["loc"])])
-            if item.name == "passwords":
-                raise SettingsError(
-                    f"{place}: {first['msg']}; expected the path of a file"
-                ) from None  # maybe a password
-            raise SettingsError(f"{place} is {first['input']!r}: {first['msg']}") from error
-    strides = {name: built[name.partition(".")[0]].stride for name in ("dataset.stride", "evaluate.stride")}
-    _check_overrides(built["model"], built["train"], strides)
-    return Settings(**built)
-
-
-def _check_overrides(model: ModelSettings, train: TrainSettings, strides: Mapping[str, int]) -> None:
+def _check_network(settings: Settings) -> None:
     """Refuse an impossible network, training or overlap now, not after the documents have been read."""
-    from model.config import TrainConfig
-
+    model, train = settings.model, settings.train
     try:
         contexts = [network.max_seq_len for network in _possible_networks(model)]
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
         raise SettingsError(str(error)) from error
+    strides = {"dataset.stride": settings.dataset.stride, "evaluate.stride": settings.evaluate.stride}
     for name, stride in strides.items():
         if stride and model.preset == AUTO and "max_seq_len" not in model.overrides:
             raise SettingsError(
@@ -491,13 +455,11 @@ def _check_overrides(model: ModelSettings, train: TrainSettings, strides: Mappin
 
 
 def _possible_networks(model: ModelSettings) -> list[ModelConfig]:
-    """Networks that the settings allow, one or those of the ladder.
+    """Return the networks that the settings allow: one, or those of the ladder.
 
     Raises:
         ValueError: if they allow none.
     """
-    from model.presets import LADDER, preset
-
     found, problem = [], ValueError("no preset")
     for name in LADDER if model.preset == AUTO else (model.preset,):
         try:
@@ -507,3 +469,30 @@ def _possible_networks(model: ModelSettings) -> list[ModelConfig]:
     if not found:
         raise problem
     return found
+
+
+def reference() -> str:
+    """Return the page of all settings, docs/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        "<!-- made by `python -m tasks.settings > docs/settings.md` -->",
+        "",
+        "Values come from, in rising precedence: the defaults below, a configuration file (`--config`, TOML or JSON,",
+        "one table per section), the environment (`SHEEPFOLD_TRAIN__LR=0.001`), `--set train.lr=0.001` (or the flow",
+        "parameter `settings`), and the command's own options. Unknown names are refused. A training has one budget:",
+        "`minutes`, `max_steps` or `max_tokens`; one given in a source replaces that of the sources below it. A",
+        "setting without a default is worked out from others, such as the preset.",
+    ]
+    for section, kind in SECTIONS.items():
+        lines += ["", f"## {section}", "", (kind.__doc__ or "").split("\n\n")[0], ""]
+        lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
+        for name, info in all_settings().items():
+            if name.startswith(f"{section}."):
+                default = "" if info.default is None else f"`{json.dumps(info.default)}`"
+                lines.append(f"| `{name}` | {default} | {range_of(info) or kind_of(info)} | {info.description} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

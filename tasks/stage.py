@@ -1,9 +1,12 @@
-"""`@stage`: gives a plain function its key, lock, commit and Prefect task.
+"""`@stage` makes a plain function a stage: a task whose arguments are artefact references and settings.
 
-A stage function takes a `Work`, its settings and its input artefacts, writes files into `work.out` and returns the
-logical digest of what it made. Everything else happens here, once: the key is computed from contents and settings, a
-finished artefact is returned as it is, unfinished work is owned by one process at a time, and the folder appears in
-the store in one step.
+A stage function takes a `Work`, its settings and its inputs, writes files into `work.out` and returns the logical digest
+of what it wrote. Key, lock, commit, caching and Prefect's task follow from the declaration:
+
+    ref = curate(run, settings.curate, snapshot=taken, documents=texts)
+    refs = normalise.map(run, [Call(settings.normalise, {"segment": ref}) for ref in segments])
+
+A finished artefact is returned as it is. Under a planning run nothing is computed: the reference has no digest.
 """
 
 from __future__ import annotations
@@ -11,85 +14,114 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.damage import told_of_damage
-from storage.digest import plain, sha256_json
-from storage.errors import lasting_fault
-from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
+from storage.damage import explain_damage
+from storage.digest import plain, rows_digest, sha256_json
+from storage.home import Home
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, describe_inputs
 from storage.store import Store
-from tasks.cluster import travels
 from tasks.fingerprint import fingerprint
 from tasks.progress import Listener, StageProgress
 
 if TYPE_CHECKING:
-    from prefect import Task
+    from tasks.machine import Machine
+    from tasks.run import Run
 
 logger = logging.getLogger("sheepfold")
 
-RETRIES = 3
+
+def added_files(store: Store, ref: ArtifactRef) -> list[Path]:
+    """Return the files of an artefact, sorted by name."""
+    manifest = manifest_of(store, ref)
+    folder = store.folder(ref)
+    return [folder / entry.name for entry in sorted(manifest.files, key=lambda entry: entry.name)]
 
 
 @dataclass
 class Work:
-    """What a running stage may use.
+    """Everything that a running stage may use.
 
     Attributes:
-        out: folder of the artefact in the making; empty at the start.
-        scratch: folder that survives a kill, for stages that go on where they stopped.
-        store: to read inputs from.
-        key: the artefact's key.
-        resources: what the machine offers (pools, devices, tracking); never part of a result.
-        progress: told how far the work is.
-        counts: what the stage counted, for manifests and reports.
-        tools: versions of the tools that did the work.
-        modes: how random numbers and kernels were chosen.
+        out: Folder of the artefact in the making; empty at the start.
+        scratch: Folder that survives a kill, for stages that resume.
+        store: Store to read inputs from.
+        home: Home folder, for caches and tracking.
+        key: Key of the artefact.
+        machine: Workers, device and process pools; never part of a result.
+        progress: Progress bar of the stage.
+        counts: Figures for manifest and reports.
+        tools: Versions of the tools that did the work.
+        modes: Seeds and kernels in use.
     """
 
     out: Path
     scratch: Path
     store: Store
+    home: Home
     key: str
-    resources: Any
+    machine: Machine
     progress: StageProgress
     counts: dict[str, int] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
     modes: dict[str, str] = field(default_factory=dict)
 
     def seed(self, seed: int) -> None:
-        """Seed every random generator and choose kernels, and write both into the manifest."""
-        self.modes.update(self.resources.seed(seed))
+        """Seed every random generator, choose kernels, and record both in the manifest."""
+        self.modes.update(self.machine.seed(seed))
 
     def apart(self, function: Callable[..., Any], size: int, **arguments: Any) -> Any:
-        """Call a module-level function, in a process of its own if it has much to read.
+        """Call a module-level function in a subprocess, or here if there is little to read.
 
         Args:
-            function: takes the arguments and `progress`, which it tells how many units of how many are done.
-            size: bytes that it will read.
+            function: Takes the arguments and `progress(done, total)`.
+            size: Bytes that it will read.
         """
 
         def progress(done: int, total: int) -> None:
             self.progress.update(done, total, "documents")
 
-        return self.resources.apart.call(function, progress, size, **arguments)
+        return self.machine.apart.call(function, progress, size, **arguments)
 
     def folder(self, ref: ArtifactRef) -> Path:
-        """Folder of an input's files."""
+        """Return the folder of an input's files."""
         return self.store.folder(ref)
+
+    def files(self, ref: ArtifactRef) -> list[Path]:
+        """Return the files of an input, sorted by name."""
+        return added_files(self.store, ref)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One of several requests to a stage.
+
+    Attributes:
+        settings: Settings of the stage; or a function that reads them from artefacts of `inputs` and `after`, called
+            when those are there.
+        inputs: Inputs and unkeyed arguments by name.
+        units: Files or documents that it stands for, for reports and estimates.
+        after: Artefacts that settings or unkeyed arguments were read from: edges of the graph that no input draws.
+    """
+
+    settings: Any
+    inputs: Mapping[str, Any]
+    units: int = 1
+    after: tuple[ArtifactRef, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one request for an artefact."""
+    """Artefact of one request, found or made."""
 
     manifest: Manifest
     cached: bool
@@ -97,32 +129,74 @@ class Outcome:
 
     @property
     def ref(self) -> ArtifactRef:
-        """The artefact."""
+        """Reference to the artefact."""
         return self.manifest.ref
 
 
+@dataclass(frozen=True)
+class Request:
+    """A request whose key is known.
+
+    Attributes:
+        inputs: Artefacts and sets of them that are part of the key.
+        beside: Arguments that are not.
+    """
+
+    stage: Stage
+    key: str
+    settings: Any
+    inputs: Mapping[str, Input]
+    beside: Mapping[str, Any]
+    refresh: bool
+    after: tuple[ArtifactRef, ...] = ()
+
+    def refs(self) -> list[ArtifactRef]:
+        """Return the artefacts behind all inputs."""
+        sets = (value.refs if isinstance(value, RefSet) else (value,) for value in self.inputs.values())
+        return list(chain.from_iterable(sets))
+
+
 class Stage:
-    """A stage function with its name and version; made by `@stage`."""
+    """A stage function with its declaration; made by `@stage`."""
 
     def __init__(
-        self, function: Callable[..., str], name: str, version: int, unit: str, modules: tuple[str, ...]
+        self,
+        function: Callable[..., str],
+        name: str,
+        version: int,
+        unit: str,
+        modules: tuple[str, ...],
+        unkeyed: tuple[str, ...],
+        facts: StageFacts,
     ) -> None:
         self.function = function
         self.name = name
         self.version = version
         self.unit = unit
         self.modules = (function.__module__, *modules)
+        self.unkeyed = unkeyed
+        self.facts = facts
         self.__doc__ = function.__doc__
-        inputs = [
+        arguments = [
             parameter
             for parameter in inspect.signature(function).parameters.values()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in unkeyed
         ]
-        self.input_names = tuple(parameter.name for parameter in inputs)
-        self.needed_inputs = {parameter.name for parameter in inputs if parameter.default is inspect.Parameter.empty}
+        self.input_names = tuple(parameter.name for parameter in arguments)
+        self.needed_inputs = {item.name for item in arguments if item.default is inspect.Parameter.empty}
+
+    def __call__(
+        self, run: Run, settings: Any, *, after: tuple[ArtifactRef, ...] = (), **inputs: Any
+    ) -> ArtifactRef:
+        """Return the artefact of these settings and inputs, making it when it is not there."""
+        return self._answer(run, [Call(settings, inputs, 1, after)], many=False)[0]
+
+    def map(self, run: Run, calls: Sequence[Call]) -> list[ArtifactRef]:
+        """Return the artefacts of many requests, in their order; missing ones are made side by side."""
+        return self._answer(run, calls, many=True)
 
     def key(self, settings: Any, inputs: Mapping[str, Input]) -> str:
-        """Key of the artefact that these inputs and settings give; inputs with a default may be left out.
+        """Return the key of the artefact of these inputs and settings; inputs with a default may be left out.
 
         Raises:
             TypeError: if the inputs are not those that the stage takes.
@@ -134,8 +208,15 @@ class Stage:
             {"stage": self.name, "version": self.version, "inputs": digests, "settings": plain(settings)}
         )
 
+    def request(self, run: Run, call: Call) -> Request:
+        """Return a call with its key; a refresh asked for counts once for each key of a run."""
+        beside = {name: value for name, value in call.inputs.items() if name in self.unkeyed}
+        inputs = {name: value for name, value in call.inputs.items() if name not in self.unkeyed}
+        key = self.key(call.settings, inputs)
+        return Request(self, key, call.settings, inputs, beside, run.wants_refresh(self.name, key), call.after)
+
     def __reduce__(self) -> tuple[Callable[..., Stage], tuple[str, str]]:
-        """A stage goes to other processes by its name, as functions do."""
+        """Pickle a stage by name, as functions are."""
         return _stage_of, (self.function.__module__, self.function.__name__)
 
     @property
@@ -143,96 +224,80 @@ class Stage:
         """Fingerprint of the stage's modules."""
         return sha256_json([fingerprint(module) for module in self.modules])
 
-    def find(self, store: Store, settings: Any, inputs: Mapping[str, Input]) -> Manifest | None:
-        """The finished artefact, or None."""
-        return store.find(self.name, self.key(settings, inputs))
+    def _answer(self, run: Run, calls: Sequence[Call], many: bool) -> list[ArtifactRef]:
+        from tasks.executor import carry_out
 
-    def run(
-        self,
-        store: Store,
-        settings: Any,
-        inputs: Mapping[str, Input],
-        *,
-        resources: Any = None,
-        refresh: bool = False,
-        listener: Listener | None = None,
-    ) -> Outcome:
-        """Return the artefact, making it when it is not there.
+        refs: dict[int, ArtifactRef] = {}
+        missing: list[tuple[int, Request]] = []
+        found: list[tuple[Request, Manifest]] = []
+        for index, call in enumerate(calls):
+            needed = [value for name, value in call.inputs.items() if name in self.input_names]
+            needed += call.after if callable(call.settings) else ()
+            waits = [value for value in needed if not value.made]
+            if waits:
+                refs[index] = run.would_make(self, None, f"waits for {waits[0].stage}", call.units)
+                continue
+            if callable(call.settings):
+                call = replace(call, settings=call.settings())
+            request = self.request(run, call)
+            manifest = None if request.refresh else run.store.find(self.name, request.key)
+            if manifest is not None and (run.plan or run.store.touch(manifest.ref)):
+                refs[index] = manifest.ref
+                found.append((request, manifest))
+                run.count(self, reused=call.units, rows=manifest.counts.get("rows", 0), recorded=manifest)
+            elif run.plan:
+                refs[index] = run.would_make(self, request, "", call.units, many)
+            else:
+                missing.append((index, request))
+        if not run.plan:
+            outcomes = carry_out(run, self, [request for _, request in missing], found, many)
+            for (index, _), outcome in zip(missing, outcomes, strict=True):
+                refs[index] = outcome.ref
+                units, rows = calls[index].units, outcome.manifest.counts.get("rows", 0)
+                done = {"reused": units} if outcome.cached else {"computed": units}
+                run.count(self, **done, rows=rows, seconds=outcome.seconds)
+        ordered = [refs[index] for index in range(len(calls))]
+        if ordered and all(ref.made for ref in ordered):
+            whole = rows_digest((ref.key, ref.digest) for ref in ordered) if many else ordered[0].key
+            run.count(self, key=whole)
+        return ordered
+
+    def make(self, run: Run, request: Request, listener: Listener | None = None) -> Outcome:
+        """Return the artefact, making it under its lock when it is not there.
 
         Args:
-            refresh: make it again even if it is there.
-            listener: told the percentage of the work done.
+            listener: Called with the percentage of the work done.
         """
-        key = self.key(settings, inputs)
-        started = time.monotonic()
-        found = store.find(self.name, key)
-        if found is not None and not refresh and store.use(found.ref):
-            return Outcome(found, cached=True, seconds=time.monotonic() - started)
-        with store.workspace(self.name, key, on_wait=logger.warning) as workspace:
-            found = store.find(self.name, key)
-            if found is not None and not refresh:  # made by the owner we waited for
+        store, started = run.store, time.monotonic()
+        with store.workspace(self.name, request.key, on_wait=logger.warning) as workspace:
+            found = store.find(self.name, request.key)
+            if found is not None and not request.refresh:  # made by the owner that we waited for
                 return Outcome(found, cached=True, seconds=time.monotonic() - started)
-            sets = (value.refs if isinstance(value, RefSet) else (value,) for value in inputs.values())
-            refs = list(chain.from_iterable(sets))
+            refs = request.refs()
             store.note_inputs(workspace, refs)
             begun = time.monotonic()
-            with ThreadPoolExecutor(1) as aside, closing(StageProgress(self.name, listener)) as progress:
-                code = aside.submit(lambda: self.code)  # beside the work, which mostly waits for other processes
-                work = Work(workspace.out, workspace.scratch, store, key, resources, progress)
-                with told_of_damage(store, refs):
-                    digest = self.function(work, settings, **inputs)
-            seconds = time.monotonic() - begun
+            with ThreadPoolExecutor(1) as beside, closing(StageProgress(self.name, listener)) as progress:
+                code = beside.submit(lambda: self.code)  # while the work waits for other processes
+                work = Work(workspace.out, workspace.scratch, store, run.home, request.key, run.machine, progress)
+                with explain_damage(store, refs):
+                    digest = self.function(work, request.settings, **request.inputs, **request.beside)
             manifest = Manifest(
                 stage=self.name,
                 version=self.version,
-                key=key,
+                key=request.key,
                 digest=digest,
-                inputs=describe_inputs(inputs),
-                settings=plain(settings),
+                inputs=describe_inputs(request.inputs),
+                settings=plain(request.settings),
                 files=[],
                 counts=work.counts,
                 tools=work.tools,
                 modes=work.modes,
                 code=code.result(),
                 created=datetime.now(UTC).isoformat(timespec="microseconds"),
-                seconds=round(seconds, 3),
+                seconds=round(time.monotonic() - begun, 3),
             )
             manifest = store.commit(workspace, manifest)
         return Outcome(manifest, cached=False, seconds=time.monotonic() - started)
-
-    @cached_property
-    def task(self) -> Task[..., Any]:
-        """The Prefect task of this stage, built at first use so that importing a stage does not import Prefect."""
-        from prefect import task
-        from prefect.cache_policies import NO_CACHE
-        from prefect.states import Completed
-        from prefect.tasks import exponential_backoff
-
-        def call(invocation: Invocation) -> Any:
-            with invocation.resources if invocation.travelled and invocation.resources else nullcontext():
-                outcome = self.run(
-                    invocation.store,
-                    invocation.settings,
-                    invocation.inputs,
-                    resources=invocation.resources,
-                    refresh=invocation.refresh,
-                    listener=_ui_progress(self.name),
-                )
-            invocation.outcome = outcome
-            if outcome.cached:
-                return Completed(name="Cached", message=f"found {self.name}/{outcome.ref.key[:12]} in the store")
-            return Completed(message=f"made {self.name}/{outcome.ref.key[:12]} in {outcome.seconds:.1f} s")
-
-        return task(
-            name=self.name,
-            description=inspect.getdoc(self.function),
-            retries=RETRIES,
-            retry_delay_seconds=exponential_backoff(backoff_factor=2),
-            retry_jitter_factor=0.5,
-            retry_condition_fn=_worth_retrying,
-            cache_policy=NO_CACHE,
-            persist_result=False,
-        )(call)
 
 
 def _stage_of(module: str, name: str) -> Stage:
@@ -240,83 +305,31 @@ def _stage_of(module: str, name: str) -> Stage:
     return found
 
 
-class Invocation:
-    """One request for an artefact, as handed to a Prefect task.
-
-    A plain object on purpose: Prefect neither looks into it nor copies nor stores it, and the outcome comes back in it,
-    unless the task runs in another process.
-
-    Attributes:
-        travelled: whether this is a copy in another process, whose resources end with it.
-    """
-
-    def __init__(
-        self, stage: Stage, store: Store, settings: Any, inputs: Mapping[str, Input], resources: Any, refresh: bool
-    ) -> None:
-        self.stage = stage
-        self.store = store
-        self.settings = settings
-        self.inputs = inputs
-        self.resources = resources
-        self.refresh = refresh
-        self.outcome: Outcome | None = None
-        self.travelled = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "resources": travels(self.resources, self.settings), "travelled": True}
-
-    def __repr__(self) -> str:
-        return f"{self.stage.name}({plain(self.settings)})"
-
-
-def is_transient(error: BaseException | None) -> bool:
-    """Whether trying again may help: faults of disks and connections pass, full disks, settings and inputs stay."""
-    if lasting_fault(error) is not None or isinstance(
-        error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError
-    ):
-        return False
-    return isinstance(error, OSError | ConnectionError | TimeoutError)
-
-
-def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    error = state.result(raise_on_failure=False)
-    return is_transient(error if isinstance(error, BaseException) else None)
-
-
-def _ui_progress(name: str) -> Listener:
-    """A listener that keeps a Prefect progress artefact up to date; made at the first report."""
-    import httpx
-    from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
-    artifact: list[Any] = []
-
-    def listen(percent: float) -> None:
-        percent = min(100.0, percent)
-        try:
-            if not artifact:
-                description = f"{name}: share of the work done"
-                artifact.append(create_progress_artifact(progress=percent, description=description))
-            else:
-                update_progress_artifact(artifact[0], progress=percent)
-        except httpx.HTTPError as error:  # hours of work do not fail because a bar could not be drawn
-            logger.warning("%s: Prefect does not take the progress (%s)", name, error)
-
-    return listen
-
-
 def stage(
-    name: str, version: int, *, unit: str = "artefact", modules: tuple[str, ...] = ()
+    name: str,
+    version: int,
+    *,
+    unit: str = "artefact",
+    modules: tuple[str, ...] = (),
+    unkeyed: tuple[str, ...] = (),
+    tables: Mapping[str, Any] | None = None,
+    keep_with: tuple[str, ...] = (),
+    pinned: bool = False,
 ) -> Callable[[Callable[..., str]], Stage]:
     """Make a function a stage.
 
     Args:
-        name: folder of its artefacts in the store, and its name everywhere.
-        version: raised by hand when the same inputs and settings give another result than before.
-        unit: what `computed` counts (files, documents, artefact).
-        modules: modules that shape the result but are not imported, such as the code of child processes.
+        name: Folder of its artefacts in the store, and its name everywhere.
+        version: Raised by hand when the same inputs and settings give another result than before.
+        unit: What `computed` counts (files, documents, artefact).
+        modules: Modules that shape the result but are not imported, such as the code of child processes.
+        unkeyed: Arguments that shape no result, such as the places of files that the settings name by their digests.
+        tables: Schema of each Parquet table, by file name.
+        keep_with: Inputs with which an artefact stays in the store although no name leads to it.
+        pinned: A corpus keeps the artefact under the name `STAGE/CORPUS`.
     """
 
     def decorate(function: Callable[..., str]) -> Stage:
-        return Stage(function, name, version, unit, modules)
+        return Stage(function, name, version, unit, modules, unkeyed, StageFacts(tables or {}, keep_with, pinned))
 
     return decorate

@@ -21,8 +21,9 @@ from typing import Any
 from storage.digest import sha256_json
 from storage.errors import UserError
 from tasks.launch import Job, Nodes, launch
+from tasks.machine import threads_each
 from tasks.stage import Work, stage
-from tasks.train_settings import AUTO, ModelSettings, TrainSettings
+from tasks.train_settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.training import train_config
 
 SUGGESTION_FILE = "suggestion.json"
@@ -124,14 +125,14 @@ def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=1, modules=("tasks.train_rank",))
-def suggest(work: Work, settings: SuggestSettings) -> str:
+@stage("suggest", version=1, modules=("tasks.train_rank",), unkeyed=("execution",))
+def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     from model import ModelConfig, count_parameters
 
     sizes = {name: count_parameters(ModelConfig.from_dict(shape))["total"] for name, shape in settings.shapes.items()}
     if settings.minutes:
-        candidates = list(_timed(work, settings, sizes))
+        candidates = list(_timed(work, settings, sizes, execution or ExecutionSettings()))
         best = min(candidates, key=lambda item: item.loss)
     else:
         chosen = shape_of_tokens(sizes, settings.read_tokens)
@@ -153,9 +154,11 @@ def suggest(work: Work, settings: SuggestSettings) -> str:
     return sha256_json({name: answer[name] for name in ("model", "train", "max_steps")})
 
 
-def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iterator[Candidate]:
+def _timed(
+    work: Work, settings: SuggestSettings, sizes: dict[str, int], execution: ExecutionSettings
+) -> Iterator[Candidate]:
     """The candidates from the smallest on, timed until they promise less than the one before, or do not fit."""
-    room = SHARE_OF_MEMORY * _memory_bytes(work.resources.device)
+    room = SHARE_OF_MEMORY * _memory_bytes(work.machine.device)
     before, tried, last = math.inf, 0, 0.0
     names = sorted(sizes, key=lambda name: sizes[name])
     for number, name in enumerate(names):
@@ -164,7 +167,7 @@ def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iter
             yield Candidate(name, sizes[name], note=f"{name} would take {needed:.1f} GB, more than half of the memory")
             continue
         network, plan = settings.shapes[name], settings.train[name]
-        seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2)
+        seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, execution)
         steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
         read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
         passes = read / settings.tokens if settings.tokens else 0.0
@@ -177,20 +180,23 @@ def _timed(work: Work, settings: SuggestSettings, sizes: dict[str, int]) -> Iter
         before = loss
 
 
-def _step_seconds(work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int) -> float:
+def _step_seconds(
+    work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int, means: ExecutionSettings
+) -> float:
     """How long a step takes, computed as the training will be; of several machines this one is timed alone."""
     from model import ModelConfig, TrainConfig
     from model.execution import Execution
     from model.probe import measure_step_seconds
     from model.threads import in_thread_that_ends
 
-    means = work.resources
+    device = work.machine.device
     if means.processes > 1:
-        job = Job(network, plan, means.execution, device=means.device, threads=means.threads_each, measure=steps)
+        threads = threads_each(means.processes)
+        job = Job(network, plan, means.fields(), device=device, threads=threads, measure=steps)
         return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
-    execution = Execution.from_dict(means.execution)
+    execution = Execution.from_dict(means.fields())
     configs = ModelConfig.from_dict(network), TrainConfig.from_dict(plan)
-    return in_thread_that_ends(lambda: measure_step_seconds(*configs, means.device, steps, execution=execution))
+    return in_thread_that_ends(lambda: measure_step_seconds(*configs, device, steps, execution=execution))
 
 
 def _memory_bytes(device: str) -> int:

@@ -1,104 +1,67 @@
-"""Settings of a training: the network, how it is trained, and how that is computed.
+"""Settings of a training: the network, its training, and its execution.
 
-The network and the training hand most of their settings through to `model.ModelConfig` and `model.TrainConfig`, which
-check them; how a training is computed is no part of what it computes (see `model.execution`).
+`model.ModelConfig`, `model.TrainConfig` and `model.execution.Execution` define most of them; the sections here add what
+concerns a run.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
+from model.execution import Execution
+from tasks.option import MAX_SEED, STRICT, option
+
 AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a machine
-MAX_SEED = 2**63 - 1  # what torch's generators and the tables' columns take
 
 
-def check_seed(name: str, seed: int) -> None:
-    """Refuses a seed that not all random generators take.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"{name} is {seed}, expected 0 to {MAX_SEED}")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ModelSettings:
-    """The network: a preset, and what differs from it.
+    """The network: a preset, and fields of `model.ModelConfig` that replace the preset's."""
 
-    Attributes:
-        preset: one of `model.PRESETS`, or `auto` for the size that suits the corpus, the device and the time.
-        overrides: fields of `model.ModelConfig` that replace the preset's.
-    """
-
-    preset: str = AUTO
+    preset: str = option(AUTO, "One of the presets, or `auto` for the size that suits corpus, device and budget.")
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TrainSettings:
-    """How the network is trained. It has one budget: steps before tokens before minutes, whichever is given.
+    """The training: its budget, and fields of `model.TrainConfig`.
 
-    Attributes:
-        minutes: training time; what it has room for is found out once by a short probe on this machine.
-        max_steps: number of optimiser steps; 0 leaves it to `max_tokens` or `minutes`.
-        max_tokens: number of training tokens; 0 leaves it to `minutes`.
-        max_epochs: never more passes over the training text than this (with `minutes` and `max_tokens`), but for the
-            one step that there always is.
-        base: a model to continue from: an alias, a version number, a `models:/` address, a run id, a folder with a
-            model, or one in a layout of Hugging Face. It brings its network and its tokeniser.
-        overrides: fields of `model.TrainConfig`.
+    There is one budget: steps before tokens before minutes, whichever is given.
     """
 
-    minutes: float = 5.0
-    max_steps: int = 0
-    max_tokens: int = 0
-    max_epochs: float = 20.0
-    seed: int = 1337
-    base: str = ""
+    minutes: float = option(5.0, "Training time; a short probe turns it into a number of steps, once.", ge=0)
+    max_steps: int = option(0, "Optimiser steps; 0 leaves it to `max_tokens` or `minutes`.", ge=0)
+    max_tokens: int = option(0, "Training tokens; 0 leaves it to `minutes`.", ge=0)
+    max_epochs: float = option(
+        20.0, "Most passes over the training text under `minutes` or `max_tokens`; one step at least.", gt=0
+    )
+    seed: int = option(1337, "Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)
+    base: str = option(
+        "",
+        "Model to continue from: an alias, a version number, a `models:/` address, a run id, or a folder with a "
+        "model of this project or in a Hugging Face layout. It brings its network and its tokeniser.",
+    )
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("minutes", "max_steps", "max_tokens", "max_epochs"):
-            if getattr(self, name) < 0 or (name == "max_epochs" and not self.max_epochs):
-                raise ValueError(f"train.{name} is {getattr(self, name)}, expected a number above 0")
-        check_seed("train.seed", self.seed)
         if not (self.minutes or self.max_steps or self.max_tokens):
             raise ValueError("training needs a budget: give minutes, max_steps or max_tokens above 0")
 
 
-@dataclass(frozen=True)
-class ExecutionSettings:
-    """How a training is computed, on which nothing that it computes depends but the last bits.
+@dataclass(frozen=True, config=STRICT)
+class ExecutionSettings(Execution):
+    """Execution of a training; it changes no result except in the last bits."""
 
-    Attributes:
-        processes: that train together on this machine, each with a GPU (or a share of the cores) of its own; see
-            `tasks.launch` for several machines.
-        compile: let torch.compile fuse the network; where it cannot, the run goes on without it and says why.
-        recompute: forget activations and compute them again, which takes less memory and more time.
-        sharding: with several processes, `ddp` (each holds all weights) or `fsdp` (each holds a part).
-        halve_batch: when memory runs out, compute micro-batches in halves instead of stopping.
-        keep: number of newest checkpoints that are kept beside the best.
-    """
-
-    processes: int = 1
-    compile: bool = False
-    recompute: bool = False
-    sharding: str = "ddp"
-    halve_batch: bool = True
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        from model.execution import Execution
-
-        if self.processes < 1:
-            raise ValueError(f"execution.processes is {self.processes}, expected 1 or more")
-        Execution.from_dict(self.fields())
+    processes: int = option(
+        1, "Processes that train together on this machine, each on a GPU or a share of the cores.", ge=1
+    )
 
     def fields(self) -> dict[str, Any]:
         """Fields of `model.execution.Execution`."""
-        return {name: value for name, value in asdict(self).items() if name != "processes"}
+        return {name: value for name, value in self.to_dict().items() if name != "processes"}
 
     def words(self) -> str:
         """What makes a step take another time than one process that computes it plainly; empty where that does."""

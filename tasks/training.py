@@ -28,14 +28,14 @@ from storage.tracking import Tracking
 from tasks.blame import name_documents
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.launch import Callbacks, Job, Launched, launch
-from tasks.resources import describe_device
+from tasks.machine import describe_device, threads_each
 from tasks.stage import Work, stage
 from tasks.tokens.index import COUNTS_FILE, ReadGroup, groups_of, load_index
 from tasks.tokens.sequences import open_sequences
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 from tasks.train_report.samples import Sampler, first_ids
 from tasks.train_report.watch import Watch, sync_journal
-from tasks.train_settings import ModelSettings, TrainSettings
+from tasks.train_settings import ExecutionSettings, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from model.stopping import StopRequest
@@ -209,6 +209,7 @@ def _in_place(
     callbacks: Callbacks,
     stop: StopRequest,
     on_sample: Callable[[int, Any], None],
+    execution: ExecutionSettings,
 ) -> Launched:
     """Train in this process."""
     from model import ModelConfig, TrainConfig, Trainer
@@ -223,13 +224,13 @@ def _in_place(
         source_of(work, dataset, "train", network.max_seq_len),
         source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
         groups=[Group(item.first, item.count, item.reads) for item in groups_of(work.folder(dataset))],
-        device=work.resources.device,
+        device=work.machine.device,
         checkpoint_dir=work.scratch / "checkpoints",
         checkpoint_seconds=CHECKPOINT_SECONDS,
         identity=identity,
         initial_weights=None if start is None else load_weights(start, network).state_dict(),
         documents_of=lambda sequences: name_documents(work.store, dataset, sequences),
-        execution=Execution.from_dict(work.resources.execution),
+        execution=Execution.from_dict(execution.fields()),
         on_metrics=callbacks.metrics,
         on_checkpoint=callbacks.checkpoint,
         on_event=callbacks.event,
@@ -249,15 +250,16 @@ def _in_processes(
     identity: dict[str, str],
     start: Path | None,
     callbacks: Callbacks,
+    execution: ExecutionSettings,
 ) -> Launched:
     """Train in several processes, each with a device of its own."""
     job = Job(
         settings.model,
         settings.train,
-        work.resources.execution,
-        device=work.resources.device,
-        threads=work.resources.threads_each,
-        deterministic=work.resources.deterministic,
+        execution.fields(),
+        device=work.machine.device,
+        threads=threads_each(execution.processes),
+        deterministic=work.machine.deterministic,
         dataset=str(work.folder(dataset)),
         shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},
         validation_sample=VALIDATION_SAMPLE,
@@ -266,10 +268,16 @@ def _in_processes(
         identity=identity,
         initial_weights="" if start is None else str(start),
     )
-    return launch(job, work.resources.processes, work.scratch / "ranks", callbacks)
+    return launch(job, execution.processes, work.scratch / "ranks", callbacks)
 
 
-@stage("train", version=4, modules=("tasks.train_rank",))
+@stage(
+    "train",
+    version=4,
+    modules=("tasks.train_rank",),
+    tables={HISTORY_FILE: HISTORY, "telemetry.parquet": HISTORY},
+    unkeyed=("execution", "tags"),
+)
 def train(
     work: Work,
     settings: TrainStageSettings,
@@ -277,8 +285,15 @@ def train(
     dataset: ArtifactRef,
     tokenizer: ArtifactRef,
     base: ArtifactRef | None = None,
+    execution: ExecutionSettings | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> str:
-    """Train the network, from the weights of a base if there is one; the artefact is a bundle."""
+    """Train the network, from the weights of a base if there is one; the artefact is a bundle.
+
+    Args:
+        execution: Processes, compilation and sharding.
+        tags: Tags of the MLflow run.
+    """
     import torch
 
     from model import ModelConfig, NonFiniteLoss, OutOfMemory, TrainingDiverged
@@ -287,8 +302,9 @@ def train(
 
     network = ModelConfig.from_dict(settings.model)
     work.seed(settings.train["seed"])
-    tracking = work.resources.tracking
-    run_id = tracking.ensure_run(work.key, f"train-{work.key[:8]}", _flat(settings), work.resources.run_tags)
+    execution = execution or ExecutionSettings()
+    tracking = Tracking(work.home)
+    run_id = tracking.ensure_run(work.key, f"train-{work.key[:8]}", _flat(settings), dict(tags or {}))
     tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
     watch = Watch(
         work.scratch,
@@ -296,10 +312,10 @@ def train(
         run_id,
         work.progress,
         network,
-        device=work.resources.device,
+        device=work.machine.device,
         precision=settings.train["precision"],
         sampler=sampler_of(work, dataset, tokenizer, network),
-        processes=work.resources.processes,
+        processes=execution.processes,
     )
     stop = StopRequest()
     callbacks = Callbacks(
@@ -312,17 +328,20 @@ def train(
     identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
     start = None if base is None else work.folder(base) / WEIGHTS_FILE
     try:
-        if work.resources.processes > 1:
-            result = stoppable(lambda: _in_processes(work, settings, dataset, identity, start, callbacks), stop)
+        if execution.processes > 1:
+            result = stoppable(lambda: _in_processes(work, settings, dataset, identity, start, callbacks, execution), stop)
         else:
             result = stoppable(
-                lambda: _in_place(work, settings, dataset, identity, start, callbacks, stop, watch.sample), stop
+                lambda: _in_place(
+                    work, settings, dataset, identity, start, callbacks, stop, watch.sample, execution
+                ),
+                stop,
             )
         watch.finish(load_weights(result.weights, network), result.steps)
     except (NonFiniteLoss, OutOfMemory, TrainingDiverged) as error:
         watch.fail()
         told = f"the training stopped: {error}"
-        if isinstance(error, NonFiniteLoss) and work.resources.processes > 1:  # ranks do not know the documents
+        if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
             told += f". {name_documents(work.store, dataset, error.indices)}"
         raise UserError(told) from error
     except Exception:
@@ -347,6 +366,6 @@ def train(
     work.counts["rows"] = result.steps
     work.counts["resumed_from"] = result.resumed_from
     work.tools["torch"] = torch.__version__
-    work.tools["device"] = describe_device(work.resources.device)
+    work.tools["device"] = describe_device(work.machine.device)
     weights = sha256_file(work.out / WEIGHTS_FILE)
     return sha256_json({"weights": weights, "config": config})

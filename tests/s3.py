@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def s3_server() -> Iterator[str]:
 
 
 def lead_to(patch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Lead boto3 to an endpoint, with keys of no worth, and away from the person's own settings."""
+    """Lead S3 clients to an endpoint, with keys of no worth, and away from the person's own settings."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "HTTP_PROXY", "http_proxy"):
         patch.delenv(name, raising=False)
     for name, value in {
@@ -41,3 +42,38 @@ def lead_to(patch: pytest.MonkeyPatch, endpoint: str) -> None:
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }.items():
         patch.setenv(name, value)
+
+
+class Objects:
+    """The objects below an address, without the store.
+
+    Args:
+        endpoint: of the server; by default that of the environment.
+    """
+
+    def __init__(self, address: str, endpoint: str | None = None) -> None:
+        import boto3
+
+        self.bucket, _, prefix = address.removeprefix("s3://").partition("/")
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.client: Any = boto3.session.Session().client("s3", endpoint_url=endpoint)
+
+    def sizes(self) -> dict[str, int]:
+        """Name and size of each."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
+        found = (item for page in pages for item in page.get("Contents", ()))
+        return {item["Key"].removeprefix(self.prefix): item["Size"] for item in found}
+
+    def named(self, end: str, within: str = "") -> str:
+        """The name of the one object that ends so."""
+        (name,) = (name for name in self.sizes() if name.endswith(end) and within in name)
+        return name
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write an object."""
+        self.client.put_object(Bucket=self.bucket, Key=self.prefix + name, Body=data)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects."""
+        for name in names:
+            self.client.delete_object(Bucket=self.bucket, Key=self.prefix + name)

@@ -70,6 +70,7 @@ class Chooser:
         self.biased = ids([token for token, _ in config.logit_bias])
         self.bias = torch.tensor([number for _, number in config.logit_bias], device=device)
         # a filter that keeps everything is none
+        self.top_k = config.top_k or None
         self.top_p = config.top_p if config.top_p is not None and config.top_p < 1 else None
         self.typical_p = config.typical_p if config.typical_p is not None and config.typical_p < 1 else None
         self.min_p = config.min_p or None
@@ -170,7 +171,7 @@ class Chooser:
         """Tokens (B,) by temperature, filters and noise."""
         config = self.config
         found = self._shortlist(logits)
-        filters = (config.top_k, self.top_p, self.min_p, self.typical_p)
+        filters = (self.top_k, self.top_p, self.min_p, self.typical_p)
         if found is None:
             if filters == (None, None, None, None):
                 return draw_from_all(logits, config.temperature, uniform)
@@ -179,7 +180,7 @@ class Chooser:
         if found.mass is not None and top_p is not None:
             top_p = top_p / found.mass  # of all, as a share of what is listed
         probabilities = token_probabilities(
-            found.logits, config.temperature, config.top_k, top_p, self.min_p, self.typical_p
+            found.logits, config.temperature, self.top_k, top_p, self.min_p, self.typical_p
         )
         places = draw(probabilities, uniform)
         return found.ids.gather(1, places[:, None])[:, 0]
@@ -189,8 +190,8 @@ class Chooser:
         config = self.config
         if logits.device.type != "cpu" or self.vocab_size < _SMALL_VOCABULARY:
             return None
-        if config.top_k is not None:
-            return likeliest(logits, config.top_k)
+        if self.top_k is not None:
+            return likeliest(logits, self.top_k)
         if self.top_p is not None:
             return nucleus(logits, config.temperature, self.top_p)
         if self.min_p is not None:

@@ -144,11 +144,11 @@ def _tidy(store: Store, joined: Sequence[Manifest], before: float) -> Iterator[s
         if any(store.find(ref.stage, ref.key) is not None for ref in segment.input_refs()):
             continue  # it was joined itself: it goes after those that it replaced
         going = [*_made_from(store, old), old]
-        if any((ref.stage, ref.key) in in_use or store.used(ref.stage, ref.key) > before for ref in going):
+        if any((ref.stage, ref.key) in in_use or store.last_used(ref.stage, ref.key) > before for ref in going):
             continue
         for ref in going:
             try:
-                store.remove(ref.stage, ref.key, keep_record=True)
+                store.remove(ref.stage, ref.key, keep_manifest=True)
             except StoreError:
                 break  # somebody works on it; another time
             yield f"{ref.stage}/{ref.key}"

@@ -58,16 +58,18 @@ class ImportSettings:
     parts: tuple[Part, ...]
 
 
-@stage("import", version=1, unit="file")
-def import_segment(work: Work, settings: ImportSettings) -> str:
+@stage("import",
+    version=1,
+    unit="file",
+    tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES, "documents.parquet": NORMALISED}, unkeyed=("locations",))
+def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[str]) -> str:
     """Make documents of the rows of some corpora."""
-    locations = [work.resources.paths[part.sha256] for part in settings.parts]
     made = work.apart(
         import_parts,
         sum(Path(location).stat().st_size for location in locations),
         parts=[asdict(part) for part in settings.parts],
-        locations=locations,
-        cache=str(work.resources.home.cache),
+        locations=list(locations),
+        cache=str(work.home.cache),
         settings=asdict(settings.documents),
         repair=settings.repair_mojibake,
         out=str(work.out),

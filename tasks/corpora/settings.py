@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from tasks.option import STRICT, option
 
 KINDS = ("text", "code", "pdf", "image")
 MOST_BYTES = 2**62  # what a file's size is counted in has 64 bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DocumentsSettings:
-    """How the rows of a `documents:` source become documents.
+    """Conversion of the rows of a `documents:` source to documents.
 
     Columns of JSON Lines are the names in each line's object. A column other than the text's may be missing or null in
     some rows, but not in all.
-
-    Attributes:
-        text_column: Column that holds the text.
-        id_column: Column of a name that a row goes by; it becomes part of the row's path, behind its number.
-        title_column: Column of the title.
-        kind_column: Column of the kind of document: text, code, pdf or image (what OCR read). It decides how the text
-            is normalised and measured. Null stands for `kind`.
-        kind: Kind of the rows where no column says it.
-        language_column: Column of the programming language of code.
-        max_row_bytes: A row of more bytes is refused.
-        max_unpacked_bytes: Bytes that one compressed file may unpack to; what is beyond is refused.
     """
 
-    text_column: str = "text"
-    id_column: str = ""
-    title_column: str = ""
-    kind_column: str = ""
-    kind: str = "text"
-    language_column: str = ""
-    max_row_bytes: int = 256 * 2**20
-    max_unpacked_bytes: int = 64 * 2**30
-
-    def __post_init__(self) -> None:
-        if not self.text_column:
-            raise ValueError("documents.text_column is empty, expected the name of the column that holds the text")
-        if self.kind not in KINDS:
-            raise ValueError(f"documents.kind is {self.kind!r}, expected {', '.join(KINDS)}")
-        for name in ("max_row_bytes", "max_unpacked_bytes"):
-            if not 1 <= getattr(self, name) <= MOST_BYTES:
-                raise ValueError(f"documents.{name} is {getattr(self, name)}, expected 1 to {MOST_BYTES}")
+    text_column: str = option("text", "Column of the text.", min_length=1)
+    id_column: str = option("", "Column of a name for the row; it becomes part of the row's path, after its number.")
+    title_column: str = option("", "Column of the title.")
+    kind_column: str = option(
+        "",
+        "Column of the kind of document (text, code, pdf or image), which decides how the text is normalised and "
+        "measured; null stands for `documents.kind`.",
+    )
+    kind: Literal["text", "code", "pdf", "image"] = option("text", "Kind of the rows for which no column gives one.")
+    language_column: str = option("", "Column of the programming language of code.")
+    max_row_bytes: int = option(256 * 2**20, "Refuse larger rows.", ge=1, le=MOST_BYTES)
+    max_unpacked_bytes: int = option(
+        64 * 2**30, "Bytes that one compressed file may unpack to; refuse what is beyond.", ge=1, le=MOST_BYTES
+    )
 
     @property
     def columns(self) -> tuple[str, str, str, str, str]:

@@ -40,10 +40,10 @@ class EvaluationSetSettings:
         return cls(tuple(sorted(read)))
 
 
-@stage("evaluation_sets", version=2)
-def evaluation_sets(work: Work, settings: EvaluationSetSettings) -> str:
+@stage("evaluation_sets", version=2, unkeyed=("files",))
+def evaluation_sets(work: Work, settings: EvaluationSetSettings, *, files: ArtifactRef | None = None) -> str:
     """Hash the runs of thirteen words of external evaluation sets; none give an empty table."""
-    paths = work.resources.evaluation_sets if settings.files else []
+    paths = [] if files is None else work.files(files)
     grams = evaluation_grams(paths, lambda text: normalise_text(text, "text")) if paths else np.zeros(0, np.uint64)
     np.save(work.out / GRAMS_FILE, grams, allow_pickle=False)
     work.counts["rows"] = len(grams)

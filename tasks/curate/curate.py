@@ -47,7 +47,11 @@ class CurationSettings:
     policy: PolicySettings = field(default_factory=PolicySettings)
 
 
-@stage("curate", version=2)
+@stage(
+    "curate",
+    version=2,
+    tables={SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS},
+)
 def curate(
     work: Work,
     settings: CurationSettings,

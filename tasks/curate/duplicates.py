@@ -38,11 +38,21 @@ class SignedText(NamedTuple):
     place: int
 
 
-@stage("dedup", version=1)
-def dedup(work: Work, settings: DedupSettings, *, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
+@stage("dedup",
+    version=1,
+    tables={PAIRS_FILE: NEAR_PAIRS, VERIFIED_FILE: VERIFIED_PAIRS, CLUSTERS_FILE: CLUSTERS}, unkeyed=("before",))
+def dedup(
+    work: Work,
+    settings: DedupSettings,
+    *,
+    snapshot: ArtifactRef,
+    documents: RefSet,
+    measures: RefSet,
+    before: ArtifactRef | None = None,
+) -> str:
     """Find exact and near-duplicates."""
     shelves = shelves_of(work.store, documents)
-    known = [str(path) for path in work.resources.verified_pairs if path.is_file()]
+    known = [] if before is None else [str(work.folder(before) / VERIFIED_FILE)]
     made = work.apart(
         find_duplicates,
         sum(unpacked_size(Path(shelf.folder) / DOCUMENTS_FILE) for shelf in shelves),

@@ -45,7 +45,7 @@ def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) 
     return not kept_documents(store, curated, "train").keys().isdisjoint(frozen)
 
 
-@stage("evalset", version=3)
+@stage("evalset", version=3, tables={"documents.parquet": EVALSET}, pinned=True)
 def freeze_evalset(
     work: Work,
     settings: EvalsetSettings,

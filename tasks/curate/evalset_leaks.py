@@ -40,7 +40,7 @@ class EvalsetLeaksSettings:
     max_containment: float
 
 
-@stage("evalset_leaks", version=1)
+@stage("evalset_leaks", version=1, keep_with=("curated", "evalset"))
 def evalset_leaks(
     work: Work, settings: EvalsetLeaksSettings, *, curated: ArtifactRef, overlaps: RefSet, evalset: ArtifactRef
 ) -> str:

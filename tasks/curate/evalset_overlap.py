@@ -35,7 +35,13 @@ class EvalsetOverlapSettings:
     """Settings of the stage; there are none: how much is too much is decided later."""
 
 
-@stage("evalset_overlap", version=1, unit="document")
+@stage(
+    "evalset_overlap",
+    version=1,
+    unit="document",
+    tables={OVERLAP_FILE: EVALSET_OVERLAP},
+    keep_with=("measures", "evalset"),
+)
 def evalset_overlap(
     work: Work, settings: EvalsetOverlapSettings, *, measures: ArtifactRef, evalset: ArtifactRef
 ) -> str:

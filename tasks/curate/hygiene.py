@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 from tasks.curate.beyond_ascii import beyond_ascii
 from tasks.curate.hyphenation import join_hyphenation
 from tasks.curate.mojibake import repair_mojibake
 from tasks.curate.running_heads import strip_running_heads
+from tasks.option import STRICT, option
 
 PAGE_BREAK = "\n\n"
 PRINT = ("pdf", "image")
@@ -37,17 +39,12 @@ _SOFT_BREAK = re.compile("\u00ad[ \t\u00a0]*\n[ \t]*(?=[^\\W\\d_])")
 _SPACES_AT_END = (" \n", "\t\n", "\u00a0\n")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class NormaliseSettings:
-    """Settings of the stage that may change a text.
+    """Optional steps of text normalisation."""
 
-    Attributes:
-        strip_running_heads: Whether headers, footers and page numbers that repeat from page to page are removed.
-        repair_mojibake: Whether text that was once decoded wrongly is repaired; never in code.
-    """
-
-    strip_running_heads: bool = False
-    repair_mojibake: bool = True
+    strip_running_heads: bool = option(False, "Remove headers, footers and page numbers that repeat from page to page.")
+    repair_mojibake: bool = option(True, "Repair text that was decoded with the wrong encoding; never in code.")
 
 
 def document_text(pages: Sequence[Mapping[str, Any]], kind: str, settings: NormaliseSettings) -> str:

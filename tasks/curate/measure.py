@@ -33,11 +33,11 @@ class MeasureSettings:
     """Settings of the stage; there are none: a measure is no decision."""
 
 
-@stage("measure", version=1, unit="document")
+@stage("measure", version=1, unit="document", tables={MEASURES_FILE: MEASURES})
 def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    cache = str(work.resources.home.cache)
+    cache = str(work.home.cache)
     made = work.apart(measure_segment, unpacked_size(source), source=str(source), out=str(work.out), cache=cache)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     work.counts["pii_spans"] = made["pii_spans"]

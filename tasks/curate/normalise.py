@@ -47,7 +47,7 @@ def document_row(
     return {**row, "digest": sha256_json(content)}
 
 
-@stage("normalise", version=2, unit="document")
+@stage("normalise", version=2, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
 def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
     """Turn the pages of one segment into one clean text per document."""
     folder = work.folder(segment)

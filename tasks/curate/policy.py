@@ -7,9 +7,13 @@ one that is set by itself takes the place of the preset's. `RULES` says what eac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from tasks.option import STRICT, option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,101 +24,6 @@ REPETITION_CHARS = 1_000  # a text shorter than this may well compress to nothin
 SPOKEN_STOP_WORDS = 2  # English stop words that dummy text does not hold
 
 Scope = Literal["all", "prose", "code", "spaced", "english", "long", "dummy"]
-
-
-@dataclass(frozen=True)
-class PolicySettings:
-    """Which documents are refused.
-
-    A threshold that is None is the preset's. `min_` refuses below, `max_` above; each is named after its measure, and
-    `RULES` holds its meaning and its source.
-
-    Attributes:
-        preset: `off` refuses nothing but by thresholds given here; `gentle`, for people's own documents, refuses only
-            what is certainly no text; `web` has the published thresholds of Gopher, C4 and FineWeb; `code` is `gentle`
-            with the rules of The Stack and StarCoder for source code.
-        languages: ISO 639-1 codes of the languages to keep, with commas between them; empty keeps all. `und` stands
-            for undetermined. Code has no language and is kept.
-        licences: SPDX identifiers of the licences to keep, with commas between them; empty keeps all. `unknown` stands
-            for documents without one.
-        min_classifier_score: documents with a lower score of the classifier are refused, 0 to 1; 0 refuses none.
-        drop_generated: whether code that says that a program wrote it is refused.
-        drop_minified: whether minified code is refused.
-    """
-
-    preset: str = "gentle"
-    languages: str = ""
-    licences: str = ""
-    min_classifier_score: float = 0.0
-    min_language_confidence: float | None = None
-    min_chars: int | None = None
-    min_distinct_share: float | None = None
-    min_compression_ratio: float | None = None
-    max_blob_share: float | None = None
-    max_lorem_ratio: float | None = None
-    drop_minified: bool | None = None
-    drop_generated: bool | None = None
-    min_words: int | None = None
-    max_words: int | None = None
-    min_mean_word_length: float | None = None
-    max_mean_word_length: float | None = None
-    max_hash_word_ratio: float | None = None
-    max_ellipsis_word_ratio: float | None = None
-    max_bullet_line_share: float | None = None
-    max_ellipsis_line_share: float | None = None
-    min_alpha_word_share: float | None = None
-    min_stop_words: int | None = None
-    max_duplicate_line_share: float | None = None
-    max_duplicate_line_char_share: float | None = None
-    max_duplicate_paragraph_share: float | None = None
-    max_duplicate_paragraph_char_share: float | None = None
-    max_top_2gram_char_share: float | None = None
-    max_top_3gram_char_share: float | None = None
-    max_top_4gram_char_share: float | None = None
-    max_duplicate_5gram_char_share: float | None = None
-    max_duplicate_6gram_char_share: float | None = None
-    max_duplicate_7gram_char_share: float | None = None
-    max_duplicate_8gram_char_share: float | None = None
-    max_duplicate_9gram_char_share: float | None = None
-    max_duplicate_10gram_char_share: float | None = None
-    min_sentences: int | None = None
-    max_curly_brackets: int | None = None
-    max_lorem_ipsum: int | None = None
-    max_javascript: int | None = None
-    max_policy_phrases: int | None = None
-    max_few_words_line_share: float | None = None
-    min_terminal_line_share: float | None = None
-    max_short_line_share: float | None = None
-    max_list_ratio: float | None = None
-    max_mean_line_length: float | None = None
-    max_longest_line: int | None = None
-    min_alnum_share: float | None = None
-    min_comment_share: float | None = None
-    max_comment_share: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"policy.preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
-        if not 0 <= self.min_classifier_score <= 1:
-            raise ValueError(f"policy.min_classifier_score is {self.min_classifier_score}, expected 0 to 1")
-        for rule in RULES:
-            value = getattr(self, rule.name)
-            if value is not None and not isinstance(value, bool) and value < 0:
-                raise ValueError(f"policy.{rule.name} is {value}, expected 0 or more")
-
-    @cached_property
-    def checks(self) -> tuple[Check, ...]:
-        """The rules that are on, with their thresholds."""
-        preset = PRESETS[self.preset]
-        checks = []
-        for rule in RULES:
-            own = getattr(self, rule.name)
-            threshold = preset.get(rule.name) if own is None else own
-            if rule.name.startswith("drop_"):
-                threshold = 0 if threshold else None
-            if threshold is not None:
-                checks.append(Check(rule, threshold, rule.name.startswith("min_")))
-        return tuple(checks)
 
 
 class Rule(NamedTuple):
@@ -128,6 +37,7 @@ class Rule(NamedTuple):
         what: reason for people: what the measured value is.
         source: whose rule it is.
         scope: documents it applies to.
+        kind: type of the threshold.
     """
 
     name: str
@@ -136,6 +46,7 @@ class Rule(NamedTuple):
     what: str
     source: str
     scope: Scope = "all"
+    kind: type = float
 
 
 class Check(NamedTuple):
@@ -159,17 +70,19 @@ _STACK = "The Stack, Kocetkov et al. 2022, and Codex, Chen et al. 2021, section 
 _STARCODER = "StarCoder, Li et al. 2023, section 3"
 
 RULES: tuple[Rule, ...] = (
-    Rule("min_chars", "n_chars", "too_short", "characters after normalising", _OURS),
+    Rule("min_chars", "n_chars", "too_short", "characters after normalising", _OURS, kind=int),
     Rule("min_distinct_share", "distinct_share", "repetitive", "of its runs of five words are distinct", _OURS),
     Rule("min_compression_ratio", "compression_ratio", "repetitive", "of its size are left when compressed", _OURS,
          "long"),
     Rule("max_blob_share", "blob_share", "encoded_data", "of its characters are base64 or hexadecimal data", _OURS,
          "long"),
     Rule("max_lorem_ratio", "lorem_ratio", "dummy_text", "of its words begin 'lorem ipsum'", _OURS, "dummy"),
-    Rule("drop_minified", "minified", "minified", "minified code: long lines with hardly a space", _OURS, "code"),
-    Rule("drop_generated", "generated", "generated", "code that says that a program wrote it", _STARCODER, "code"),
-    Rule("min_words", "n_words", "few_words", "words", _GOPHER, "spaced"),
-    Rule("max_words", "n_words", "many_words", "words", _GOPHER, "spaced"),
+    Rule("drop_minified", "minified", "minified", "minified code: long lines with hardly a space",
+         _OURS, "code", kind=bool),
+    Rule("drop_generated", "generated", "generated", "code that says that a program wrote it",
+         _STARCODER, "code", kind=bool),
+    Rule("min_words", "n_words", "few_words", "words", _GOPHER, "spaced", kind=int),
+    Rule("max_words", "n_words", "many_words", "words", _GOPHER, "spaced", kind=int),
     Rule("min_mean_word_length", "mean_word_length", "word_length", "characters a word on average", _GOPHER, "spaced"),
     Rule("max_mean_word_length", "mean_word_length", "word_length", "characters a word on average", _GOPHER, "spaced"),
     Rule("max_hash_word_ratio", "hash_word_ratio", "symbols", "hash signs a word", _GOPHER, "spaced"),
@@ -178,7 +91,8 @@ RULES: tuple[Rule, ...] = (
     Rule("max_ellipsis_line_share", "ellipsis_line_share", "ellipses", "of its lines end in an ellipsis", _GOPHER,
          "prose"),
     Rule("min_alpha_word_share", "alpha_word_share", "few_letters", "of its words have a letter", _GOPHER, "spaced"),
-    Rule("min_stop_words", "stop_words", "stop_words", "of eight English stop words occur", _GOPHER, "english"),
+    Rule("min_stop_words", "stop_words", "stop_words", "of eight English stop words occur",
+         _GOPHER, "english", kind=int),
     Rule("max_duplicate_line_share", "duplicate_line_share", "duplicate_lines",
          "of its lines are repeated", _GOPHER_TABLE, "prose"),
     Rule("max_duplicate_line_char_share", "duplicate_line_char_share", "duplicate_lines",
@@ -197,12 +111,13 @@ RULES: tuple[Rule, ...] = (
              f"of its characters are in repeated runs of {n} words", _GOPHER_TABLE, "spaced")
         for n in (5, 6, 7, 8, 9, 10)
     ),
-    Rule("min_sentences", "n_sentences", "few_sentences", "sentences", _C4, "spaced"),
-    Rule("max_curly_brackets", "curly_brackets", "curly_brackets", "curly brackets", _C4, "prose"),
-    Rule("max_lorem_ipsum", "lorem_ipsum", "dummy_text", "times 'lorem ipsum'", _C4, "prose"),
-    Rule("max_javascript", "javascript", "javascript", "times 'javascript'", f"{_C4} (there for lines)", "prose"),
+    Rule("min_sentences", "n_sentences", "few_sentences", "sentences", _C4, "spaced", kind=int),
+    Rule("max_curly_brackets", "curly_brackets", "curly_brackets", "curly brackets", _C4, "prose", kind=int),
+    Rule("max_lorem_ipsum", "lorem_ipsum", "dummy_text", "times 'lorem ipsum'", _C4, "prose", kind=int),
+    Rule("max_javascript", "javascript", "javascript", "times 'javascript'",
+         f"{_C4} (there for lines)", "prose", kind=int),
     Rule("max_policy_phrases", "policy_phrases", "policy_phrases", "phrases like 'privacy policy'",
-         f"{_C4} (there for lines)", "prose"),
+         f"{_C4} (there for lines)", "prose", kind=int),
     Rule("max_few_words_line_share", "few_words_line_share", "short_lines", "of its lines have fewer than five words",
          f"{_C4} (there for lines)", "spaced"),
     Rule("min_terminal_line_share", "terminal_line_share", "no_sentences", "of its lines end in terminal punctuation",
@@ -211,7 +126,7 @@ RULES: tuple[Rule, ...] = (
          _FINEWEB, "spaced"),
     Rule("max_list_ratio", "list_ratio", "list", "line feeds a word", f"{_FINEWEB}, published filter", "spaced"),
     Rule("max_mean_line_length", "mean_line_length", "long_lines", "characters a line on average", _STACK, "code"),
-    Rule("max_longest_line", "longest_line", "long_lines", "characters in its longest line", _STACK, "code"),
+    Rule("max_longest_line", "longest_line", "long_lines", "characters in its longest line", _STACK, "code", kind=int),
     Rule("min_alnum_share", "alnum_share", "few_letters", "of its characters are letters and digits", _STACK, "code"),
     Rule("min_comment_share", "comment_share", "few_comments", "of its lines are comments", _STARCODER, "code"),
     Rule("max_comment_share", "comment_share", "many_comments", "of its lines are comments", _STARCODER, "code"),
@@ -268,6 +183,56 @@ _CODE: dict[str, float | bool] = {
     "max_comment_share": 0.8,
 }
 PRESETS: dict[str, dict[str, float | bool]] = {"off": {}, "gentle": _GENTLE, "web": _WEB, "code": _CODE}
+
+
+def _threshold(rule: Rule) -> tuple[str, object, Any]:
+    """Return the field of the settings that sets a rule's threshold."""
+    if rule.kind is bool:
+        return rule.name, bool | None, option(None, f"Refuse {rule.what}.")
+    side = "below" if rule.name.startswith("min_") else "above"
+    return rule.name, rule.kind | None, option(None, f"Refuse documents with N {side} this: N {rule.what}.", ge=0)
+
+
+_Thresholds: Any = make_dataclass("_Thresholds", map(_threshold, RULES), frozen=True)
+
+
+@dataclass(frozen=True, config=STRICT)
+class PolicySettings(_Thresholds):
+    """Refusal of documents by thresholds on their measures; one that is not given is the preset's."""
+
+    preset: Literal["off", "gentle", "web", "code"] = option(
+        "gentle",
+        "Thresholds to start from: `off` has none; `gentle`, for people's own documents, refuses only what is "
+        "certainly no text; `web` has those of Gopher, C4 and FineWeb; `code` is `gentle` with the rules of The "
+        "Stack and StarCoder for source code.",
+    )
+    languages: str = option(
+        "",
+        "ISO 639-1 codes of the languages to keep, comma separated; empty keeps all, `und` is undetermined. Code "
+        "is kept.",
+    )
+    licences: str = option(
+        "",
+        "SPDX identifiers of the licences to keep, comma separated; empty keeps all, `unknown` stands for "
+        "documents without one.",
+    )
+    min_classifier_score: float = option(
+        0.0, "Refuse documents with a lower score of the classifier; 0 refuses none.", ge=0, le=1
+    )
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """The rules that are on, with their thresholds."""
+        preset = PRESETS[self.preset]
+        checks = []
+        for rule in RULES:
+            own = getattr(self, rule.name)
+            threshold = preset.get(rule.name) if own is None else own
+            if rule.name.startswith("drop_"):
+                threshold = 0 if threshold else None
+            if threshold is not None:
+                checks.append(Check(rule, threshold, rule.name.startswith("min_")))
+        return tuple(checks)
 
 
 def refusals(measures: Mapping[str, Any], settings: PolicySettings) -> tuple[str, str] | None:

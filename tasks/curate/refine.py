@@ -34,7 +34,7 @@ class RefineStageSettings:
 
     Attributes:
         redact: kinds of personal data that give way to stand-ins.
-        cuts: digest of what is cut out of the segment's documents; the cuts themselves come as a resource.
+        cuts: digest of what is cut out of the segment's documents.
     """
 
     redact: tuple[str, ...]
@@ -46,12 +46,18 @@ class RefineStageSettings:
         return cls(kinds, sha256_json(sorted(cuts.items())))
 
 
-@stage("refine", version=1, unit="document", modules=("tasks.curate.curate",))
-def refine(work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef) -> str:
+@stage("refine",
+    version=1,
+    unit="document",
+    modules=("tasks.curate.curate",),
+    tables={"documents.parquet": REFINED}, unkeyed=("cuts",))
+def refine(
+    work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef, cuts: Cuts
+) -> str:
     """Cut and redact the texts of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
     listed = work.scratch / "cuts.json"  # may be long
-    listed.write_text(json.dumps(work.resources.cuts[settings.cuts]), encoding="utf-8")
+    listed.write_text(json.dumps(cuts), encoding="utf-8")
     made = work.apart(
         refine_segment,
         unpacked_size(source),

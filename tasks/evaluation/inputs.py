@@ -182,7 +182,7 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class TextsSettings:
-    """Identity of texts; they come as a resource."""
+    """Identity of texts."""
 
     digest: str
 
@@ -192,10 +192,10 @@ class TextsSettings:
         return cls(sha256_json([asdict(item) for item in texts]))
 
 
-@stage("texts", version=1)
-def keep_texts(work: Work, settings: TextsSettings) -> str:
+@stage("texts", version=1, unkeyed=("texts",))
+def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str:
     """Keep texts from outside in the store, as a set to measure models on."""
-    texts: list[Text] = sorted(work.resources.texts, key=lambda item: item.doc_id)
+    texts = sorted(texts, key=lambda item: item.doc_id)
     work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, map(asdict, texts))
     work.counts["bytes"] = sum(len(item.text.encode()) for item in texts)
     return settings.digest

@@ -40,7 +40,7 @@ class NgramSettings:
     max_tokens: int = 20_000_000
 
 
-@stage("ngram", version=1)
+@stage("ngram", version=1, keep_with=("dataset",))
 def ngram(work: Work, settings: NgramSettings, *, dataset: ArtifactRef) -> str:
     """Fit the n-gram baseline on the training documents of a dataset."""
     folder = work.folder(dataset)

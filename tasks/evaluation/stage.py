@@ -22,6 +22,7 @@ from tasks.evaluation.kneser_ney import KneserNey
 from tasks.evaluation.sums import BASELINES
 from tasks.evaluation.tables import (
     DIMENSIONS,
+    TABLES,
     CalibrationBin,
     Evaluated,
     Evaluation,
@@ -52,7 +53,7 @@ class EvaluateSettings:
     stride: int = 0
 
 
-@stage("evaluate", version=4)
+@stage("evaluate", version=4, tables=TABLES, keep_with=("checkpoint", "evalset"))
 def evaluate(
     work: Work,
     settings: EvaluateSettings,
@@ -64,7 +65,7 @@ def evaluate(
     """Measure a model on the frozen evaluation documents, beside its baselines."""
     work.seed(0)
     folder = work.folder(checkpoint)
-    bundle = Bundle(folder, work.resources.device)
+    bundle = Bundle(folder, work.machine.device)
     rows = read_columns(work.folder(evalset) / "documents.parquet", ["doc_id", *DIMENSIONS[:-1], "text"])
     encoded = encode_documents(bundle, rows["text"])
     if not predicted_places(encoded).any():
@@ -111,8 +112,8 @@ def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) 
         windows.start,
         windows.length,
         windows.first,
-        tokens_at_once=TOKENS_AT_ONCE if work.resources.device == "cpu" else TOKENS_AT_ONCE_GPU,
-        device=work.resources.device,
+        tokens_at_once=TOKENS_AT_ONCE if work.machine.device == "cpu" else TOKENS_AT_ONCE_GPU,
+        device=work.machine.device,
         on_batch=lambda done, total: work.progress.update(done, total, "windows"),
     )
 

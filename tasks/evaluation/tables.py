@@ -29,6 +29,13 @@ DOCUMENTS_FILE = "documents.parquet"
 SLICES_FILE = "slices.parquet"
 CALIBRATION_FILE = "calibration.parquet"
 POSITIONS_FILE = "positions.parquet"
+TABLES = {
+    METRICS_FILE: METRICS,
+    DOCUMENTS_FILE: EVALUATED,
+    SLICES_FILE: SLICES,
+    CALIBRATION_FILE: CALIBRATION,
+    POSITIONS_FILE: POSITIONS,
+}
 
 DIMENSIONS = ("kind", "language", "source", "method", "length")
 LENGTHS = ((2**10, "< 1 KiB"), (2**12, "1-4 KiB"), (2**14, "4-16 KiB"), (2**16, "16-64 KiB"))

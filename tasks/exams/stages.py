@@ -44,21 +44,20 @@ class ExamSettings:
     """Settings of the stage; there are none: what an answer may be is said by each question."""
 
 
-@stage("questions", version=1)
-def keep_questions(work: Work, settings: QuestionsSettings) -> str:
+@stage("questions", version=1, unkeyed=("questions",))
+def keep_questions(work: Work, settings: QuestionsSettings, *, questions: list[Question]) -> str:
     """Keep a list of questions in the store, so that answers lead back to it."""
-    questions: list[Question] = work.resources.questions
     lines = [json.dumps(as_record(question), ensure_ascii=False) + "\n" for question in questions]
     (work.out / QUESTIONS_FILE).write_text("".join(lines), encoding="utf-8", newline="")
     work.counts["rows"] = len(lines)
     return settings.digest
 
 
-@stage("exam", version=2)
+@stage("exam", version=2, keep_with=("checkpoint",))
 def exam(work: Work, settings: ExamSettings, *, checkpoint: ArtifactRef, questions: ArtifactRef) -> str:
     """Put questions to a model."""
     work.seed(0)
-    bundle = Bundle(work.folder(checkpoint), work.resources.device)
+    bundle = Bundle(work.folder(checkpoint), work.machine.device)
     asked = load_questions(work.folder(questions))
     choosing = [question for question in asked if isinstance(question, MultipleChoice)]
     writing = [question for question in asked if isinstance(question, ExactMatch)]

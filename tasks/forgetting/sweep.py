@@ -30,7 +30,6 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
-from storage.repair import discard_damaged
 from storage.store import Store
 from storage.tables import read_columns, read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
@@ -353,9 +352,9 @@ def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
         instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
     _move_refs(store, instead, {listing.key for listing in found.listings})
     _clear_work(store, found.removed)
-    discard_damaged(store)  # what cannot be read may hold anything
+    store.discard_damaged()  # what cannot be read may hold anything
     for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
-        store.remove(stage, key, keep_record=True)
+        store.remove(stage, key, keep_manifest=True)
 
 
 def _move_refs(store: Store, instead: dict[tuple[str, str], ArtifactRef | None], trimmed: Collection[str]) -> None:

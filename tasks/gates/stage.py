@@ -11,7 +11,7 @@ from tasks.gates.verdicts import failed, write_verdicts
 from tasks.stage import Work, stage
 
 
-@stage("gates", version=2)
+@stage("gates", version=2, keep_with=("checkpoint", "evaluation"))
 def gates(
     work: Work,
     settings: GateSettings,

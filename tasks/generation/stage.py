@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -63,33 +62,37 @@ class PromptsSettings:
         return cls(sha256_json(list(prompts)))
 
 
-@stage("prompts", version=2)
-def keep_prompts(work: Work, settings: PromptsSettings) -> str:
+@stage("prompts", version=2, unkeyed=("prompts",))
+def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Prompt]) -> str:
     """Keep a list of prompts in the store, so that completions lead back to it."""
-    prompts = work.resources.prompts[settings.digest]
     work.counts["rows"] = write_table(work.out / PROMPTS_FILE, PROMPTS, map(asdict, prompts))
     return settings.digest
 
 
-@dataclass(frozen=True)
-class BundleSettings:
-    """Identity of a bundle from outside of the store: digest of its files."""
+@stage(
+    "complete",
+    version=1,
+    unit="shard",
+    tables={"completions.parquet": COMPLETIONS},
+    keep_with=("checkpoint",),
+    unkeyed=("batch_size", "own_process"),
+)
+def complete(
+    work: Work,
+    settings: GenerateSettings,
+    *,
+    checkpoint: ArtifactRef,
+    prompts: ArtifactRef,
+    batch_size: int = 0,
+    own_process: bool = False,
+) -> str:
+    """Continue every prompt of a shard.
 
-    digest: str
-
-
-@stage("bundle", version=1)
-def adopt_bundle(work: Work, settings: BundleSettings) -> str:
-    """Take a model folder from outside into the store."""
-    for name in (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, COUNTS_FILE):
-        shutil.copyfile(work.resources.bundle_folder / name, work.out / name)
-    return settings.digest
-
-
-@stage("complete", version=1, unit="shard")
-def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef, prompts: ArtifactRef) -> str:
-    """Continue every prompt of a shard."""
-    resources = work.resources
+    Args:
+        batch_size: Continuations that grow at once; 0 picks by the device.
+        own_process: On a CPU, compute in a subprocess with one thread, because other shards have the other cores.
+    """
+    device = work.machine.device
     work.seed(settings.seed)  # notes device and kernels; the noise itself is named by prompt
     shard: dict[str, Any] = {
         "checkpoint": str(work.folder(checkpoint)),
@@ -97,19 +100,18 @@ def complete(work: Work, settings: GenerateSettings, *, checkpoint: ArtifactRef,
         "prompts": str(work.folder(prompts) / PROMPTS_FILE),
         "out": str(work.out / COMPLETIONS_FILE),
         "settings": settings.sampling(),
-        "device": resources.device,
-        "batch_size": resources.batch_size or BATCH_SIZES[resources.device],
+        "device": device,
+        "batch_size": batch_size or BATCH_SIZES[device],
     }
 
     def progress(done: int, total: int) -> None:
         work.progress.update(done, total, "completions")
 
-    if resources.shards_at_once > 1 and resources.device == "cpu":
-        found = resources.apart.call(complete_apart, progress, WORTH_A_PROCESS, **shard)
+    if own_process and device == "cpu":
+        found = work.machine.apart.call(complete_apart, progress, WORTH_A_PROCESS, **shard)
     else:
-        with resources.computing:  # Prefect starts several shards at once, and each would take all cores
-            found = complete_shard(progress, on_text=resources.on_text, **shard)
-    resources.generated_between.append(found["between"])
+        with work.machine.computing:  # each shard takes all cores
+            found = complete_shard(progress, **shard)
     work.counts.update(found["counts"])
     return str(found["digest"])
 
@@ -135,7 +137,6 @@ def complete_shard(
     settings: dict[str, Any],
     device: str,
     batch_size: int,
-    on_text: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Write the completions of a table of prompts.
 
@@ -143,39 +144,57 @@ def complete_shard(
         checkpoint: folder of the model.
         digest: of the model; its folder may hold another one after a refresh.
         settings: as for `Bundle.sampling_config`.
-        on_text: told a single completion piece by piece as it grows.
 
     Returns:
-        `counts` and the logical `digest` of the table; and `between` which two points of the system's monotonic clock
-        tokens were made: neither loading the model nor writing the table is in it.
+        `counts` and the logical `digest` of the table.
 
     Raises:
         UserError: if the settings do not go with the model.
     """
-    bundle = _bundle(checkpoint, digest, device)
     asked = read_rows(Path(prompts))
     try:
-        faults = _faults(bundle, asked, settings)
+        rows = complete_prompts(_bundle(checkpoint, digest, device), digest, asked, settings, batch_size, progress)
     except ValueError as error:  # a bundle is served without our errors, so it raises none of them
         raise UserError(f"generate: {error}") from error
+    write_table(Path(out), COMPLETIONS, rows)
+    counts = {
+        "rows": len(rows),
+        "errors": len({row["id"] for row in rows if row["error"] is not None}),
+        "tokens": sum(row["n_tokens"] for row in rows),
+        "units": len(asked),
+    }
+    return {"counts": counts, "digest": _Digest().over(rows)}
+
+
+def complete_prompts(
+    bundle: Bundle,
+    digest: str,
+    asked: Sequence[dict[str, Any]],
+    settings: dict[str, Any],
+    batch_size: int,
+    progress: Progress | None = None,
+    on_text: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows of the completions of prompts.
+
+    Args:
+        digest: Digest of the model.
+        asked: Fields of `Prompt`.
+        settings: As for `Bundle.sampling_config`.
+        on_text: Called with each piece of a single continuation as it grows.
+
+    Raises:
+        ValueError: if the settings do not go with the model.
+    """
+    faults = _faults(bundle, asked, settings)
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
-    begun = time.monotonic()
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
         found = [_streamed(bundle, good[0], settings, on_text)]
     else:
         texts, keys = [row["prompt"] for row in good], [noise_key(row["id"]) for row in good]
         found = bundle.complete(texts, keys=keys, batch_size=batch_size, on_step=progress, **settings)
-    between = [begun, time.monotonic()]
     same = {"model": digest, "settings": json.dumps(settings, sort_keys=True), "seed": settings["seed"]}
-    rows = [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
-    write_table(Path(out), COMPLETIONS, rows)
-    counts = {
-        "rows": len(rows),
-        "errors": len(asked) - len(good),
-        "tokens": sum(row["n_tokens"] for row in rows),
-        "units": len(asked),
-    }
-    return {"counts": counts, "digest": _Digest().over(rows), "between": between}
+    return [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
 
 
 @dataclass(frozen=True)
@@ -183,7 +202,7 @@ class JoinSettings:
     """Settings of the joining; there are none."""
 
 
-@stage("generate", version=2)
+@stage("generate", version=2, tables={"completions.parquet": COMPLETIONS}, keep_with=("parts",))
 def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
     """Join the completions of all shards, in the order of the prompts."""
     digest, n_errors, n_tokens = _Digest(), 0, 0

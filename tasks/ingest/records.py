@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from tasks.option import option
+
 TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
 BELL = "SHEEPFOLD_BELL"  # names the descriptor by which a worker tells that a document is done
 
@@ -152,50 +154,26 @@ class MemberStarted:
 
 @dataclass(frozen=True, slots=True)
 class ExtractOptions:
-    """Options that change what is extracted; part of a result's identity.
+    """Options that change what is extracted; part of a result's identity."""
 
-    Attributes:
-        ocr: Whether pages and images without a text layer are read by OCR.
-        ocr_languages: Tesseract's language codes joined by "+", for example "eng+deu".
-        ocr_dpi: Resolution at which a PDF page is rendered for OCR, in dots per inch.
-        ocr_page_segmentation: Tesseract's page segmentation mode; 3 finds columns and blocks by itself.
-        ocr_max_pixels: A page or image with more pixels is scaled down to this many before OCR.
-        max_file_bytes: Larger files are refused ("too_large").
-        max_pages: Pages after this many are not read; the last page record says so.
-        archive_depth: How many archives may lie inside each other; members of deeper ones are refused.
-        archive_max_members: Members of an archive, or rows of a table, after this many are not read; a row says so.
-        archive_max_bytes: Bytes that all members of one file may unpack to.
-        table_columns: Names of the columns that hold documents in Parquet and JSON Lines, by preference.
-        sqlite_query: Query whose rows are the documents of a SQLite file; without one such files are passed over.
-    """
-
-    ocr: bool = True
-    ocr_languages: str = "eng"
-    ocr_dpi: int = 300
-    ocr_page_segmentation: int = 3
-    ocr_max_pixels: int = 40_000_000
-    max_file_bytes: int = 256 * 1024**2
-    max_pages: int = 5000
-    archive_depth: int = 3
-    archive_max_members: int = 100_000
-    archive_max_bytes: int = 1024**3
-    table_columns: str = "text,content,body"
-    sqlite_query: str = ""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "ocr_dpi",
-            "ocr_max_pixels",
-            "max_file_bytes",
-            "max_pages",
-            "archive_depth",
-            "archive_max_members",
-            "archive_max_bytes",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"extract.{name} is {getattr(self, name)}, expected 1 or more")
-        if not 0 <= self.ocr_page_segmentation <= 13:
-            raise ValueError(f"extract.ocr_page_segmentation is {self.ocr_page_segmentation}, expected 0 to 13")
+    ocr: bool = option(True, "Read pages and images without a text layer by OCR.")
+    ocr_languages: str = option("eng", 'Language codes of Tesseract, joined by "+", such as eng+deu.')
+    ocr_dpi: int = option(300, "Resolution at which PDF pages are rendered for OCR, in dots per inch.", ge=1)
+    ocr_page_segmentation: int = option(
+        3, "Page segmentation mode of Tesseract; 3 detects columns and blocks.", ge=0, le=13
+    )
+    ocr_max_pixels: int = option(40_000_000, "Scale larger pages and images down to this many pixels for OCR.", ge=1)
+    max_file_bytes: int = option(256 * 1024**2, "Refuse larger files.", ge=1)
+    max_pages: int = option(5000, "Read at most this many pages of a document; its last page record says so.", ge=1)
+    archive_depth: int = option(3, "Levels of nested archives; refuse members of deeper ones.", ge=1)
+    archive_max_members: int = option(
+        100_000, "Read at most this many members of an archive or rows of a table; a row says so.", ge=1
+    )
+    archive_max_bytes: int = option(1024**3, "Bytes that all members of one file may unpack to.", ge=1)
+    table_columns: str = option(
+        "text,content,body", "Columns that hold documents in Parquet and JSON Lines, in order of preference."
+    )
+    sqlite_query: str = option("", "Query whose rows are the documents of a SQLite file; empty skips such files.")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""
@@ -209,27 +187,15 @@ class ExtractOptions:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long and how large an extraction may become before it is killed; no part of a result's identity.
+    """Limits at which an extraction is killed; no part of a result's identity."""
 
-    Attributes:
-        page_seconds: Longest time between two pages of a document.
-        document_seconds: Longest time for a whole document, or for a member of a container.
-        memory_bytes: Memory that a worker process may add to what it has at its start. Each OCR child has the
-            same.
-    """
-
-    page_seconds: float = 60.0
-    document_seconds: float = 1800.0
-    memory_bytes: int = 2 * 1024**3
-
-    def __post_init__(self) -> None:
-        for name in ("page_seconds", "document_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"limits.{name} is {getattr(self, name)}, expected a number of seconds above 0")
-        if self.memory_bytes < LEAST_MEMORY_BYTES:
-            raise ValueError(
-                f"limits.memory_bytes is {self.memory_bytes}, expected {LEAST_MEMORY_BYTES} (16 MiB) or more"
-            )
+    page_seconds: float = option(60.0, "Longest time between two pages of a document.", gt=0)
+    document_seconds: float = option(1800.0, "Longest time for a document or a member of a container.", gt=0)
+    memory_bytes: int = option(
+        2 * 1024**3,
+        "Memory that a worker process, and each OCR child, may add to what it has at its start.",
+        ge=LEAST_MEMORY_BYTES,
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as JSON-able values."""

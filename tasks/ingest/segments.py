@@ -13,7 +13,7 @@ import hmac
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
@@ -46,6 +46,32 @@ class SegmentSettings:
 
     options: ExtractOptions
     contents: tuple[Content, ...]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the bytes of contents lie, and what opens them; no part of a key.
+
+    Attributes:
+        paths: Place of each file, by sha256.
+        sizes: Bytes of each file, by sha256.
+        passwords: Tried on encrypted documents.
+        passwords_noted: Digest of the passwords by the key of this home (see `passwords_digest`).
+    """
+
+    paths: Mapping[str, str]
+    sizes: Mapping[str, int]
+    passwords: tuple[str, ...] = field(default=(), repr=False)
+    passwords_noted: str = ""
+
+    def of(self, contents: Iterable[Content]) -> Sources:
+        """Return the part of some contents."""
+        wanted = [content.sha256 for content in contents]
+        return replace(
+            self,
+            paths={sha256: self.paths[sha256] for sha256 in wanted},
+            sizes={sha256: self.sizes[sha256] for sha256 in wanted},
+        )
 
 
 def document_id(sha256: str, locator: str = "") -> str:
@@ -274,7 +300,7 @@ def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
 
 
 def _extract_contents(
-    work: Work, settings: SegmentSettings, journal: Journal, forgotten: Tombstones
+    work: Work, settings: SegmentSettings, files: Sources, journal: Journal, forgotten: Tombstones
 ) -> dict[Content, list[_Rows]]:
     """Extract what the journal lacks, on all workers; returns rows of those files for which there was room."""
     missing = [content for content in settings.contents if content not in journal]
@@ -283,21 +309,21 @@ def _extract_contents(
     room = HELD_CHARACTERS
     if not missing:
         return made
-    pool = work.resources.pool()
+    pool = work.machine.pool()
     # the longest first, so that no process is left alone with one at the end
-    waiting = iter(sorted(missing, key=lambda item: (-work.resources.sizes.get(item.sha256, 0), item)))
+    waiting = iter(sorted(missing, key=lambda item: (-files.sizes.get(item.sha256, 0), item)))
     finished: SimpleQueue[Future[Extraction]] = SimpleQueue()
     jobs: dict[Future[Extraction], Content] = {}
 
     def submit(n: int) -> None:
         for content in islice(waiting, n):
-            path = Path(work.resources.paths[content.sha256])
-            job = ExtractJob(path, content.sha256, content.suffix, settings.options, work.resources.passwords)
+            path = Path(files.paths[content.sha256])
+            job = ExtractJob(path, content.sha256, content.suffix, settings.options, files.passwords)
             future = pool.submit(job)
             jobs[future] = content
             future.add_done_callback(finished.put)
 
-    submit(QUEUED_PER_WORKER * work.resources.workers)
+    submit(QUEUED_PER_WORKER * work.machine.workers)
     for done in range(total - len(missing) + 1, total + 1):
         future = finished.get()
         content, extraction = jobs.pop(future), future.result()
@@ -319,13 +345,17 @@ def extract_tools() -> dict[str, str]:
     return {**versions, "tesseract": engine_version() or "not found"}
 
 
-@stage("extract", version=3, unit="file", modules=("tasks.ingest.pool.worker",))
-def extract(work: Work, settings: SegmentSettings) -> str:
+@stage("extract",
+    version=3,
+    unit="file",
+    modules=("tasks.ingest.pool.worker",),
+    tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES}, unkeyed=("files",))
+def extract(work: Work, settings: SegmentSettings, *, files: Sources) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0
     with Journal(work.scratch) as journal, TableWriter(work.out / "pages.parquet", PAGES) as pages:
         forgotten = read_tombstones(work.store)
-        made = _extract_contents(work, settings, journal, forgotten)
+        made = _extract_contents(work, settings, files, journal, forgotten)
 
         def rows() -> Iterator[dict[str, Any]]:
             nonlocal doubtful
@@ -342,5 +372,5 @@ def extract(work: Work, settings: SegmentSettings) -> str:
     work.counts["units"] = len(settings.contents)
     work.counts["doubtful"] = doubtful
     work.tools.update(extract_tools())
-    work.tools["passwords"] = work.resources.passwords_noted
+    work.tools["passwords"] = files.passwords_noted
     return union_digest([work.out / "extracts.parquet"])

@@ -284,10 +284,9 @@ def licence_of(path: str, source: str, folders: Mapping[tuple[str, str], str]) -
     return None
 
 
-@stage("snapshot", version=3)
-def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet) -> str:
+@stage("snapshot", version=3, tables={"files.parquet": FILES}, unkeyed=("listing",))
+def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listing: Listing) -> str:
     """Say for every path what became of it."""
-    listing: Listing = work.resources.listing
     files, contents = work.scratch / "files.jsonl", work.scratch / "contents.jsonl"
     _write_lines(files, map(_FIELDS_OF_FILE, listing.files))
     _write_lines(contents, ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents))

@@ -106,7 +106,7 @@ class Group:
     reads: int
 
 
-@stage("dataset", version=3)
+@stage("dataset", version=3, tables={SEQUENCES_FILE: SEQUENCES, COUNTS_FILE: TOKEN_COUNTS})
 def dataset(
     work: Work,
     settings: DatasetIndexSettings,

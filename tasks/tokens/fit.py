@@ -168,11 +168,13 @@ def fit_tokenizer(
     return Fitted(fitted, f"{what}: {why}", tools)
 
 
-@stage("tokenizer", version=3)
-def tokenizer(work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet) -> str:
+@stage("tokenizer", version=3, pinned=True, unkeyed=("file",))
+def tokenizer(
+    work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
+) -> str:
     """Fit the tokeniser on training documents, or take an existing one."""
     if settings.kind == "file":
-        choice = _take(work, settings)
+        choice = _take(work, settings, file)
     else:
         chosen = choose_documents(work, curated, documents, settings.fit_bytes)
         made = work.apart(
@@ -193,11 +195,11 @@ def tokenizer(work: Work, settings: FitSettings, *, curated: ArtifactRef, docume
     return sha256_file(work.out / TOKENIZER_FILE)
 
 
-def _take(work: Work, settings: FitSettings) -> dict[str, Any]:
+def _take(work: Work, settings: FitSettings, file: ArtifactRef | None) -> dict[str, Any]:
     """Take an existing tokeniser."""
-    path = work.resources.tokenizer_file
+    path = None if file is None else work.folder(file) / TOKENIZER_FILE
     if path is None or digest_of_tokenizer_file(path) != settings.file:
-        raise UserError(f"the tokeniser in {path} is another one than when this run began; run again")
+        raise UserError("the file of the tokeniser changed while this run began: run again")
     found = read_tokenizer_file(path, settings.reserved)
     found.save(work.out / TOKENIZER_FILE)
     return _record(found, f"the file {path.name}: asked for")

@@ -40,7 +40,7 @@ from tasks.stage import Work, stage
 from tasks.tokens.mix import ADVICE, MixError, MixSettings, shown
 
 if TYPE_CHECKING:
-    from tasks.session import Pending, Session
+    from tasks.run import Run
 
 GROUPS_FILE = "groups.parquet"
 MOST_GROUPS = 10_000
@@ -64,7 +64,7 @@ class GroupsSettings:
     listing: str = ""
 
 
-@stage("groups", version=1, modules=("tasks.tokens.grouping",))
+@stage("groups", version=1, modules=("tasks.tokens.grouping",), tables={GROUPS_FILE: GROUPS})
 def groups(
     work: Work,
     settings: GroupsSettings,
@@ -136,17 +136,17 @@ def _digest(table: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def groups_call(
-    session: Session,
+def group_documents(
+    run: Run,
     mix: MixSettings,
     *,
-    snapshot: ArtifactRef | Pending,
-    curated: ArtifactRef | Pending,
-    measures: RefSet | Pending,
-    texts: RefSet | Pending,
-    scored: Sequence[ArtifactRef | Pending],
-) -> RefSet | Pending:
-    """The groups that a mix asks for, as what the dataset takes: empty without a mix, else one artefact.
+    snapshot: ArtifactRef,
+    curated: ArtifactRef,
+    measures: RefSet,
+    texts: RefSet,
+    scored: Sequence[ArtifactRef],
+) -> RefSet:
+    """Return the groups that a mix asks for, as the dataset takes them: empty without a mix, else one artefact.
 
     Args:
         measures, texts: Of each segment.
@@ -158,14 +158,13 @@ def groups_call(
     if not mix.by.strip():
         return RefSet((), rows_digest(()))
     needed = check_expression(mix.by)
-    known = [ref for ref in scored if isinstance(ref, ArtifactRef)] if "classifier_score" in needed else []
-    # what is pending among them is pending in the selection too
+    known = [ref for ref in scored if ref.made] if "classifier_score" in needed else []
     scores = RefSet(tuple(known), rows_digest((ref.key, ref.digest) for ref in known))
     listing = ""
-    if needed & _PATHS and isinstance(snapshot, ArtifactRef):
-        listing = str(manifest_of(session.store, snapshot).settings["listing"])
-    made = session.run(
-        groups,
+    if needed & _PATHS:
+        listing = run.read(snapshot, lambda ref: str(manifest_of(run.store, ref).settings["listing"]), "")
+    made = groups(
+        run,
         GroupsSettings(mix.by.strip(), listing),
         snapshot=snapshot,
         curated=curated,
@@ -173,7 +172,7 @@ def groups_call(
         scores=scores,
         texts=texts,
     )
-    return RefSet((made,), made.digest) if isinstance(made, ArtifactRef) else made
+    return RefSet((made,), made.digest)
 
 
 @lru_cache(maxsize=8)

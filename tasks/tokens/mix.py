@@ -15,7 +15,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
 from storage.errors import UserError
+from tasks.option import STRICT, option
 
 OTHERS = "*"  # stands for every group that is not named
 NAMES_SHOWN = 20
@@ -39,45 +42,48 @@ def shown(value: str | float) -> str:
     return f"{value[:SHOWN_CHARS]!r}... ({len(value):,} characters)"
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(frozen=True, config=STRICT)
 class MixSettings:
-    """What of the training text is read how often.
+    """Sampling weight per group of training documents.
 
-    Without `by` every training sequence is read once in each epoch. With it, give one of `weights`, `temperature` and
+    Without `by` every training sequence is read once per epoch. With it, give one of `weights`, `temperature` and
     `epochs`; with none of them every group is read once.
-
-    Attributes:
-        by: What makes a group: a column of the view `documents`, `source`, `path`, or any SQL expression over them,
-            such as `kind`, `language`, `split_part(path, '/', 1)` or `if(kind = 'code', 'code', 'prose')`.
-        weights: Shares of the training tokens, as `code=0.3, prose=0.7`; they need not add up to 1. `*` stands for all
-            other groups together, which share its weight by their tokens. Names with a comma, an = or a quotation mark
-            about them are written in double quotes.
-        temperature: Above 0, groups weigh as much as their tokens to the power of it: 1 changes nothing, 0.5 favours
-            small groups, near 0 all groups weigh the same.
-        epochs: How often each group is read in an epoch, as `code=2, notes=0.5`, up to `MOST_PASSES`; groups that are
-            not named are read once, or as often as `*` says.
-        max_epochs: With weights or a temperature, no group is read more often than this in one epoch.
     """
 
-    by: str = ""
-    weights: str = ""
-    temperature: float = 0.0
-    epochs: str = ""
-    max_epochs: float = 4.0
+    by: str = option(
+        "",
+        "Definition of the groups: a column of the view `documents`, `source`, `path`, or any SQL expression over "
+        "them, such as `kind`, `language` or `split_part(path, '/', 1)`.",
+    )
+    weights: str = option(
+        "",
+        "Relative shares of the training tokens, such as `code=0.3, prose=0.7`. `*` stands for all other groups "
+        "together. Names with a comma, an = or a quotation mark around them are written in double quotes.",
+    )
+    temperature: float = option(
+        0.0,
+        "Weigh groups by their tokens to this power: 1 changes nothing, lower values favour small groups; 0 is off.",
+        ge=0,
+        le=HIGHEST_TEMPERATURE,
+    )
+    epochs: str = option(
+        "",
+        f"Reads of each group per epoch, such as `code=2, notes=0.5`, at most {MOST_PASSES}; other groups "
+        "are read once, or as often as `*` says.",
+    )
+    max_epochs: float = option(
+        4.0, "Most reads of a group per epoch under `weights` or `temperature`.", ge=1, le=MOST_PASSES
+    )
 
     def __post_init__(self) -> None:
         asked = [name for name in ("weights", "temperature", "epochs") if getattr(self, name)]
         if asked and not self.by.strip():
             raise ValueError(
-                f"mix.{asked[0]} is {shown(getattr(self, asked[0]))}, but nothing says what the groups are: give "
-                "mix.by, such as kind, source or language"
+                f"mix.{asked[0]} is {shown(getattr(self, asked[0]))}, but there are no groups: give mix.by, such as "
+                "kind, source or language"
             )
         if len(asked) > 1:
             raise ValueError(f"mix.{asked[0]} and mix.{asked[1]} both say how often groups are read; give one of them")
-        if not 0 <= self.temperature <= HIGHEST_TEMPERATURE:
-            raise ValueError(f"mix.temperature is {self.temperature}, expected 0 (off) to {HIGHEST_TEMPERATURE:g}")
-        if not 1 <= self.max_epochs <= MOST_PASSES:
-            raise ValueError(f"mix.max_epochs is {self.max_epochs}, expected 1 to {MOST_PASSES}")
         for name in ("weights", "epochs"):
             values = parse_shares(f"mix.{name}", getattr(self, name))
             if _reads_nothing(f"mix.{name}", values):

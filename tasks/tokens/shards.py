@@ -72,8 +72,10 @@ def encode_document(
     return np.concatenate([before, ids, behind]).astype(np.int64), tokenizer.lost_bytes(text, ids)
 
 
-@stage("tokenise", version=4, unit="document")
-def tokenise(work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, tokenizer: ArtifactRef) -> str:
+@stage("tokenise", version=4, unit="document", tables={TOKENS_FILE: TOKENS}, unkeyed=("engine",))
+def tokenise(
+    work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, tokenizer: ArtifactRef, engine: str = "auto"
+) -> str:
     """Encode the documents of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.apart(
@@ -85,7 +87,7 @@ def tokenise(work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, 
         out=str(work.out),
         bos=settings.bos,
         eos=settings.eos,
-        engine=work.resources.token_engine,
+        engine=engine,
     )
     work.counts["rows"] = work.counts["units"] = made["rows"]
     work.counts.update(tokens=made["tokens"], lost_bytes=made["lost_bytes"])

@@ -9,7 +9,7 @@ so that any texts in that layout can be asked about.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class OverlapSettings:
     """Which documents of the segment are trained on.
 
     Attributes:
-        trained: digest of their ids; the ids themselves come as a resource.
+        trained: digest of their ids.
     """
 
     trained: str
@@ -51,10 +51,11 @@ class ContaminationSettings:
     """Settings of the stage; there are none: what share is too much is for whoever reads it."""
 
 
-@stage("gram_overlap", version=1, unit="segment")
-def gram_overlap(work: Work, settings: OverlapSettings, *, evalset: ArtifactRef, documents: ArtifactRef) -> str:
+@stage("gram_overlap", version=1, unit="segment", keep_with=("evalset", "documents"), unkeyed=("trained",))
+def gram_overlap(
+    work: Work, settings: OverlapSettings, *, evalset: ArtifactRef, documents: ArtifactRef, trained: Collection[str]
+) -> str:
     """Mark the runs of thirteen words of an evaluation set that stand in the training text of one segment."""
-    trained = work.resources.trained[settings.trained]
     source = work.folder(documents) / DOCUMENTS_FILE
     listed = work.scratch / "trained.txt"  # may be long
     listed.write_text("\n".join(sorted(trained)), encoding="utf-8")
@@ -90,7 +91,7 @@ def mark_seen(
     return {"rows": len(seen), "seen": int(seen.sum())}
 
 
-@stage("contamination", version=1)
+@stage("contamination", version=1, keep_with=("evalset", "overlaps"))
 def contamination(work: Work, settings: ContaminationSettings, *, evalset: ArtifactRef, overlaps: RefSet) -> str:
     """Say of each evaluation document how many of its runs of thirteen words stand in training text."""
     doc_ids, grams = _grams(work.folder(evalset) / DOCUMENTS_FILE)

@@ -41,7 +41,7 @@ class EchoSettings:
     echo_words: int = 13
 
 
-@stage("echoes", version=1)
+@stage("echoes", version=1, keep_with=("completions",))
 def echoes(work: Work, settings: EchoSettings, *, completions: ArtifactRef, texts: RefSet, indexes: RefSet) -> str:
     """Find what of the completions stands in training text.
 

@@ -33,7 +33,7 @@ class TraceIndexSettings:
     """Settings of the stage; there are none: how long spans have to be is asked when something is looked up."""
 
 
-@stage("trace_index", version=1, unit="segment")
+@stage("trace_index", version=1, unit="segment", keep_with=("documents",))
 def trace_index(work: Work, settings: TraceIndexSettings, *, documents: ArtifactRef) -> str:
     """Index the documents of one segment, so that text which stands in them is found."""
     source = work.folder(documents) / DOCUMENTS_FILE

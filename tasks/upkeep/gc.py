@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from storage.garbage import find_garbage, remove_garbage, sizes
+from storage.gc import find_garbage, remove_garbage, sizes
 from storage.home import Home
+from storage.manifest import StageFacts
 from storage.store import Store
 from storage.versions import registered_versions
 
@@ -14,15 +16,18 @@ SECONDS_PER_DAY = 24 * 3600.0
 TRAIN = "train"
 
 
-def collect_garbage(home: Home, store: Store, grace_days: float, dry_run: bool) -> dict[str, Any]:
+def collect_garbage(
+    home: Home, store: Store, facts: Mapping[str, StageFacts], grace_days: float, dry_run: bool
+) -> dict[str, Any]:
     """Remove what nothing needs and return what was removed, as `sheepfold gc --json` prints it.
 
     Args:
+        facts: facts of every stage.
         grace_days: days for which everything stays that was made or used; runs in progress use what no name leads to.
         dry_run: remove nothing, only report.
     """
     grace = grace_days * SECONDS_PER_DAY
-    found = find_garbage(store, _roots(home, store), grace)
+    found = find_garbage(store, _roots(home, store), facts, grace)
     left = [] if dry_run else remove_garbage(store, found, grace)
     return {
         "dry_run": dry_run,
@@ -46,7 +51,7 @@ def _roots(home: Home, store: Store) -> set[tuple[str, str]]:
     A training without a run in MLflow is kept, too: the database may be new, lost, or another home's.
     """
     known = {(TRAIN, key) for key in store.keys(TRAIN)}
-    trainings = known | {(stage, key) for stage, key in store.records() if stage == TRAIN}
+    trainings = known | {(stage, key) for stage, key in store.removed() if stage == TRAIN}
     if not home.has_tracking:
         return trainings
     from storage.tracking import Tracking

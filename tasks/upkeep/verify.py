@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from storage.catalog import read_state
 from storage.home import Home
-from storage.repair import repair
+from storage.manifest import StageFacts
 from storage.store import Store, StoreError
-from storage.verify import Check, check_store
+from storage.verify import Check, check_store, repair
 from tasks.checks import check_sequences, check_split, check_tokens
 
 
-def verify_home(home: Home, store: Store, corpus: str, mend: bool = False) -> dict[str, Any]:
+def verify_home(
+    home: Home, store: Store, facts: Mapping[str, StageFacts], corpus: str, mend: bool = False
+) -> dict[str, Any]:
     """Check everything that can be checked, and return the findings as `sheepfold verify --json` prints them.
 
     Args:
+        facts: facts of every stage.
         mend: set damaged artefacts aside, so that the next run makes them again.
 
     Raises:
@@ -24,9 +28,9 @@ def verify_home(home: Home, store: Store, corpus: str, mend: bool = False) -> di
     """
     if not store.stages():
         raise StoreError(f"there is nothing to check: no artefacts in {home.store}")
-    checks: list[Check] = check_store(store)
+    checks: list[Check] = check_store(store, facts)
     if mend:
-        done = repair(store, checks)
+        done = repair(store, checks, facts)
         # problems beyond the damaged artefacts are not mended by setting these aside
         rest = [check for check in checks if len(check.problems) > len(check.damaged)]
         return {

@@ -18,7 +18,7 @@ from runs import Command, answer, environment, invoke
 
 from storage.home import Home
 from storage.registry import Registry
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tracking import Tracking
 from tasks.exposure import exposures
 
@@ -142,7 +142,7 @@ def test_a_file_without_a_document_is_told_with_the_reason_and_was_seen_by_no_mo
     tree = answer(home, "why", row["path"])
     assert tree["files"][0]["reason_code"] == row["reason_code"]
     assert tree["seen_by"] == []
-    assert list(exposures(LocalStore(home / "store"), [])) == []  # some files never got an id
+    assert list(exposures(Store(home / "store"), [])) == []  # some files never got an id
 
 
 def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, Any], home: Path) -> None:
@@ -260,7 +260,7 @@ def test_generate_under_the_name_of_a_corpus_that_was_never_run_makes_no_such_co
 def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
     first: dict[str, Any], home: Path, command: str
 ) -> None:
-    store = LocalStore(home / "store")
+    store = Store(home / "store")
     state = store.read_ref("corpus/default")
     assert state is not None
     store.write_ref("corpus/default", {stage: refs for stage, refs in state.items() if stage != "evaluate"})

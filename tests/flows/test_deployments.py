@@ -16,7 +16,7 @@ from flows.team.automations import HEARTBEAT_SECONDS
 from flows.team.deployments import HEARTBEAT, read_deployments
 from flows.team.services import GPU_POOL, POOL, RETRAIN_QUEUE
 from storage.errors import UserError
-from tasks.settings import load_settings
+from tasks.settings import load_settings, parse_assignments
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "flows" / "prefect.yaml"
@@ -109,7 +109,7 @@ def test_the_person_may_ask_for_another_budget_than_the_deployments(deployment: 
     given = {**deployment["parameters"], budget: 20}
     asked = {f"train__{name}": given.get(name, 0) for name in ("minutes", "max_steps", "max_tokens")}
     train = flow_settings("", given.get("overrides", ""), **asked).train
-    assert train == load_settings(None, [f"train.{budget}=20"]).train
+    assert train == load_settings(None, parse_assignments([f"train.{budget}=20"])).train
 
 
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])

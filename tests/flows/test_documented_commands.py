@@ -10,7 +10,7 @@ import typer
 import typer.main
 
 from flows.cli import app
-from tasks.settings import load_settings
+from tasks.settings import load_settings, parse_assignments
 from tests.documented import Shown, arguments_of, shown
 
 GROUP: Any = typer.main.get_command(app)
@@ -41,4 +41,4 @@ def test_a_shown_command_is_taken_as_it_stands(block: Shown, arguments: list[str
 @pytest.mark.parametrize(("block", "arguments"), COMMANDS)
 def test_a_shown_setting_is_one_that_there_is(block: Shown, arguments: list[str]) -> None:
     given = [value for option, value in pairwise(arguments) if option == "--set"]
-    assert load_settings(None, given) is not None
+    assert load_settings(None, parse_assignments(given)) is not None

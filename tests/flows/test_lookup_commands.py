@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from storage.home import Home
 from storage.manifest import Manifest
 from storage.registry import DIGEST_TAG, KEY_TAG, STAGE_TAG
-from storage.store import LocalStore
+from storage.store import open_store
 from storage.tracking import Tracking
 
 HEAVY = {"mlflow", "prefect", "sqlalchemy", "torch"}
@@ -26,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
         for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
             patch.delenv(name, raising=False)
         home = Home.from_environment(tmp_path_factory.mktemp("lookup")).create()
-    store = LocalStore(Path(home.store))
+    store = open_store(home.store)
     for corpus in ("default", "poems"):
         store.write_ref(f"corpus/{corpus}", {})
     client = Tracking(home).client
@@ -68,7 +67,7 @@ def test_status_of_a_home_whose_tracking_server_is_away_says_so(home: Home, monk
 
 
 def test_sql_and_why_import_nothing_heavy(home: Home) -> None:
-    store = LocalStore(Path(home.store))
+    store = open_store(home.store)
     store.write_ref("corpus/empty", {"snapshot": []})
     assert json.loads(look_up(home, "sql", "select 1 as n", "--corpus", "empty", "--json")) == [{"n": 1}]
     store.remove_ref("corpus/empty")

@@ -13,7 +13,7 @@ from storage.home import Home
 from storage.manifest import Manifest
 from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, Registry
 from storage.schemas import COMPLETIONS
-from storage.store import LocalStore, StoreError, open_store
+from storage.store import Store, StoreError, open_store
 from storage.tables import write_table
 from storage.tracking import Tracking
 from tasks.lineage.why import explain
@@ -22,7 +22,7 @@ OLD, NEW, LAST = "b" * 64, "a" * 63 + "c", "a" * 64  # by name the newest comes 
 
 
 def add_completions(
-    store: LocalStore, key: str, created: str, *ids: str, samples: int = 1, fields: str | None = None
+    store: Store, key: str, created: str, *ids: str, samples: int = 1, fields: str | None = None
 ) -> None:
     rows = [
         {
@@ -56,7 +56,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     home = Home.from_environment(tmp_path / "home").create()
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     add_completions(store, OLD, "2026-01-01", "0", "1", "a/b", "deadbeef")
     add_completions(store, NEW, "2026-01-03", "0", "1")
     add_completions(store, LAST, "2026-01-02", "0", "x")
@@ -88,7 +88,7 @@ def test_an_address_that_two_generations_share_is_refused_with_both(home: Home) 
 
 def test_further_samples_of_a_prompt_are_named_by_their_number(home: Home) -> None:
     key = "c" * 64
-    add_completions(LocalStore(Path(home.store)), key, "2026-01-04", "s", samples=3)
+    add_completions(Store(Path(home.store)), key, "2026-01-04", "s", samples=3)
     for name, text in (("s", "text 0"), ("s#1", "text 1"), ("s#2", "text 2")):
         for thing in (f"cccc/{name}", name):
             found = explain(home, open_store(home.store), thing, "default")
@@ -114,7 +114,7 @@ def test_a_bare_id_that_is_there_once_needs_no_note(home: Home) -> None:
 
 
 def test_an_id_keeps_the_json_type_of_the_prompts_file(home: Home) -> None:
-    store = LocalStore(Path(home.store))
+    store = open_store(home.store)
     add_completions(store, "d" * 64, "2026-01-05", "41", fields='{"id": 41}')
     assert explain(home, store, "41", "default")["completion"]["id"] == 41
     assert explain(home, store, "x", "default")["completion"]["id"] == "x"

@@ -156,7 +156,7 @@ def test_a_bias_of_json_is_that_of_python() -> None:
     "settings",
     [
         {"temperature": -1.0},
-        {"top_k": 0},
+        {"top_k": -1},
         {"top_p": 1.1},
         {"eos_id": -1},
         {"min_p": -0.1},

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from storage.digest import sha256_file, sha256_json
-from storage.garbage import find_garbage, remove_garbage
+from storage.gc import find_garbage, remove_garbage
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
-from storage.store import LocalStore, Workspace
+from storage.store import Store, Workspace
 from storage.tombstones import Tombstone, Tombstones, read_tombstones, write_tombstones
 
 STAGE, KEY, REF = "letters", "0123abcd", "corpus/letters"
@@ -44,10 +44,10 @@ def _make(workspace: Workspace, text: str) -> Manifest:
 
 def commit(root: Path, text: str, refresh: bool = False) -> None:
     """Make the artefact, like a stage does: not if it is there, unless it is to be made anew."""
-    make(LocalStore(root), text, refresh)
+    make(Store(root), text, refresh)
 
 
-def make(store: LocalStore, text: str, refresh: bool = False) -> None:
+def make(store: Store, text: str, refresh: bool = False) -> None:
     """Make the artefact in a store that may lie elsewhere."""
     if store.find(STAGE, KEY) is not None and not refresh:
         return
@@ -64,17 +64,17 @@ def refresh(root: Path, text: str) -> None:
 
 def ref(root: Path, text: str) -> None:
     """Move the ref."""
-    LocalStore(root).write_ref(REF, {"text": text})
+    Store(root).write_ref(REF, {"text": text})
 
 
 def unref(root: Path, text: str) -> None:
     """Take the ref away."""
-    LocalStore(root).remove_ref(REF)
+    Store(root).remove_ref(REF)
 
 
 def tombstone(root: Path, text: str) -> None:
     """Note that one more document is forgotten, and that something is to be done about it."""
-    store = LocalStore(root)
+    store = Store(root)
     known = read_tombstones(store).documents
     write_tombstones(store, Tombstones({**known, text: Tombstone(text, sha256_json(text))}, pending=[(STAGE, KEY)]))
 
@@ -82,7 +82,7 @@ def tombstone(root: Path, text: str) -> None:
 def make_two(root: Path, text: str) -> None:
     """The artefact and another that was made from it."""
     commit(root, text)
-    store = LocalStore(root)
+    store = Store(root)
     with store.workspace(MADE, MADE_KEY, refuse_to_wait) as workspace:
         (workspace.out / "words.txt").write_text(text)
         inputs = describe_inputs({"letters": ArtifactRef(STAGE, KEY, sha256_json(text))})
@@ -91,14 +91,14 @@ def make_two(root: Path, text: str) -> None:
 
 def sweep(root: Path, text: str) -> None:
     """Clear up where no name stands at anything."""
-    store = LocalStore(root)
-    if remove_garbage(store, find_garbage(store, (), grace=-1), grace=-1):
+    store = Store(root)
+    if remove_garbage(store, find_garbage(store, (), {}, grace=-1), grace=-1):
         raise AssertionError("something was left")
 
 
 def remove(root: Path, text: str) -> None:
     """Take the artefact out and keep its manifest, for what was made from it."""
-    LocalStore(root).remove(STAGE, KEY, keep_record=True)
+    Store(root).remove(STAGE, KEY, keep_manifest=True)
 
 
 ACTIONS: dict[str, Callable[[Path, str], None]] = {
@@ -142,10 +142,10 @@ def whole(root: Path) -> set[str]:
     Raises:
         AssertionError: if one of them is torn, or what it was made from is neither there nor recorded.
     """
-    store = LocalStore(root)
+    store = Store(root)
     found = {MADE} if store.find(MADE, MADE_KEY) is not None else set()
     found |= {STAGE} if artifact_text(root) is not None else set()
-    assert MADE not in found or STAGE in found or store.record(STAGE, KEY) is not None, "the lineage is cut"
+    assert MADE not in found or STAGE in found or store.removed_manifest(STAGE, KEY) is not None, "the lineage is cut"
     return found
 
 
@@ -155,10 +155,10 @@ def artifact_text(root: Path) -> str | None:
     Raises:
         AssertionError: if the artefact is torn.
     """
-    return text_in(LocalStore(root))
+    return text_in(Store(root))
 
 
-def text_in(store: LocalStore) -> str | None:
+def text_in(store: Store) -> str | None:
     """The same of a store that may lie elsewhere."""
     manifest = store.find(STAGE, KEY)
     if manifest is None:
@@ -175,7 +175,7 @@ def text_in(store: LocalStore) -> str | None:
 
 def ref_text(root: Path) -> str | None:
     """The text that the ref stands at, or None when there is no ref."""
-    store = LocalStore(root)
+    store = Store(root)
     value = store.read_ref(REF)
     assert store.refs("corpus/") == ([] if value is None else [REF])
     return None if value is None else str(value["text"])
@@ -183,7 +183,7 @@ def ref_text(root: Path) -> str | None:
 
 def forgotten(root: Path) -> set[str]:
     """The forgotten documents."""
-    return set(read_tombstones(LocalStore(root)).documents)
+    return set(read_tombstones(Store(root)).documents)
 
 
 def command(action: str, root: Path, text: str) -> list[str]:

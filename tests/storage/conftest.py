@@ -11,10 +11,11 @@ import pytest
 from proxy import Proxy
 from s3 import lead_to
 
+from storage import s3
 from storage.digest import sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, describe_inputs
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tables import write_table
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ Put = Callable[..., ArtifactRef]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 @pytest.fixture
-def put(store: LocalStore) -> Put:
+def put(store: Store) -> Put:
     """Commits an artefact with some files and tables; its digest is that of its name unless given."""
 
     def commit(
@@ -79,4 +80,4 @@ def proxy(s3_endpoint: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that fails is not tried again."""
-    monkeypatch.setattr("storage.bucket.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setitem(s3.RETRY, "max_retries", 0)

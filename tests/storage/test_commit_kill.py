@@ -24,7 +24,7 @@ import commit_child
 import pytest
 
 from storage.locks import owner_lock
-from storage.store import LocalStore
+from storage.store import Store
 
 CALLS = """
 write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsync fdatasync flock chmod fchmod
@@ -227,7 +227,7 @@ def test_clearing_up_killed_at_any_call_leaves_whole_artefacts_with_their_inputs
         assert code == -signal.SIGKILL
         states.add(frozenset(commit_child.whole(root)))
         commit_child.sweep(root, NEW)
-        store = LocalStore(root)
+        store = Store(root)
         assert store.keys(commit_child.STAGE) == store.keys(commit_child.MADE) == store.owners() == []
 
     _for_each(tmp_path, "sweep", "signal=SIGKILL", check)

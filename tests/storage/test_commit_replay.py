@@ -15,7 +15,7 @@ import crash_replay
 import pytest
 from commit_child import KEY, MADE, STAGE
 
-from storage.store import LocalStore
+from storage.store import Store
 
 OLD, NEW, OTHER = "the old text ", "the new text ", "another text "
 
@@ -101,7 +101,7 @@ def test_clearing_up_leaves_whole_artefacts_with_what_they_were_made_from(tmp_pa
     def check(root: Path, ended: bool) -> None:
         assert commit_child.whole(root) in ([set()] if ended else [set(), {STAGE}, {STAGE, MADE}])
         commit_child.sweep(root, NEW)
-        assert LocalStore(root).keys(STAGE) == LocalStore(root).keys(MADE) == []
+        assert Store(root).keys(STAGE) == Store(root).keys(MADE) == []
 
     assert _replay(tmp_path, "sweep", check) > 10
 
@@ -110,6 +110,6 @@ def test_an_artefact_that_is_taken_out_is_there_or_recorded(tmp_path: Path) -> N
     def check(root: Path, ended: bool) -> None:
         assert commit_child.whole(root) in ([{MADE}] if ended else [{MADE}, {MADE, STAGE}])
         commit_child.remove(root, NEW)
-        assert LocalStore(root).record(STAGE, KEY) is not None
+        assert Store(root).removed_manifest(STAGE, KEY) is not None
 
     assert _replay(tmp_path, "remove", check) > 5

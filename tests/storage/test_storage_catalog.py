@@ -13,7 +13,7 @@ from rows import row
 from storage import schemas
 from storage.catalog import Catalog, QueryError, corpus_ref, read_state
 from storage.manifest import ArtifactRef
-from storage.store import LocalStore, StoreError
+from storage.store import Store, StoreError
 
 Put = Callable[..., ArtifactRef]
 VIEWS = {
@@ -41,7 +41,7 @@ def file(path: str, status: str, doc_id: str | None = None, segment: str | None 
 class Corpus:
     """Six files in two segments: two duplicates, one refused, one dropped; one was read again in the second segment."""
 
-    def __init__(self, store: LocalStore, put: Put) -> None:
+    def __init__(self, store: Store, put: Put) -> None:
         self.state: dict[str, list[ArtifactRef]] = {}
         old = self._segment(put, "old", {"a": "alpha", "b": "beta, read badly", "gone": "removed"})
         new = self._segment(put, "new", {"b": "beta", "c": "gamma"})
@@ -117,17 +117,17 @@ class Corpus:
         return segment.key
 
 
-def save(store: LocalStore, state: dict[str, list[ArtifactRef]], corpus: str = "letters") -> None:
+def save(store: Store, state: dict[str, list[ArtifactRef]], corpus: str = "letters") -> None:
     store.write_ref(corpus_ref(corpus), {stage: [asdict(ref) for ref in refs] for stage, refs in state.items()})
 
 
 @pytest.fixture
-def catalog(store: LocalStore, put: Put) -> Catalog:
+def catalog(store: Store, put: Put) -> Catalog:
     Corpus(store, put)
     return Catalog(store, "letters")
 
 
-def test_the_state_of_a_corpus_reads_back_as_references(store: LocalStore, put: Put) -> None:
+def test_the_state_of_a_corpus_reads_back_as_references(store: Store, put: Put) -> None:
     state = Corpus(store, put).state
     assert read_state(store, "letters") == state
     assert read_state(store, "unknown") == {}
@@ -199,7 +199,7 @@ def test_quarantine_lists_refused_files_and_dropped_documents_each_once(catalog:
     ]
 
 
-def test_a_stage_that_did_not_run_gives_an_empty_view_of_the_right_columns(store: LocalStore, put: Put) -> None:
+def test_a_stage_that_did_not_run_gives_an_empty_view_of_the_right_columns(store: Store, put: Put) -> None:
     files = put("snapshot", "s", tables={"files.parquet": (schemas.FILES, [file("a.txt", "ok", "a", "s1")])})
     save(store, {"snapshot": [files]})
     catalog = Catalog(store, "letters")
@@ -211,7 +211,7 @@ def test_a_stage_that_did_not_run_gives_an_empty_view_of_the_right_columns(store
     assert described == (set(schemas.MEASURES.names) | own | {"n_pages", "ocr_share", "ocr_confidence"}) - {"digest"}
 
 
-def test_a_corpus_without_a_run_is_refused_with_the_names_of_those_that_have_one(store: LocalStore) -> None:
+def test_a_corpus_without_a_run_is_refused_with_the_names_of_those_that_have_one(store: Store) -> None:
     with pytest.raises(StoreError, match=r"'letters' has no completed run .*corpora with one: none"):
         Catalog(store, "letters")
     save(store, {"snapshot": [ArtifactRef("snapshot", "k", "d")]}, "novels")
@@ -219,7 +219,7 @@ def test_a_corpus_without_a_run_is_refused_with_the_names_of_those_that_have_one
         Catalog(store, "letters")
 
 
-def test_an_artefact_that_is_gone_is_named_before_any_query_runs(store: LocalStore) -> None:
+def test_an_artefact_that_is_gone_is_named_before_any_query_runs(store: Store) -> None:
     save(store, {"snapshot": [ArtifactRef("snapshot", "0123", "d")]})
     with pytest.raises(StoreError, match="snapshot/0123 is not in the store"):
         Catalog(store, "letters")
@@ -259,11 +259,11 @@ def test_columns_of_one_name_do_not_hide_each_other(catalog: Catalog) -> None:
 
 
 def test_a_store_in_a_folder_whose_name_looks_like_a_pattern_shows_its_own_rows_only(tmp_path: Path) -> None:
-    def fill(folder: str, path: str) -> LocalStore:
+    def fill(folder: str, path: str) -> Store:
         from storage.manifest import Manifest
         from storage.tables import write_table
 
-        store = LocalStore(tmp_path / folder)
+        store = Store(tmp_path / folder)
         with store.workspace("snapshot", "k") as workspace:
             write_table(workspace.out / "files.parquet", schemas.FILES, [file(path, "ok")])
             ref = store.commit(workspace, Manifest("snapshot", 1, "k", "d", {}, {}, files=[])).ref

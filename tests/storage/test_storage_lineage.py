@@ -8,7 +8,7 @@ import pytest
 
 from storage.lineage import ancestor, ancestors, manifest_of, segment_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.store import LocalStore, StoreError
+from storage.store import Store, StoreError
 
 Put = Callable[..., ArtifactRef]
 
@@ -30,7 +30,7 @@ def chain(put: Put) -> dict[str, ArtifactRef]:
 
 
 def test_ancestors_come_once_each_with_their_distance_the_nearest_first(
-    store: LocalStore, chain: dict[str, ArtifactRef]
+    store: Store, chain: dict[str, ArtifactRef]
 ) -> None:
     found = [(depth, manifest.ref) for depth, manifest in ancestors(store, chain["dataset"])]
     assert found == [
@@ -44,7 +44,7 @@ def test_ancestors_come_once_each_with_their_distance_the_nearest_first(
     ]
 
 
-def test_an_ancestor_is_found_by_its_stage(store: LocalStore, chain: dict[str, ArtifactRef]) -> None:
+def test_an_ancestor_is_found_by_its_stage(store: Store, chain: dict[str, ArtifactRef]) -> None:
     assert ancestor(store, chain["dataset"], "extract").ref == chain["extract"]
     with pytest.raises(StoreError, match=f"no artefact of stage train stands behind dataset/{chain['dataset'].key}"):
         ancestor(store, chain["dataset"], "train")
@@ -52,12 +52,12 @@ def test_an_ancestor_is_found_by_its_stage(store: LocalStore, chain: dict[str, A
 
 @pytest.mark.parametrize("stage", ["extract", "normalise", "measure", "refine", "tokenise"])
 def test_a_per_segment_artefact_leads_back_to_its_segment(
-    store: LocalStore, chain: dict[str, ArtifactRef], stage: str
+    store: Store, chain: dict[str, ArtifactRef], stage: str
 ) -> None:
     assert segment_of(store, chain[stage]) == chain["extract"].key
 
 
-def test_an_artefact_that_is_gone_is_named(store: LocalStore, chain: dict[str, ArtifactRef]) -> None:
+def test_an_artefact_that_is_gone_is_named(store: Store, chain: dict[str, ArtifactRef]) -> None:
     (store.folder(chain["normalise"]) / "manifest.json").unlink()
     with pytest.raises(StoreError, match=f"normalise/{chain['normalise'].key} is not in the store"):
         segment_of(store, chain["tokenise"])

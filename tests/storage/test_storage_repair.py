@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from storage.locks import owner_lock
-from storage.manifest import ArtifactRef
-from storage.repair import Repair, repair
-from storage.store import LocalStore
+from storage.manifest import ArtifactRef, StageFacts
+from storage.store import Store
 from storage.tombstones import TOMBSTONES_REF
-from storage.verify import check_store
+from storage.verify import Repair, check_store, repair
 
 Put = Callable[..., ArtifactRef]
+FACTS = {"tokenizer": StageFacts(pinned=True), "evalset": StageFacts(pinned=True)}
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def refs(put: Put) -> dict[str, ArtifactRef]:
     return {"dataset": dataset, "train": train, "evaluate": evaluate}
 
 
-def repaired(store: LocalStore) -> list[Repair]:
-    return repair(store, check_store(store))
+def repaired(store: Store) -> list[Repair]:
+    return repair(store, check_store(store, FACTS), FACTS)
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -39,11 +39,11 @@ def contents(root: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in names.items() if not name.startswith(hidden)}
 
 
-def problems(store: LocalStore) -> list[str]:
-    return [problem for check in check_store(store) for problem in check.problems]
+def problems(store: Store) -> list[str]:
+    return [problem for check in check_store(store, FACTS) for problem in check.problems]
 
 
-def test_a_sound_store_is_left_as_it_is(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+def test_a_sound_store_is_left_as_it_is(store: Store, refs: dict[str, ArtifactRef]) -> None:
     store.write_ref("corpus/default", {"train": []})
     before = contents(store.root)
     assert repaired(store) == []
@@ -67,7 +67,7 @@ def flip(path: Path) -> None:
     ids=["checkpoint changed", "checkpoint cut", "data file gone", "manifest torn"],
 )
 def test_what_is_damaged_lies_aside_with_a_note_and_the_rest_is_untouched(
-    store: LocalStore,
+    store: Store,
     refs: dict[str, ArtifactRef],
     stage: str,
     name: str,
@@ -88,7 +88,7 @@ def test_what_is_damaged_lies_aside_with_a_note_and_the_rest_is_untouched(
     assert problems(store) == []  # lineage leads back through the manifest that was kept
 
 
-def test_a_damaged_artefact_can_be_made_again_and_damaged_again(store: LocalStore, put: Put) -> None:
+def test_a_damaged_artefact_can_be_made_again_and_damaged_again(store: Store, put: Put) -> None:
     for _ in range(2):
         ref = put("train", "t", files={"weights.safetensors": bytes(1000)})
         flip(store.folder(ref) / "weights.safetensors")
@@ -99,7 +99,7 @@ def test_a_damaged_artefact_can_be_made_again_and_damaged_again(store: LocalStor
     assert problems(store) == []
 
 
-def test_what_somebody_works_on_is_left(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+def test_what_somebody_works_on_is_left(store: Store, refs: dict[str, ArtifactRef]) -> None:
     key = refs["train"].key
     flip(store.root / "train" / key / "weights.safetensors")
     with owner_lock(store.root / ".locks" / f"train-{key}.lock"):
@@ -108,11 +108,11 @@ def test_what_somebody_works_on_is_left(store: LocalStore, refs: dict[str, Artif
     assert (store.root / "train" / key / "manifest.json").is_file()
 
 
-def spoil(store: LocalStore, name: str) -> None:
+def spoil(store: Store, name: str) -> None:
     (store.root / ".refs" / f"{name}.json").write_text('{"torn')
 
 
-def test_a_damaged_name_of_a_corpus_is_set_aside(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+def test_a_damaged_name_of_a_corpus_is_set_aside(store: Store, refs: dict[str, ArtifactRef]) -> None:
     store.write_ref("corpus/default", {"train": []})
     spoil(store, "corpus/default")
     (done,) = repaired(store)
@@ -124,7 +124,7 @@ def test_a_damaged_name_of_a_corpus_is_set_aside(store: LocalStore, refs: dict[s
 
 @pytest.mark.parametrize("stage", ["tokenizer", "evalset"])
 def test_the_pinned_tokeniser_and_evaluation_set_are_pinned_again_where_the_corpus_knows_them(
-    store: LocalStore, stage: str
+    store: Store, stage: str
 ) -> None:
     pinned = {"stage": stage, "key": "k", "digest": "d"}
     store.write_ref(f"{stage}/default", pinned)
@@ -135,7 +135,7 @@ def test_the_pinned_tokeniser_and_evaluation_set_are_pinned_again_where_the_corp
     assert store.read_ref(f"{stage}/default") == pinned
 
 
-def test_the_tombstones_are_never_taken_away(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+def test_the_tombstones_are_never_taken_away(store: Store, refs: dict[str, ArtifactRef]) -> None:
     store.write_ref(TOMBSTONES_REF, {"documents": {}, "pending": None})
     spoil(store, TOMBSTONES_REF)
     (done,) = repaired(store)
@@ -147,15 +147,15 @@ def test_the_tombstones_are_never_taken_away(store: LocalStore, refs: dict[str, 
 def test_a_kill_at_any_write_of_a_repair_is_made_good_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import storage.repair as module
+    import storage.store as module
 
     class Killed(BaseException):
         pass
 
-    def spoilt(root: Path) -> LocalStore:
+    def spoilt(root: Path) -> Store:
         from storage.manifest import Manifest
 
-        store = LocalStore(root)
+        store = Store(root)
         for key in ("a", "b"):
             with store.workspace("train", key) as workspace:
                 (workspace.out / "weights.safetensors").write_bytes(bytes(100))

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from s3 import Objects
 
-from storage import remote, schemas, verify
-from storage.bucket import Bucket
+from storage import s3, schemas, verify
 from storage.locks import owner_lock
-from storage.manifest import ArtifactRef, Manifest, RefSet, describe_inputs
-from storage.store import LocalStore, Store, open_store
+from storage.manifest import ArtifactRef, Manifest, RefSet, StageFacts, describe_inputs
+from storage.store import Store, open_store
 from storage.verify import check_store
 
 Put = Callable[..., ArtifactRef]
+FACTS = {"evaluate": StageFacts(tables={"metrics.parquet": schemas.METRICS})}
 METRICS_ROWS = [{"metric": "val/loss", "value": 1.5}]
 
 
@@ -32,7 +33,7 @@ def refs(put: Put) -> dict[str, ArtifactRef]:
 
 
 def problems(store: Store) -> dict[str, list[str]]:
-    return {check.name: check.problems for check in check_store(store) if check.problems}
+    return {check.name: check.problems for check in check_store(store, FACTS) if check.problems}
 
 
 def flip(path: Path, place: int) -> None:
@@ -42,10 +43,10 @@ def flip(path: Path, place: int) -> None:
 
 
 def test_a_sound_store_has_no_problems_and_everything_in_it_was_checked(
-    store: LocalStore, refs: dict[str, ArtifactRef]
+    store: Store, refs: dict[str, ArtifactRef]
 ) -> None:
     assert problems(store) == {}
-    assert {check.name: check.checked for check in check_store(store)} == {
+    assert {check.name: check.checked for check in check_store(store, FACTS)} == {
         "artefacts whole": 3,
         "file digests": 2,
         "table schemas": 1,
@@ -55,10 +56,10 @@ def test_a_sound_store_has_no_problems_and_everything_in_it_was_checked(
 
 
 def test_a_store_that_was_never_made_has_no_problems(tmp_path: Path) -> None:
-    assert problems(LocalStore(tmp_path / "absent")) == {}
+    assert problems(Store(tmp_path / "absent")) == {}
 
 
-def test_one_flipped_bit_is_found(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+def test_one_flipped_bit_is_found(store: Store, refs: dict[str, ArtifactRef]) -> None:
     path = store.folder(refs["train"]) / "weights.safetensors"
     flip(path, 500)
     assert problems(store) == {"file digests": [f"{path} is not what its manifest lists: --refresh train"]}
@@ -66,16 +67,14 @@ def test_one_flipped_bit_is_found(store: LocalStore, refs: dict[str, ArtifactRef
 
 @pytest.mark.parametrize("place", [0, -1, -6, -20])
 def test_a_table_damaged_where_its_schema_lies_is_a_problem_and_no_crash(
-    store: LocalStore, refs: dict[str, ArtifactRef], place: int
+    store: Store, refs: dict[str, ArtifactRef], place: int
 ) -> None:
     path = store.folder(refs["evaluate"]) / "metrics.parquet"
     flip(path, place)
     assert problems(store) == {"file digests": [f"{path} is not what its manifest lists: --refresh evaluate"]}
 
 
-def test_a_missing_input_is_found_for_each_artefact_made_from_it(
-    store: LocalStore, refs: dict[str, ArtifactRef]
-) -> None:
+def test_a_missing_input_is_found_for_each_artefact_made_from_it(store: Store, refs: dict[str, ArtifactRef]) -> None:
     shutil.rmtree(store.folder(refs["train"]))
     gone = f"was made from train/{refs['train'].key}, which is gone"
     expected = [f"{stage}/{refs[stage].key} {gone}" for stage in ("evaluate", "report")]
@@ -84,7 +83,7 @@ def test_a_missing_input_is_found_for_each_artefact_made_from_it(
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut")])
 def test_an_artefact_that_lacks_a_file_or_has_it_cut_short_is_found(
-    store: LocalStore, refs: dict[str, ArtifactRef], damage: Callable[[Path], object]
+    store: Store, refs: dict[str, ArtifactRef], damage: Callable[[Path], object]
 ) -> None:
     damage(store.folder(refs["evaluate"]) / "metrics.parquet")
     (problem,) = problems(store)["artefacts whole"]
@@ -92,7 +91,7 @@ def test_an_artefact_that_lacks_a_file_or_has_it_cut_short_is_found(
 
 
 def test_a_manifest_that_cannot_be_read_is_a_problem_and_the_rest_is_checked_all_the_same(
-    store: LocalStore, refs: dict[str, ArtifactRef]
+    store: Store, refs: dict[str, ArtifactRef]
 ) -> None:
     (store.folder(refs["train"]) / "manifest.json").write_text("{")
     flip(store.folder(refs["evaluate"]) / "metrics.parquet", 10)
@@ -101,7 +100,7 @@ def test_a_manifest_that_cannot_be_read_is_a_problem_and_the_rest_is_checked_all
     assert "manifest.json cannot be read" in found["artefacts whole"][0]
 
 
-def test_a_table_of_another_schema_is_found(store: LocalStore, put: Put) -> None:
+def test_a_table_of_another_schema_is_found(store: Store, put: Put) -> None:
     wrong = schemas.METRICS.append(schemas.FILES.field("status"))
     row = {**METRICS_ROWS[0], "status": "ok"}
     ref = put("evaluate", "e", tables={"metrics.parquet": (wrong, [row])})
@@ -116,18 +115,18 @@ def when_asked(
     monkeypatch: pytest.MonkeyPatch, method: str, arguments: tuple[str, ...], act: Callable[[], object]
 ) -> None:
     """Do something at the moment in which a store is first asked for these."""
-    original, left = getattr(LocalStore, method), [act]
+    original, left = getattr(Store, method), [act]
 
-    def asked(store: LocalStore, *given: str) -> Any:
+    def asked(store: Store, *given: str) -> Any:
         if left and given == arguments:
             left.pop()()
         return original(store, *given)
 
-    monkeypatch.setattr(LocalStore, method, asked)
+    monkeypatch.setattr(Store, method, asked)
 
 
 def test_what_is_committed_with_its_input_while_the_stages_are_listed_is_no_problem(
-    store: LocalStore, put: Put, monkeypatch: pytest.MonkeyPatch
+    store: Store, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put("extract", "before")
     put("normalise", "before")
@@ -137,15 +136,15 @@ def test_what_is_committed_with_its_input_while_the_stages_are_listed_is_no_prob
 
     when_asked(monkeypatch, "keys", ("normalise",), ingest)  # the segments are listed by then
     assert problems(store) == {}
-    assert {check.name: check.checked for check in check_store(store)}["inputs present"] == 1
+    assert {check.name: check.checked for check in check_store(store, FACTS)}["inputs present"] == 1
 
 
 @pytest.mark.parametrize("moment", ["find", "folder", "sha256_file"])
 def test_what_is_taken_out_while_it_is_looked_at_is_no_problem(
-    store: LocalStore, refs: dict[str, ArtifactRef], monkeypatch: pytest.MonkeyPatch, moment: str
+    store: Store, refs: dict[str, ArtifactRef], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     left = [refs[stage] for stage in ("train", "evaluate", "report")]
-    asked_for = {"find": LocalStore, "folder": LocalStore, "sha256_file": verify}[moment]
+    asked_for = {"find": Store, "folder": Store, "sha256_file": verify}[moment]
     original = getattr(asked_for, moment)
 
     def ask(*given: Any) -> Any:
@@ -160,23 +159,23 @@ def test_what_is_taken_out_while_it_is_looked_at_is_no_problem(
 
 
 def test_what_is_taken_out_with_its_input_at_the_second_look_is_no_problem(
-    store: LocalStore, refs: dict[str, ArtifactRef], monkeypatch: pytest.MonkeyPatch
+    store: Store, refs: dict[str, ArtifactRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = store.folder(refs["evaluate"]) / "metrics.parquet"
     flip(path, 10)
-    owners = LocalStore.owners
+    is_owned = Store.is_owned
 
-    def clear_up(self: LocalStore) -> list[str]:
+    def clear_up(self: Store, *name: str) -> bool:
         for stage in ("report", "evaluate", "train"):
             store.remove(stage, refs[stage].key)
-        return owners(self)
+        return is_owned(self, *name)
 
-    monkeypatch.setattr(LocalStore, "owners", clear_up)
+    monkeypatch.setattr(Store, "is_owned", clear_up)
     assert problems(store) == {}
 
 
 def test_what_is_half_there_is_a_problem_unless_somebody_works_on_it(
-    store: LocalStore, refs: dict[str, ArtifactRef]
+    store: Store, refs: dict[str, ArtifactRef]
 ) -> None:
     key = refs["train"].key
     (store.folder(refs["train"]) / "manifest.json").unlink()
@@ -185,7 +184,7 @@ def test_what_is_half_there_is_a_problem_unless_somebody_works_on_it(
     assert problems(store)["artefacts whole"][0].startswith(f"train/{key} lacks files")
 
 
-def test_damage_is_told_although_somebody_works_on_it(store: LocalStore, refs: dict[str, ArtifactRef]) -> None:
+def test_damage_is_told_although_somebody_works_on_it(store: Store, refs: dict[str, ArtifactRef]) -> None:
     flip(store.folder(refs["train"]) / "weights.safetensors", 500)
     with owner_lock(store.root / ".locks" / f"train-{refs['train'].key}.lock"):
         assert problems(store).keys() == {"file digests"}
@@ -194,7 +193,7 @@ def test_damage_is_told_although_somebody_works_on_it(store: LocalStore, refs: d
 def test_what_another_machine_uploads_or_has_just_uploaded_is_no_problem(
     s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "LISTING_SECONDS", 3600.0)  # as if the listing had taken so long
+    monkeypatch.setattr(s3, "LISTING_SECONDS", 3600.0)  # as if the listing had taken so long
     here, there = (open_store(s3_address, tmp_path / name) for name in ("here", "there"))
 
     def put(stage: str, key: str, **inputs: ArtifactRef) -> ArtifactRef:
@@ -206,8 +205,8 @@ def test_what_another_machine_uploads_or_has_just_uploaded_is_no_problem(
     assert here.keys("extract") == ["before"]
     put("normalise", "n", segment=put("extract", "e"))
     assert problems(here) == {}
-    with there.workspace("train", "t"):
-        Bucket(s3_address).write("train/t/0123/weights", b"the manifest comes later")
-        assert problems(open_store(s3_address, tmp_path / "here")) == {}
+    Objects(s3_address).write("train/t/0123/weights", b"the manifest comes later")
+    assert problems(open_store(s3_address, tmp_path / "here")) == {}
+    monkeypatch.setattr(s3, "UPLOAD_SECONDS", -1.0)  # as if it had been left there long ago
     found = problems(open_store(s3_address, tmp_path / "here"))
     assert found["artefacts whole"][0].startswith("train/t lacks files")

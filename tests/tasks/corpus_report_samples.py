@@ -14,7 +14,7 @@ from storage import schemas
 from storage.catalog import Catalog, corpus_ref
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Input, Manifest, describe_inputs
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tables import write_table
 
 CORPUS = "sample"
@@ -34,7 +34,7 @@ class Sample:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.store = LocalStore(folder)
+        self.store = Store(folder)
         self.files: list[Row] = []
         self._documents: list[tuple[Row, Row, Row, list[Row]]] = []
         self._selected: list[Row] = []

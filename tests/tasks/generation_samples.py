@@ -17,7 +17,7 @@ from storage.schemas import TOKEN_COUNTS
 from storage.tables import read_rows, write_table
 from tasks.generation.prompts import Prompt
 from tasks.session import artifact
-from tasks.settings import load_settings
+from tasks.settings import load_settings, parse_assignments
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import AsciiTokenizer, Tokenizer
 
@@ -46,6 +46,6 @@ def model_folder(folder: Path, tokenizer: Tokenizer | None = None, **entries: bo
 def completed(home: Home, model: Path, prompts: list[Prompt], *assignments: str) -> list[dict[str, Any]]:
     """Rows of a generation without Prefect."""
     with direct_session(home) as session:
-        settings = load_settings(None, ["generate.max_new_tokens=8", *assignments])
+        settings = load_settings(None, parse_assignments(["generate.max_new_tokens=8", *assignments]))
         made = artifact(pipeline.generate_text(session, settings, checkpoint_of(session, str(model)), prompts))
         return read_rows(session.store.folder(made) / "completions.parquet")

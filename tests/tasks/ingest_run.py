@@ -21,7 +21,7 @@ from tasks.ingest.records import Limits
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.resources import Resources
 from tasks.session import Planner, Session, StageReport, artifact
-from tasks.settings import Settings, load_settings
+from tasks.settings import Settings, load_settings, parse_assignments
 
 Rows = list[dict[str, Any]]
 PER_SEGMENT = ("extract", "normalise", "measure", "refine")
@@ -107,7 +107,7 @@ class Ingestion:
 
 def settings_of(*assignments: str) -> Settings:
     """Settings of an ingestion: a third held out, so that few documents have two sides."""
-    return load_settings(None, ["curate.validation_share=0.3", *assignments])
+    return load_settings(None, parse_assignments(["curate.validation_share=0.3", *assignments]))
 
 
 def ingest(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.stage import Stage, Work, stage
 
 
@@ -73,7 +73,7 @@ def main(address: str, text: str) -> None:
         print("working", flush=True)
         sys.stdin.readline()
 
-    outcome = letters.run(LocalStore(Path(address)), TextSettings(text), {}, resources=Calls(before=hold))
+    outcome = letters.run(Store(Path(address)), TextSettings(text), {}, resources=Calls(before=hold))
     print("cached" if outcome.cached else "made", flush=True)
 
 

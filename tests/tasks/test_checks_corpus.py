@@ -18,7 +18,7 @@ from tiny_run import Ran, copy_of_store, home_at
 from storage.catalog import read_state
 from storage.manifest import ArtifactRef
 from storage.schemas import EVALSET, SELECTION, SEQUENCES, TOKENS
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tables import read_rows, write_table
 from tasks.checks.sequences import check_sequences
 from tasks.checks.split import check_split
@@ -29,10 +29,10 @@ State = dict[str, list[ArtifactRef]]
 
 
 @pytest.fixture
-def corpus(tiny: Ran, tmp_path: Path) -> tuple[LocalStore, State]:
+def corpus(tiny: Ran, tmp_path: Path) -> tuple[Store, State]:
     """A copy of the tiny corpus that may be spoiled."""
     home = copy_of_store(tiny, tmp_path / "home")
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     return store, read_state(store, "default")
 
 
@@ -54,14 +54,14 @@ def agree(path: Path) -> None:
     (path.parent / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_sound_corpus_has_no_problems(corpus: tuple[LocalStore, State]) -> None:
+def test_a_sound_corpus_has_no_problems(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     split, tokens = check_split(store, state), check_tokens(store, state)
     assert (split.problems, tokens.problems) == ([], [])
     assert (split.checked, tokens.checked) == (12 + 3, 12)
 
 
-def test_a_text_on_both_sides_is_found(corpus: tuple[LocalStore, State]) -> None:
+def test_a_text_on_both_sides_is_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     path = store.folder(state["curate"][0]) / "selection.parquet"
     rows = read_rows(path)
@@ -70,7 +70,7 @@ def test_a_text_on_both_sides_is_found(corpus: tuple[LocalStore, State]) -> None
     assert [problem for problem in check_split(store, state).problems if "both sides" in problem]
 
 
-def test_an_evaluation_document_that_is_trained_on_is_found(corpus: tuple[LocalStore, State]) -> None:
+def test_an_evaluation_document_that_is_trained_on_is_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     rows = read_rows(store.folder(state["curate"][0]) / "selection.parquet")
     trained = next(row["doc_id"] for row in rows if row["split"] == "train")
@@ -103,14 +103,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def leaky(sound: Path, tmp_path: Path) -> tuple[LocalStore, State]:
+def leaky(sound: Path, tmp_path: Path) -> tuple[Store, State]:
     """A copy of that store that may be spoiled."""
     home = home_at(Path(shutil.copytree(sound, tmp_path / "home")))
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     return store, read_state(store, "default")
 
 
-def sides_of(store: LocalStore, state: State) -> dict[str, dict[str, str]]:
+def sides_of(store: Store, state: State) -> dict[str, dict[str, str]]:
     """The texts of either side."""
     texts = {
         row["doc_id"]: row["text"]
@@ -124,7 +124,7 @@ def sides_of(store: LocalStore, state: State) -> dict[str, dict[str, str]]:
     return sides
 
 
-def test_a_split_that_saw_to_it_that_nothing_leaks_has_no_problems(leaky: tuple[LocalStore, State]) -> None:
+def test_a_split_that_saw_to_it_that_nothing_leaks_has_no_problems(leaky: tuple[Store, State]) -> None:
     store, state = leaky
     assert check_split(store, state).problems == []
     sides = sides_of(store, state)
@@ -134,14 +134,12 @@ def test_a_split_that_saw_to_it_that_nothing_leaks_has_no_problems(leaky: tuple[
     assert any(row["reason_code"].startswith("contained") for row in dropped_of(store, state))
 
 
-def dropped_of(store: LocalStore, state: State) -> list[dict[str, Any]]:
+def dropped_of(store: Store, state: State) -> list[dict[str, Any]]:
     return read_rows(store.folder(state["curate"][0]) / "dropped.parquet")
 
 
 @pytest.mark.parametrize("code", ["contained_in_training", "contained_in_validation"])
-def test_a_dropped_document_that_is_slipped_back_in_is_found_by_its_text(
-    leaky: tuple[LocalStore, State], code: str
-) -> None:
+def test_a_dropped_document_that_is_slipped_back_in_is_found_by_its_text(leaky: tuple[Store, State], code: str) -> None:
     """The expectation is counted in plain Python, from the texts."""
     store, state = leaky
     gone = [row["doc_id"] for row in dropped_of(store, state) if row["reason_code"] == code]
@@ -159,7 +157,7 @@ def test_a_dropped_document_that_is_slipped_back_in_is_found_by_its_text(
     assert f"{shares[rows[place]['doc_id']]:.1%}" in own
 
 
-def test_a_document_that_changed_sides_is_found_by_the_text_it_shares(leaky: tuple[LocalStore, State]) -> None:
+def test_a_document_that_changed_sides_is_found_by_the_text_it_shares(leaky: tuple[Store, State]) -> None:
     """Cluster and all go to the other side, so that only the texts can tell."""
     store, state = leaky
     path = store.folder(state["curate"][0]) / "selection.parquet"
@@ -177,7 +175,7 @@ def _stands_in_another(name: str, texts: dict[str, str]) -> bool:
     return plain_shares({name: texts[name]}, others)[name] > 0.5
 
 
-def change_shard(store: LocalStore, state: State, place: int, token: int, *, counted: bool = True) -> None:
+def change_shard(store: Store, state: State, place: int, token: int, *, counted: bool = True) -> None:
     """Another id at a place of the first document that lost nothing, and counts that agree."""
     folder = store.folder(state["tokenise"][0])
     row = next(row for row in read_rows(folder / "tokens.parquet") if not row["lost_bytes"])
@@ -206,20 +204,20 @@ def change_shard(store: LocalStore, state: State, place: int, token: int, *, cou
     ids=["no-bos", "no-eos", "eos-count", "outside", "bos-inside", "unk", "altered"],
 )
 def test_ids_that_are_not_the_documents_are_found(
-    corpus: tuple[LocalStore, State], place: int, token: int, problem: str
+    corpus: tuple[Store, State], place: int, token: int, problem: str
 ) -> None:
     store, state = corpus
     change_shard(store, state, place, token)
     assert [found for found in check_tokens(store, state).problems if problem in found]
 
 
-def test_ids_that_are_not_counted_are_found(corpus: tuple[LocalStore, State]) -> None:
+def test_ids_that_are_not_counted_are_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     change_shard(store, state, 3, 10, counted=False)
     assert any("is not how often its ids occur" in problem for problem in check_tokens(store, state).problems)
 
 
-def test_altered_counts_are_found(corpus: tuple[LocalStore, State]) -> None:
+def test_altered_counts_are_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     path = store.folder(state["tokenise"][0]) / SHARD_COUNTS_FILE
     counts = np.load(path, allow_pickle=False)
@@ -229,14 +227,14 @@ def test_altered_counts_are_found(corpus: tuple[LocalStore, State]) -> None:
     assert ["is not how often its ids occur" in problem for problem in problems] == [True]
 
 
-def test_a_table_that_does_not_fit_its_shard_is_found(corpus: tuple[LocalStore, State]) -> None:
+def test_a_table_that_does_not_fit_its_shard_is_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     path = store.folder(state["tokenise"][0]) / "tokens.parquet"
     spoil(path, TOKENS, 1, offset=read_rows(path)[1]["offset"] + 1)
     assert any("do not follow one another" in problem for problem in check_tokens(store, state).problems)
 
 
-def test_sequences_of_a_sound_corpus_have_no_problems(corpus: tuple[LocalStore, State]) -> None:
+def test_sequences_of_a_sound_corpus_have_no_problems(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     check = check_sequences(store, state)
     assert check.problems == []
@@ -254,9 +252,7 @@ def test_sequences_of_a_sound_corpus_have_no_problems(corpus: tuple[LocalStore, 
     ],
     ids=["start", "length", "side", "unknown", "shorter"],
 )
-def test_a_piece_that_is_not_of_its_document_is_found(
-    corpus: tuple[LocalStore, State], change: Any, problem: str
-) -> None:
+def test_a_piece_that_is_not_of_its_document_is_found(corpus: tuple[Store, State], change: Any, problem: str) -> None:
     store, state = corpus
     path = store.folder(state["dataset"][0]) / "sequences.parquet"
     rows = read_rows(path)
@@ -267,20 +263,20 @@ def test_a_piece_that_is_not_of_its_document_is_found(
 
 
 @pytest.mark.parametrize("name", ["documents", "ids", "kept", "repeated", "padded", "cut", "labels"])
-def test_an_account_that_does_not_add_up_is_found(corpus: tuple[LocalStore, State], name: str) -> None:
+def test_an_account_that_does_not_add_up_is_found(corpus: tuple[Store, State], name: str) -> None:
     store, state = corpus
     change_record(store, state, lambda record: record["splits"]["train"].update({name: -1}))
     assert any(f"{name} is " in problem and "says -1" in problem for problem in check_sequences(store, state).problems)
 
 
 @pytest.mark.parametrize("name", ["first", "count", "reads", "tokens", "sequences"])
-def test_groups_that_are_not_in_the_index_are_found(corpus: tuple[LocalStore, State], name: str) -> None:
+def test_groups_that_are_not_in_the_index_are_found(corpus: tuple[Store, State], name: str) -> None:
     store, state = corpus
     change_record(store, state, lambda record: record["groups"][0].update({name: record["groups"][0][name] + 1}))
     assert any("group 'all': " in problem for problem in check_sequences(store, state).problems)
 
 
-def test_reads_that_the_manifest_does_not_count_are_found(corpus: tuple[LocalStore, State]) -> None:
+def test_reads_that_the_manifest_does_not_count_are_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     path = store.folder(state["dataset"][0]) / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -290,7 +286,7 @@ def test_reads_that_the_manifest_does_not_count_are_found(corpus: tuple[LocalSto
     assert "but the manifest counts" in problem
 
 
-def change_record(store: LocalStore, state: State, change: Any) -> None:
+def change_record(store: Store, state: State, change: Any) -> None:
     """Change what dataset.json says."""
     path = store.folder(state["dataset"][0]) / "dataset.json"
     record = json.loads(path.read_text())

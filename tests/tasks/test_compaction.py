@@ -19,7 +19,7 @@ import tasks.compaction.compact as compact_module
 import tasks.ingest.segments as segments_module
 from storage.catalog import Catalog, read_state
 from storage.home import Home
-from storage.store import LocalStore, open_store
+from storage.store import Store, open_store
 from tasks.compaction.compact import compact
 from tasks.upkeep.compact import compact_home
 from tasks.upkeep.forget import forget
@@ -238,7 +238,7 @@ def _killed(function: Callable[[], object], number: int) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.store, "publish", counting(storage.store.publish))
         for name in ("write_ref", "remove"):
-            patch.setattr(LocalStore, name, counting(getattr(LocalStore, name)))
+            patch.setattr(Store, name, counting(getattr(Store, name)))
         try:
             function()
         except Killed:

@@ -18,7 +18,7 @@ from storage.tables import read_rows
 from tasks.bundle import Bundle
 from tasks.interchange import export_bundle
 from tasks.session import Session
-from tasks.settings import Settings, load_settings
+from tasks.settings import Settings, load_settings, parse_assignments
 from tasks.training import HISTORY_FILE
 
 STEPS = ("curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4")
@@ -37,7 +37,7 @@ def session(tiny: Ran, tmp_path: Path) -> Iterator[Session]:
 
 
 def settings_from(base: Path | str, *assignments: str) -> Settings:
-    return load_settings(None, [*STEPS, f"train.base={base}", *assignments])
+    return load_settings(None, parse_assignments([*STEPS, f"train.base={base}", *assignments]))
 
 
 def first_loss(session: Session, checkpoint: ArtifactRef | None) -> float:

@@ -11,7 +11,7 @@ from tiny_run import Ran, copy_of_store, direct_session, run_whole, train_in
 import tasks.training
 from model.checkpoint import latest_checkpoint
 from storage.errors import UserError
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.progress import StageProgress
 from tests.flows.runs import store_contents
 
@@ -55,7 +55,7 @@ def test_a_spoilt_manifest_is_named_and_what_it_spoke_of_is_made_again_once_it_i
     spoil(path)
     with pytest.raises(UserError, match=r"manifest\.json cannot be read .* remove .* and run again"):
         run_whole(home, tiny_source)
-    LocalStore(Path(home.store)).remove("dataset", path.parent.name)
+    Store(Path(home.store)).remove("dataset", path.parent.name)
     run_whole(home, tiny_source)
     assert store_contents(home.path) == store_contents(tiny.session.home.path)
 

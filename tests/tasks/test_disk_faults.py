@@ -22,7 +22,7 @@ from flows import pipeline
 from flows.actions import promote_model
 from storage.errors import UserError, lasting_fault
 from storage.home import Home
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.session import Session, artifact
 from tests.flows.runs import answer, invoke, store_contents
@@ -164,7 +164,7 @@ def test_a_run_says_that_the_home_cannot_be_written(read_only: Home, tiny_source
 
 def test_what_writes_into_the_store_says_that_the_disk_can_only_be_read(read_only: Home) -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EROFS)) as caught:
-        LocalStore(Path(read_only.store)).write_ref("corpus/other", {})
+        Store(Path(read_only.store)).write_ref("corpus/other", {})
     assert str(lasting_fault(caught.value)).startswith("the disk can only be read (")
 
 

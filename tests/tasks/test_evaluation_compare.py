@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, Manifest
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.evaluation import compare_evaluations
 from tasks.evaluation.bootstrap import paired_bootstrap
 from tasks.evaluation.compare import champion_figures
@@ -77,7 +77,7 @@ def test_what_does_not_belong_together_is_refused(n: int, sizes: list[int]) -> N
 # comparisons
 
 
-def evaluation(store: LocalStore, key: str, nll: dict[str, float], on: str = "set", stride: int = 0) -> ArtifactRef:
+def evaluation(store: Store, key: str, nll: dict[str, float], on: str = "set", stride: int = 0) -> ArtifactRef:
     """An evaluation of three documents of 8 bytes, one of which is code, with this nll in bits."""
     names = sorted(nll)
     n = len(names)
@@ -97,7 +97,7 @@ def evaluation(store: LocalStore, key: str, nll: dict[str, float], on: str = "se
 
 
 def test_a_comparison_shows_figures_slices_and_documents(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = Store(tmp_path)
     one = evaluation(store, "one", {"a": 8, "b": 16, "c": 8})
     other = evaluation(store, "two", {"a": 8, "b": 12, "c": 16})
     found = compare_evaluations(store, one, other)
@@ -117,7 +117,7 @@ def test_a_comparison_shows_figures_slices_and_documents(tmp_path: Path) -> None
 
 
 def test_the_other_order_of_models_gives_the_negative_difference(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = Store(tmp_path)
     one = evaluation(store, "one", {"a": 8, "b": 16, "c": 8})
     other = evaluation(store, "two", {"a": 8, "b": 12, "c": 16})
     there, back = compare_evaluations(store, one, other).difference, compare_evaluations(store, other, one).difference
@@ -125,7 +125,7 @@ def test_the_other_order_of_models_gives_the_negative_difference(tmp_path: Path)
 
 
 def test_evaluations_of_different_documents_are_not_compared(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = Store(tmp_path)
     one = evaluation(store, "one", {"a": 8, "b": 16})
     other = evaluation(store, "two", {"a": 8, "b": 16}, on="else")
     with pytest.raises(UserError, match="evaluate both models on one set"):
@@ -133,7 +133,7 @@ def test_evaluations_of_different_documents_are_not_compared(tmp_path: Path) -> 
 
 
 def test_evaluations_with_more_and_with_less_context_are_not_compared(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = Store(tmp_path)
     one = evaluation(store, "one", {"a": 8, "b": 16})
     other = evaluation(store, "two", {"a": 8, "b": 16}, stride=8)
     with pytest.raises(UserError, match=r"different settings \({'stride': 0} and {'stride': 8}\)"):

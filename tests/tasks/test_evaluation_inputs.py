@@ -135,7 +135,7 @@ def test_a_corpus_without_documents_has_no_splits(tmp_path: Path, tiny: Ran) -> 
 def test_the_settings_of_a_run_say_how_it_is_measured(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home", "evaluate")
     assert tiny.checkpoint is not None
-    settings = load_settings(None, ["model.max_seq_len=32", "evaluate.stride=8", "evaluate.ngram_order=0"]).evaluate
+    settings = load_settings(None, {"model.max_seq_len": 32, "evaluate.stride": 8, "evaluate.ngram_order": 0}).evaluate
     with direct_session(home) as session:
         made, metrics = pipeline.evaluate_model(session, tiny.checkpoint, tiny.prepared.evalset, settings)
         assert manifest_of(session.store, artifact(made)).settings == {"stride": 8}

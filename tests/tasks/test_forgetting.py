@@ -19,17 +19,17 @@ from ingest_run import ingest, prose, write
 from tiny_run import Ran, direct_session, home_at, run_prepare, tiny_settings
 
 from flows import pipeline
+from flows.stages import stage_facts
 from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.home import Home
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
-from storage.repair import repair
-from storage.store import LocalStore, Store, open_store
+from storage.store import Store, open_store
 from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
-from storage.verify import check_store
+from storage.verify import check_store, repair
 from tasks.blame import first_paths
 from tasks.exposure import exposures
 from tasks.forgetting import sweep
@@ -160,7 +160,7 @@ def test_the_text_of_a_forgotten_folder_stands_nowhere_in_the_home_and_verify_is
     assert holders_of(home, SECRET) == []
     assert not tokens_stand(home, SECRET)
     assert problems(home) == []
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     assert [len(store.keys(stage)) for stage in ("train", "prompts", "generate")] == [1, 1, 1]
     (training,) = store.manifests("train")
     assert [sample["prompt"] for sample in samples_of(store, training)] == [prose(3)[:48]]
@@ -376,7 +376,7 @@ CHINESE = "\n".join(f"果酱大教堂在第{number}盏紫色灯笼下轻轻地�
 
 def test_prompts_that_were_drawn_from_a_document_go_however_few_words_they_have(foreign: tuple[Home, Path]) -> None:
     home, _ = foreign
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     (target,) = find_targets(store, "default", "secret.txt")
     going = [
         keep_prompts(store, target.doc_id[:12], "什么都不一样"),  # by its id, as sampled prompts have it
@@ -403,7 +403,7 @@ def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document
     folder = write(tmp_path / "in", {"secret.txt": secret, **{f"{n}.txt": prose(n) for n in range(6)}})
     home = home_at(tmp_path / "home")
     ingest(home, folder)
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     fitted = TOKENIZERS[kind]([prose(number) + " Der Nörgler überall " for number in range(6)])
     fitted.save(tmp_path / "tokenizer.json")
     prompts = [fitted.decode(fitted.encode([text])[0][:40].tolist()) for text in (secret, prose(2))]
@@ -454,11 +454,11 @@ def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path:
 
 
 def test_what_a_repair_set_aside_goes_too(home: Home, source: Path) -> None:
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     damaged = [next(Path(home.store).glob(f"{stage}/*/*.parquet")) for stage in ("normalise", "curate")]
     for path in damaged:
         path.write_bytes(path.read_bytes() + b"x")
-    repair(store, check_store(store))
+    repair(store, check_store(store, stage_facts()), stage_facts())
     run_prepare(home, source)
     aside = Path(home.store) / ".damaged"
     assert {path.name for path in aside.rglob("*.parquet")} >= {path.name for path in damaged}
@@ -500,7 +500,7 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
         shutil.copytree(Path(trained.ran.session.home.store), home.store, dirs_exist_ok=True)
         home.reports_of("default").mkdir(parents=True)
         (home.reports_of("default") / "report.md").write_text(SECRET)
-        store, calls, killed = LocalStore(Path(home.store)), itertools.count(), False
+        store, calls, killed = Store(Path(home.store)), itertools.count(), False
 
         def counted(function: Any, calls: Iterator[int] = calls, number: int = number) -> Any:
             def call(*arguments: Any, **named: Any) -> Any:
@@ -512,7 +512,7 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
 
         with monkeypatch.context() as patch:
             for name in ("remove", "commit", "write_ref", "remove_work"):
-                patch.setattr(LocalStore, name, counted(getattr(LocalStore, name)))
+                patch.setattr(Store, name, counted(getattr(Store, name)))
             try:
                 forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
             except Killed:
@@ -548,7 +548,7 @@ def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
 def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_listed_anew(
     home: Home, trained: Trained, source: Path
 ) -> None:
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     evalset = artifact(trained.ran.prepared.evalset)
     doc_ids = [row["doc_id"] for row in read_rows(store.folder(evalset) / "documents.parquet", ["doc_id"])]
     expected = first_paths(store, evalset, doc_ids)

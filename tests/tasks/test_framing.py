@@ -20,7 +20,7 @@ from model import GenerationConfig, ModelConfig, Transformer, generate, save_wei
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EVALSET
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.bundle import Bundle
 from tasks.evaluation.windows import charged_nats, encode_documents
@@ -173,9 +173,9 @@ def test_an_empty_prompt_gets_an_error_and_the_other_goes_on(bare: Ran) -> None:
     assert bad["error"] == "the prompt is empty, and this model was trained with no token to begin with; give a text"
 
 
-def evaluation_documents(folder: Path, texts: dict[str, str]) -> tuple[LocalStore, ArtifactRef]:
+def evaluation_documents(folder: Path, texts: dict[str, str]) -> tuple[Store, ArtifactRef]:
     """An evaluation set of these texts by their ids."""
-    store = LocalStore(folder)
+    store = Store(folder)
     with store.workspace("evalset", "handmade") as workspace:
         labels = {"kind": "text", "language": "en", "source": "in", "method": "text"}
         rows = [{"doc_id": name, **labels, "text": text} for name, text in texts.items()]

@@ -16,7 +16,7 @@ from tiny_run import Ran, direct_session, home_at, run_prepare
 
 from storage.manifest import Input, Manifest, RefSet, describe_inputs
 from storage.schemas import DROPPED, NORMALISED, SELECTION
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tables import write_table
 from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation.compare import Comparison, SlicePair
@@ -25,7 +25,7 @@ from tasks.gates.facts import CorpusFacts, Facts, collect_facts, corpus_facts
 from tasks.gates.settings import GateSettings
 from tasks.gates.verdicts import Verdict, failed, read_verdicts, write_verdicts
 from tasks.session import artifact
-from tasks.settings import SettingsError, load_settings
+from tasks.settings import SettingsError, load_settings, parse_assignments
 
 Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]
 CLEAN = CorpusFacts(files=100, rejected=10, documents=90, repeated=9, ocr_pages=12, ocr_confidence=0.8)
@@ -194,14 +194,14 @@ def test_verdicts_come_back_from_their_table(tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("gates.rule=best", "gates.rule is 'best', expected better, clearly_better or not_worse"),
-        ("gates.max_rejected_share=1.5", "expected a share from 0 to 1"),
+        ("gates.max_rejected_share=1.5", "gates.max_rejected_share is 1.5, expected 0 to 1"),
         ("gates.max_slice_loss=-1", "expected 0 or more"),
-        ("gates.slice_documents=1", "one document says nothing of others"),
+        ("gates.slice_documents=1", "gates.slice_documents is 1, expected 2 or more"),
     ],
 )
 def test_an_impossible_limit_is_refused(setting: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        load_settings(None, [setting])
+        load_settings(None, parse_assignments([setting]))
 
 
 def test_the_facts_of_a_corpus_are_those_of_its_files(tmp_path: Path) -> None:
@@ -232,9 +232,7 @@ def test_the_facts_of_a_model_are_those_of_its_artefacts(tiny: Ran) -> None:
     assert alone.corpus.documents == 12
 
 
-def commit(
-    store: LocalStore, stage: str, name: str, inputs: dict[str, Input], tables: Tables, **counts: int
-) -> Manifest:
+def commit(store: Store, stage: str, name: str, inputs: dict[str, Input], tables: Tables, **counts: int) -> Manifest:
     """An artefact with tables made by hand."""
     with store.workspace(stage, name) as workspace:
         for file, (schema, rows) in tables.items():
@@ -250,7 +248,7 @@ def page_counts(doc_id: str, n_pages: int, share: float, confidence: float | Non
 
 
 def test_confidence_is_weighed_by_the_pages_that_ocr_read_of_documents_in_use(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = Store(tmp_path)
     listed = commit(store, "snapshot", "listed", {}, {}, status_ok=4, status_rejected=1)
     read = [
         page_counts("half", 4, 0.5, 0.9),

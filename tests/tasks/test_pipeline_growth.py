@@ -14,7 +14,7 @@ from tiny_run import Ran, home_at, plan_of, run_prepare, run_whole, text_of, tin
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.manifest import RefSet
-from storage.store import LocalStore, StoreError, open_store
+from storage.store import Store, StoreError, open_store
 from storage.tables import read_columns, read_rows
 from tasks.checks import check_split, check_tokens
 from tasks.curate.kept import Kept, kept_documents, kept_rows
@@ -126,7 +126,7 @@ def test_a_plan_of_a_finished_corpus_is_the_run_that_computes_nothing(tiny: Ran,
 
 def test_a_plan_computes_nothing(home: Home, source: Path) -> None:
     planned = plan_of(home, source)
-    assert LocalStore(Path(home.store)).stages() == []
+    assert Store(Path(home.store)).stages() == []
     assert planned["extract"].computed == 12
     assert not any(report.cached for report in planned.values())
 

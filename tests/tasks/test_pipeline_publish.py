@@ -14,7 +14,7 @@ from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.session import Session
 
 
@@ -26,7 +26,7 @@ def session_with(home: Home, **made: str) -> Session:
 
 
 def keys(home: Home, corpus: str = "letters") -> dict[str, str]:
-    state = read_state(LocalStore(Path(home.store)), corpus)
+    state = read_state(Store(Path(home.store)), corpus)
     return {stage: refs[0].key for stage, refs in state.items()}
 
 
@@ -40,7 +40,7 @@ def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, m
     """The second begins when the first has read the ref, and the first goes on when the second is done or waits."""
     pipeline.publish(session_with(home, snapshot="old"), "letters")
     seen = threading.Event()
-    wait, write = locks.time.sleep, LocalStore.write_ref
+    wait, write = locks.time.sleep, Store.write_ref
 
     def tell_and_wait(seconds: float) -> None:
         seen.set()
@@ -52,14 +52,14 @@ def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, m
 
     second = threading.Thread(target=publish_second)
 
-    def write_late(store: LocalStore, name: str, value: dict[str, Any]) -> None:
-        monkeypatch.setattr(LocalStore, "write_ref", write)
+    def write_late(store: Store, name: str, value: dict[str, Any]) -> None:
+        monkeypatch.setattr(Store, "write_ref", write)
         second.start()
         assert seen.wait(60)
         write(store, name, value)
 
     monkeypatch.setattr(locks.time, "sleep", tell_and_wait)
-    monkeypatch.setattr(LocalStore, "write_ref", write_late)
+    monkeypatch.setattr(Store, "write_ref", write_late)
     pipeline.publish(session_with(home, generate="text"), "letters")
     second.join()
     assert keys(home) == {"snapshot": "new", "generate": "text"}

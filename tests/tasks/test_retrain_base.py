@@ -17,7 +17,7 @@ from storage.manifest import ArtifactRef
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.promotion import Promotion
 from tasks.session import artifact
-from tasks.settings import load_settings
+from tasks.settings import load_settings, parse_assignments
 
 # the network is that of the champion, so it is not asked for again
 CONTINUED = ("curate.validation_share=0.3", "train.max_steps=6", "train.batch_size=4", "evaluate.trace=false")
@@ -37,7 +37,7 @@ class Round:
 def retrain(home: Home, source: Path, base: str) -> Round:
     """The stages of the flow, without Prefect."""
     with direct_session(home) as session:
-        settings = continuing(session, load_settings(None, CONTINUED), base)
+        settings = continuing(session, load_settings(None, parse_assignments(CONTINUED)), base)
         settings = settings if settings.train.base else tiny_settings()
         pipeline.check_asked(session, "default", settings)
         ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from proxy import PASS, Answer, Proxy
-from s3 import BUCKET, lead_to
+from s3 import BUCKET, Objects, lead_to
 from stage_samples import Calls, TextSettings, letters
 from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
 
-from storage.bucket import Bucket
+from flows.stages import stage_facts
 from storage.catalog import Catalog
 from storage.digest import sha256_json
 from storage.store import open_store
@@ -72,10 +72,10 @@ def test_tables_are_queried_through_the_cache(runs: Runs, tmp_path: Path) -> Non
 
 def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Path) -> None:
     store = open_store(runs.address, tmp_path)
-    checks = check_store(store)
+    checks = check_store(store, stage_facts())
     assert all(check.checked for check in checks) and not any(check.problems for check in checks)
     assert store.unfinished() == store.unfinished(owned=True) == [] and store.owners() == []
-    names = [info.name for info in Bucket(runs.address).objects("")]
+    names = Objects(runs.address).sizes()
     assert not [name for name in names if name.startswith((".locks/", ".work/"))]
 
 
@@ -87,8 +87,7 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     (tmp_path / "report.md").write_text("a report")
     tracking.log_file(run_id, tmp_path / "report.md")
     assert tracking.has_file(run_id, "report.md")
-    (name,) = (info.name for info in Bucket(f"s3://{BUCKET}/artifacts").objects("") if info.name.endswith("report.md"))
-    assert run_id in name
+    assert run_id in Objects(f"s3://{BUCKET}/artifacts").named("report.md")
 
 
 class ElsewhereSession(Session):
@@ -103,7 +102,7 @@ class ElsewhereSession(Session):
 def test_what_tasks_elsewhere_made_is_found_while_an_older_listing_is_believed(
     s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    monkeypatch.setattr("storage.s3.LISTING_SECONDS", 1000.0)
     home, calls = replace(home_at(tmp_path), store=s3_address), [Call(TextSettings("a"), {}, 1)]
     session = ElsewhereSession(home)
     (made,) = session.run_each(letters, calls)
@@ -126,7 +125,7 @@ def test_an_artefact_takes_the_requests_that_are_counted_in_the_plan_for_many_do
     s3_address: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """See `docs/scale.md`."""
-    monkeypatch.setattr("storage.remote.LISTING_SECONDS", 1000.0)
+    monkeypatch.setattr("storage.s3.LISTING_SECONDS", 1000.0)
     proxy, asked = Proxy(s3_endpoint), Counter[str]()
 
     def count(method: str, path: str) -> Answer:

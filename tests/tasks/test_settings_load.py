@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from storage.digest import sha256_json
 from tasks.ingest.records import Limits
-from tasks.settings import Settings, SettingsError, load_settings, parse_assignments, storable_assignments
+from tasks.settings import (
+    Settings,
+    SettingsError,
+    all_settings,
+    load_settings,
+    parse_assignments,
+    reference,
+    setting,
+    storable,
+)
 
 
 def test_without_any_source_the_defaults_hold() -> None:
@@ -18,7 +28,7 @@ def test_without_any_source_the_defaults_hold() -> None:
 def test_an_option_wins_over_an_assignment_and_that_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[train]\nseed = 1\nmax_epochs = 1\nmax_steps = 1\n[curate]\nsalt = "file"\n')
-    settings = load_settings(path, ["train.max_epochs=2", "train.max_steps=2"], {"train.max_steps": 3})
+    settings = load_settings(path, {"train.max_epochs": 2, "train.max_steps": 2}, {"train.max_steps": 3})
     train = settings.train
     assert (train.seed, train.max_epochs, train.max_steps, settings.curate.salt) == (1, 2.0, 3, "file")
 
@@ -28,17 +38,17 @@ def test_an_option_wins_over_an_assignment_and_that_over_the_file(tmp_path: Path
 def test_a_budget_takes_the_place_of_the_one_of_a_lower_source(asked: str, before: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"[train]\n{before} = 500\n")
-    alone = load_settings(None, [f"{asked}=30"]).train
-    assert load_settings(path, [f"{asked}=30"]).train == alone
-    assert load_settings(path, [], {asked: 30}).train == alone
-    assert load_settings(None, [f"train.{before}=500"], {asked: 30}).train == alone
+    alone = load_settings(None, parse_assignments([f"{asked}=30"])).train
+    assert load_settings(path, parse_assignments([f"{asked}=30"])).train == alone
+    assert load_settings(path, None, {asked: 30}).train == alone
+    assert load_settings(None, parse_assignments([f"train.{before}=500"]), {asked: 30}).train == alone
 
 
 def test_a_budget_of_a_lower_source_holds_where_no_other_is_given(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[train]\nmax_steps = 500\n")
-    assert load_settings(path, ["train.seed=2"], {"train.minutes": None}).train.max_steps == 500
-    cleared = load_settings(path, ["train.max_steps=0"]).train
+    assert load_settings(path, parse_assignments(["train.seed=2"]), {"train.minutes": None}).train.max_steps == 500
+    cleared = load_settings(path, parse_assignments(["train.max_steps=0"])).train
     assert (cleared.max_steps, cleared.minutes) == (0, Settings().train.minutes)
 
 
@@ -49,9 +59,9 @@ def test_two_budgets_in_one_source_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=rf"run\.toml: {said}"):
         load_settings(path)
     with pytest.raises(SettingsError, match=f"--set: {said}"):
-        load_settings(None, ["train.minutes=30", "train.max_steps=500"])
+        load_settings(None, parse_assignments(["train.minutes=30", "train.max_steps=500"]))
     with pytest.raises(SettingsError, match=f"options: {said}"):
-        load_settings(None, [], {"train.minutes": 30, "train.max_steps": 500})
+        load_settings(None, None, {"train.minutes": 30, "train.max_steps": 500})
 
 
 def test_toml_and_json_files_of_the_same_content_give_the_same_settings(tmp_path: Path) -> None:
@@ -62,22 +72,54 @@ def test_toml_and_json_files_of_the_same_content_give_the_same_settings(tmp_path
     assert settings.tokenizer.kind == "bpe" and settings.model.overrides == {"n_layer": 3}
 
 
-def test_options_that_were_not_given_change_nothing() -> None:
-    given = {"train.seed": None, "model.preset": "", "train.max_steps": 0, "generate.temperature": 0.0}
-    settings = load_settings(options=given)
-    assert settings.train == Settings().train and settings.model == Settings().model
-    assert settings.generate.temperature == 0.0  # zero is a value
+def test_an_option_that_was_not_given_is_none() -> None:
+    assert load_settings(options={"train.seed": None, "model.preset": None}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "in_file"),
+    [
+        ("generate.temperature", 0.2),
+        ("generate.max_new_tokens", 500),
+        ("generate.seed", 7),
+        ("curate.salt", "other"),
+        ("mix.by", "kind"),
+        ("tokenizer.bos", False),
+    ],
+)
+def test_an_option_wins_over_the_file_even_with_the_default_value(tmp_path: Path, name: str, in_file: object) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({name: in_file}))
+    usual = setting(name).default
+    assert load_settings(path) != Settings()
+    assert load_settings(path, {name: usual}) == load_settings(path, None, {name: usual}) == Settings()
+
+
+def test_the_environment_stands_between_the_file_and_the_settings_of_a_flow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nminutes = 3\nlr = 0.1\nseed = 1\n")
+    monkeypatch.setenv("SHEEPFOLD_TRAIN__MAX_STEPS", "10")
+    monkeypatch.setenv("SHEEPFOLD_TRAIN__LR", "0.2")
+    monkeypatch.setenv("SHEEPFOLD_GENERATE__STOP", '["end"]')
+    settings = load_settings(path, {"train.lr": 0.3})
+    assert settings.train == load_settings(None, {"train.max_steps": 10, "train.lr": 0.3, "train.seed": 1}).train
+    assert settings.generate.stop == ("end",)
+    monkeypatch.setenv("SHEEPFOLD_TRIAN__LR", "0.2")
+    with pytest.raises(SettingsError, match=r"unknown setting 'trian\.lr'; did you mean train\.lr"):
+        load_settings()
 
 
 def test_fields_of_the_network_and_the_trainer_pass_through_as_overrides() -> None:
-    settings = load_settings(None, ["model.n_layer=2", "model.preset=tiny", "train.lr=0.001", "train.seed=5"])
+    settings = load_settings(None, {"model": {"n_layer": 2, "preset": "tiny"}, "train.lr": 0.001, "train.seed": 5})
     assert settings.model.preset == "tiny" and settings.model.overrides == {"n_layer": 2}
     assert settings.train.seed == 5 and settings.train.overrides == {"lr": 0.001}
 
 
 def test_equal_settings_digest_equally_however_their_numbers_were_written() -> None:
     written = [["train.minutes=3"], ["train.minutes=3.0"], ['train.minutes="3"'], ["train.minutes = 3e0"]]
-    assert len({sha256_json(load_settings(None, items)) for items in written}) == 1
+    assert len({sha256_json(load_settings(None, parse_assignments(items)).train) for items in written}) == 1
 
 
 @pytest.mark.parametrize(
@@ -95,7 +137,7 @@ def test_equal_settings_digest_equally_however_their_numbers_were_written() -> N
 )
 def test_a_mistyped_name_is_refused_with_the_one_that_was_meant(name: str, hint: str) -> None:
     with pytest.raises(SettingsError, match=f"unknown setting '{name}'; did you mean {hint}"):
-        load_settings(None, [f"{name}=1"])
+        load_settings(None, parse_assignments([f"{name}=1"]))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +145,7 @@ def test_a_mistyped_name_is_refused_with_the_one_that_was_meant(name: str, hint:
 )
 def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="unknown setting"):
-        load_settings(None, [f"{name}=1"])
+        load_settings(None, parse_assignments([f"{name}=1"]))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +189,7 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
     name, _, _ = item.partition("=")
     section, _, leaf = name.partition(".")
     with pytest.raises(SettingsError) as caught:
-        load_settings(None, [item])
+        load_settings(None, parse_assignments([item]))
     assert section in str(caught.value)
     assert leaf in str(caught.value) or "training needs a budget" in str(caught.value)
 
@@ -155,8 +197,8 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["curate.validation_share=2"], "curate.validation_share is 2.0, expected a share between 0 and 1"),
-        (["dataset.stride=-3"], "dataset.stride is -3, expected 0 (no overlap) or more"),
+        (["curate.validation_share=2"], "curate.validation_share is 2, expected a number above 0 and below 1"),
+        (["dataset.stride=-3"], "dataset.stride is -3, expected 0 or more"),
         (
             ["dataset.stride=33", "model.max_seq_len=32"],
             "dataset.stride is 33, expected at most the context of 32 ids (model.max_seq_len), or ids would be skipped",
@@ -197,14 +239,14 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
         ),
         (["curate.near_duplicates=merge"], "curate.near_duplicates is 'merge', expected drop or keep"),
         (["dedup.threshold=0.2"], "dedup.threshold is 0.2, expected 0.3 to 1"),
-        (["policy.min_chars=true"], "policy.min_chars is true, expected a int"),
-        (["train.max_epochs=0"], "train.max_epochs is 0.0, expected a number above 0"),
+        (["policy.min_chars=true"], "policy.min_chars is true, expected a whole number"),
+        (["train.max_epochs=0"], "train.max_epochs is 0, expected a number above 0"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_a_setting_that_cannot_work_is_refused_before_anything_runs(items: list[str], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_settings(None, items)
+        load_settings(None, parse_assignments(items))
     assert str(caught.value).startswith(message)
 
 
@@ -225,13 +267,14 @@ def test_a_setting_that_cannot_work_is_refused_before_anything_runs(items: list[
 )
 def test_the_last_value_that_works_is_taken(item: str) -> None:
     section, leaf = item.partition("=")[0].split(".")
-    settings = load_settings(None, ["tokenizer.kind=char", "model.max_seq_len=32", item])
+    settings = load_settings(None, parse_assignments(["tokenizer.kind=char", "model.max_seq_len=32", item]))
     assert getattr(getattr(settings, section), leaf) == int(item.partition("=")[2])
 
 
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_a_mark_of_the_policy_that_is_the_presets_by_default_can_be_switched(value: str) -> None:
-    assert load_settings(None, [f"policy.drop_minified={value}"]).policy.drop_minified is (value == "true")
+    policy = load_settings(None, parse_assignments([f"policy.drop_minified={value}"])).policy
+    assert policy.drop_minified is (value == "true")
 
 
 @pytest.mark.parametrize(
@@ -241,13 +284,13 @@ def test_a_mark_of_the_policy_that_is_the_presets_by_default_can_be_switched(val
 def test_kinds_to_redact_are_each_named_once_in_order_whatever_stands_between_them(
     given: str, kinds: tuple[str, ...]
 ) -> None:
-    assert load_settings(None, [f"refine.redact={given}"]).refine.kinds == kinds
+    assert load_settings(None, parse_assignments([f"refine.redact={given}"])).refine.kinds == kinds
 
 
 def test_passwords_are_the_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "words"
     path.write_bytes(b"\xef\xbb\xbfone\n\n two, three \none\n7\xc3\xa4")
-    assert load_settings(None, [f"passwords.file={path}"]).passwords.read() == ("one", " two, three ", "7ä")
+    assert load_settings(None, {"passwords.file": str(path)}).passwords.read() == ("one", " two, three ", "7ä")
     assert load_settings().passwords.read() == ()
     monkeypatch.setenv("SHEEPFOLD_PASSWORDS_FILE", str(path))
     assert len(load_settings().passwords.read()) == 3
@@ -263,15 +306,15 @@ def test_a_file_of_passwords_that_cannot_be_read_is_named_and_nothing_of_it_show
     with pytest.raises(
         SettingsError, match=r"words \(passwords\.file\) cannot be read: .*one password per line"
     ) as found:
-        load_settings(None, [f"passwords.file={path}"]).passwords.read()
+        load_settings(None, {"passwords.file": str(path)}).passwords.read()
     assert "sesame" not in str(found.value)
 
 
 @pytest.mark.parametrize("name", ["passwords.pdf", "passwords.words", "passwords"])
 def test_passwords_as_a_setting_are_refused_before_a_flow_could_keep_them(name: str) -> None:
-    for read in (lambda items: load_settings(None, items), storable_assignments):
+    for read in (lambda settings: load_settings(None, settings), storable):
         with pytest.raises(SettingsError, match=r"plain text in Prefect's database.*passwords\.file") as found:
-            read([f"{name}=sesame-open-7391"])
+            read({name: "sesame-open-7391"})
         assert "sesame" not in str(found.value)
 
 
@@ -279,15 +322,16 @@ def test_settings_for_a_flow_hold_no_relative_path_and_are_else_as_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    items = ["train.lr=0.01", "passwords.file=words", "curate.evaluation_sets=a b"]
-    assert storable_assignments(items) == [items[0], f"passwords.file={tmp_path / 'words'}", items[2]]
+    given = {"train.lr": 0.01, "passwords.file": "words", "curate": {"evaluation_sets": "a b"}}
+    kept = {"train.lr": 0.01, "passwords.file": str(tmp_path / "words"), "curate.evaluation_sets": "a b"}
+    assert storable(given) == kept
     with pytest.raises(SettingsError, match="unknown setting"):
-        storable_assignments(["pasword.file=x"])
+        storable({"pasword.file": "x"})
 
 
 def test_limits_of_extraction_are_settings() -> None:
     given = ["limits.page_seconds=7.5", "limits.document_seconds=90", "limits.memory_bytes=100000000"]
-    assert load_settings(None, given).limits == Limits(7.5, 90, 100_000_000)
+    assert load_settings(None, parse_assignments(given)).limits == Limits(7.5, 90, 100_000_000)
 
 
 def test_an_assignment_without_a_sign_is_refused_with_an_example() -> None:
@@ -308,3 +352,40 @@ def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path, name: str, kind: 
     (tmp_path / name).write_text("{ not = valid")
     with pytest.raises(SettingsError, match=rf"{name}: not valid {kind}"):
         load_settings(tmp_path / name)
+
+
+# first digits of the sha256 of each section's defaults: keys of stages hold them, so a change computes everything anew
+KEYS = {
+    "sources": "443143bd7591d880",
+    "documents": "88c85028d7ad2d80",
+    "extract": "1961b62efc883e2b",
+    "passwords": "e4d2d0dcb44dfe34",
+    "limits": "81ba985c2b90d0cf",
+    "normalise": "e92f2f89d8a8ed70",
+    "dedup": "1c873a993be227ff",
+    "classifier": "c1d34606eb6f6867",
+    "policy": "a63c57dd2056d22a",
+    "curate": "4163c541c3bbacec",
+    "refine": "5adc6170c916df98",
+    "tokenizer": "c8f7f0af2be7107d",
+    "dataset": "8d70e8752594ce06",
+    "mix": "7aa22c9868e2dd31",
+    "model": "c516c48bd0aa3a38",
+    "train": "3dce2c7a6d99e90a",
+    "execution": "72dfdcddcd0d2309",
+    "evaluate": "cc7757b92f702002",
+    "gates": "25aa3a369f941433",
+    "generate": "018c7fdee4954410",
+}
+
+
+@pytest.mark.parametrize("section", KEYS)
+def test_the_defaults_of_a_section_have_the_key_they_always_had(section: str) -> None:
+    assert sha256_json(getattr(Settings(), section))[:16] == KEYS[section]
+
+
+def test_every_setting_has_a_meaning_and_the_page_of_all_settings_is_up_to_date() -> None:
+    assert set(KEYS) == set(Settings.model_fields)
+    assert all(info.description and info.description[-1] in ".`" for info in all_settings().values())
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert page.read_text() == reference(), "run: python -m tasks.settings > docs/settings.md"

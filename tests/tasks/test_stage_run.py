@@ -16,15 +16,15 @@ import stage_samples
 from stage_samples import Calls, TextSettings, capitals, copy_of, joined, letters
 
 from storage.manifest import ArtifactRef, RefSet
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.stage import Work, is_transient, stage
 
 SOURCE = ArtifactRef("letters", "key", "digest")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 def fail(error: BaseException) -> Callable[[Work], None]:
@@ -61,7 +61,7 @@ def test_the_key_does_not_change_with_where_an_input_lies_or_how_it_is_spread() 
 
 def test_key_and_digest_do_not_depend_on_the_store_or_the_resources(tmp_path: Path) -> None:
     outcomes = [
-        letters.run(LocalStore(tmp_path / folder), TextSettings("x"), {}, resources=calls)
+        letters.run(Store(tmp_path / folder), TextSettings("x"), {}, resources=calls)
         for folder, calls in (("one", Calls()), ("two/three", Calls(seen=["much"])))
     ]
     assert outcomes[0].ref == outcomes[1].ref
@@ -81,7 +81,7 @@ def test_inputs_other_than_those_a_stage_takes_are_refused_by_name(inputs: dict[
         capitals.key(TextSettings(), inputs)
 
 
-def test_the_second_request_is_cached_and_does_not_call_the_function(store: LocalStore) -> None:
+def test_the_second_request_is_cached_and_does_not_call_the_function(store: Store) -> None:
     calls = Calls()
     first = letters.run(store, TextSettings("x"), {}, resources=calls)
     second = letters.run(store, TextSettings("x"), {}, resources=calls)
@@ -89,7 +89,7 @@ def test_the_second_request_is_cached_and_does_not_call_the_function(store: Loca
     assert second.manifest == first.manifest
 
 
-def test_the_manifest_records_inputs_settings_counts_and_the_code(store: LocalStore) -> None:
+def test_the_manifest_records_inputs_settings_counts_and_the_code(store: Store) -> None:
     calls = Calls()
     source = letters.run(store, TextSettings("x"), {}, resources=calls).ref
     manifest = capitals.run(store, TextSettings("y"), {"source": source}, resources=calls).manifest
@@ -101,7 +101,7 @@ def test_the_manifest_records_inputs_settings_counts_and_the_code(store: LocalSt
     assert [entry.name for entry in manifest.files] == ["text"]
 
 
-def test_a_stage_without_settings_can_be_asked_for_twice(store: LocalStore) -> None:
+def test_a_stage_without_settings_can_be_asked_for_twice(store: Store) -> None:
     calls = Calls()
     source = letters.run(store, TextSettings("x"), {}, resources=calls).ref
     inputs = {"parts": RefSet((source,), "union"), "first": source}
@@ -109,7 +109,7 @@ def test_a_stage_without_settings_can_be_asked_for_twice(store: LocalStore) -> N
     assert joined.run(store, None, inputs, resources=calls).manifest == made.manifest
 
 
-def test_a_change_that_leads_to_the_same_content_stops_at_the_stage_where_it_does(store: LocalStore) -> None:
+def test_a_change_that_leads_to_the_same_content_stops_at_the_stage_where_it_does(store: Store) -> None:
     calls = Calls()
     lower, upper = (letters.run(store, TextSettings(text), {}, resources=calls).ref for text in ("x", "X"))
     settings = TextSettings()
@@ -122,7 +122,7 @@ def test_a_change_that_leads_to_the_same_content_stops_at_the_stage_where_it_doe
     assert (first.cached, second.cached, calls.seen) == (False, True, ["X"])
 
 
-def test_a_stage_that_raises_leaves_nothing_in_the_store_and_can_be_run_again(store: LocalStore) -> None:
+def test_a_stage_that_raises_leaves_nothing_in_the_store_and_can_be_run_again(store: Store) -> None:
     calls = Calls(before=fail(ValueError("no such luck")))
     with pytest.raises(ValueError, match="no such luck"):
         letters.run(store, TextSettings("x"), {}, resources=calls)
@@ -138,7 +138,7 @@ def test_a_stage_that_raises_leaves_nothing_in_the_store_and_can_be_run_again(st
     assert [entry.name for entry in outcome.manifest.files] == ["text"]
 
 
-def test_refresh_computes_again_and_replaces_the_artefact(store: LocalStore) -> None:
+def test_refresh_computes_again_and_replaces_the_artefact(store: Store) -> None:
     calls = Calls()
     first = letters.run(store, TextSettings("x"), {}, resources=calls)
     (store.folder(first.ref) / "text").write_text("y")  # damage of the same size, which no cache notices
@@ -147,7 +147,7 @@ def test_refresh_computes_again_and_replaces_the_artefact(store: LocalStore) -> 
     assert (store.folder(first.ref) / "text").read_text() == "x"
 
 
-def test_an_artefact_that_is_there_is_found_without_waiting_for_a_refresh_of_it(store: LocalStore) -> None:
+def test_an_artefact_that_is_there_is_found_without_waiting_for_a_refresh_of_it(store: Store) -> None:
     first = letters.run(store, TextSettings("x"), {}, resources=Calls())
     found = []
 
@@ -158,14 +158,14 @@ def test_an_artefact_that_is_there_is_found_without_waiting_for_a_refresh_of_it(
     assert [(outcome.cached, outcome.manifest) for outcome in found] == [(True, first.manifest)]
 
 
-def test_a_refresh_that_raises_keeps_the_artefact_that_was_there(store: LocalStore) -> None:
+def test_a_refresh_that_raises_keeps_the_artefact_that_was_there(store: Store) -> None:
     first = letters.run(store, TextSettings("x"), {}, resources=Calls())
     with pytest.raises(RuntimeError):
         letters.run(store, TextSettings("x"), {}, resources=Calls(before=fail(RuntimeError())), refresh=True)
     assert letters.find(store, TextSettings("x"), {}) == first.manifest
 
 
-def test_an_artefact_whose_file_was_cut_is_made_again(store: LocalStore) -> None:
+def test_an_artefact_whose_file_was_cut_is_made_again(store: Store) -> None:
     first = letters.run(store, TextSettings("long"), {}, resources=Calls())
     (store.folder(first.ref) / "text").write_text("lo")
     again = letters.run(store, TextSettings("long"), {}, resources=Calls())
@@ -173,7 +173,7 @@ def test_an_artefact_whose_file_was_cut_is_made_again(store: LocalStore) -> None
     assert (store.folder(first.ref) / "text").read_text() == "long"
 
 
-def test_a_listener_is_told_how_much_of_the_work_is_done(store: LocalStore) -> None:
+def test_a_listener_is_told_how_much_of_the_work_is_done(store: Store) -> None:
     seen: list[float] = []
     outcome = letters.run(
         store,
@@ -185,7 +185,7 @@ def test_a_listener_is_told_how_much_of_the_work_is_done(store: LocalStore) -> N
     assert not outcome.cached and seen == [50.0]
 
 
-def test_threads_that_ask_for_one_artefact_at_once_compute_it_once(store: LocalStore) -> None:
+def test_threads_that_ask_for_one_artefact_at_once_compute_it_once(store: Store) -> None:
     calls = Calls()
     ready = threading.Barrier(4)
     outcomes = []
@@ -204,7 +204,7 @@ def test_threads_that_ask_for_one_artefact_at_once_compute_it_once(store: LocalS
 
 
 @pytest.fixture
-def ask(store: LocalStore) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def ask(store: Store) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts a process that asks for the same artefact as all others."""
     processes: list[subprocess.Popen[str]] = []
 
@@ -232,7 +232,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def test_of_two_processes_that_ask_for_one_artefact_the_second_waits_and_finds_it(
-    store: LocalStore, ask: Callable[[], subprocess.Popen[str]]
+    store: Store, ask: Callable[[], subprocess.Popen[str]]
 ) -> None:
     first = ask()
     assert line(first) == "working"
@@ -244,7 +244,7 @@ def test_of_two_processes_that_ask_for_one_artefact_the_second_waits_and_finds_i
 
 
 def test_the_work_of_a_killed_process_is_taken_over_by_the_one_that_waits(
-    store: LocalStore, ask: Callable[[], subprocess.Popen[str]]
+    store: Store, ask: Callable[[], subprocess.Popen[str]]
 ) -> None:
     first = ask()
     assert line(first) == "working"

@@ -14,7 +14,7 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
 from tasks.session import artifact
-from tasks.settings import load_settings
+from tasks.settings import load_settings, parse_assignments
 from tasks.suggest import (
     batch_for,
     candidates_of,
@@ -76,7 +76,7 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
 
 def test_a_run_without_a_preset_takes_the_suggestion_and_asks_once(home: Home, tmp_path: Path) -> None:
     source = write_texts(tmp_path / "texts")
-    settings = load_settings(None, [*OPEN])
+    settings = load_settings(None, parse_assignments([*OPEN]))
     ran = run_prepare(home, source, settings)
     with direct_session(home) as session:
         suggestion = artifact(pipeline.suggest_training(session, settings, ran.prepared))
@@ -95,7 +95,7 @@ def test_a_run_without_a_preset_takes_the_suggestion_and_asks_once(home: Home, t
 
 
 def test_steps_are_timed_in_the_processes_that_will_train(home: Home, tmp_path: Path) -> None:
-    settings = load_settings(None, [*OPEN, "model.preset=tiny", "execution.processes=3"])
+    settings = load_settings(None, parse_assignments([*OPEN, "model.preset=tiny", "execution.processes=3"]))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
     refused = pytest.raises(UserError, match=r"execution\.processes is 3: 3 processes cannot share the 8 sequences")
     with direct_session(home) as session, refused:
@@ -106,13 +106,13 @@ def test_what_is_computed_in_another_way_is_another_device() -> None:
     assert ExecutionSettings(halve_batch=False, keep=5).words() == ""
     assert ExecutionSettings(compile=True).words() == "compiled"
     assert (
-        ExecutionSettings(2, recompute=True, sharding="fsdp").words()
+        ExecutionSettings(processes=2, recompute=True, sharding="fsdp").words()
         == "2 processes by fsdp, activations computed again"
     )
 
 
 def test_given_steps_need_no_measurement(home: Home, tmp_path: Path) -> None:
-    settings = load_settings(None, ["curate.validation_share=0.3", "train.max_steps=3"])
+    settings = load_settings(None, parse_assignments(["curate.validation_share=0.3", "train.max_steps=3"]))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
     with direct_session(home) as session:
         suggestion = artifact(pipeline.suggest_training(session, settings, ran.prepared))
@@ -122,7 +122,7 @@ def test_given_steps_need_no_measurement(home: Home, tmp_path: Path) -> None:
 
 
 def test_a_corpus_that_grows_a_little_keeps_its_suggestion(home: Home, tmp_path: Path) -> None:
-    settings = load_settings(None, [*OPEN])
+    settings = load_settings(None, parse_assignments([*OPEN]))
     refs = []
     for count in (9, 10):
         ran = run_prepare(home, write_texts(tmp_path / "texts", range(count)), settings)

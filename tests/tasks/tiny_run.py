@@ -18,7 +18,7 @@ from storage.manifest import ArtifactRef
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.resources import Resources
 from tasks.session import Planner, Session, StageReport, artifact
-from tasks.settings import Settings, load_settings
+from tasks.settings import Settings, load_settings, parse_assignments
 
 TEXT = """the shepherd counts his sheep at dusk and closes the fold before rain comes over the hill while a dog
 watches from the gate and every lamb finds its mother in the straw near the old stone wall"""
@@ -54,7 +54,7 @@ def write_texts(folder: Path, numbers: Collection[int] = range(12)) -> Path:
 
 def tiny_settings(*assignments: str) -> Settings:
     """The settings of a tiny run; later assignments win."""
-    return load_settings(None, [*SETTINGS, *assignments])
+    return load_settings(None, parse_assignments([*SETTINGS, *assignments]))
 
 
 def home_at(folder: Path) -> Home:

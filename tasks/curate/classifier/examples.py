@@ -70,7 +70,7 @@ def file_identities(side: str, paths: Sequence[Path]) -> tuple[str, ...]:
     Raises:
         ExamplesError: if one is not there, or is nothing that can be read.
     """
-    return tuple(sorted({f"{_form(side, path)} {sha256_file(path)}" for path in _files(side, paths)}))
+    return tuple(sorted({f"{_form(side, path)} {sha256_file(path)}" for path in example_files(side, paths)}))
 
 
 def read_examples(side: str, paths: Sequence[Path]) -> Examples:
@@ -86,7 +86,7 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
     places: dict[bytes, str] = {}
     chosen: dict[bytes, str] = {}
     repeated = empty = held = 0
-    for path in _files(side, paths):
+    for path in example_files(side, paths):
         for place, raw in _raw_texts(side, path):
             text = normalise_text(raw[: 2 * READ_CHARS], "text")[:READ_CHARS]
             if not text.strip():
@@ -146,7 +146,7 @@ def _without_near_duplicates(texts: list[str]) -> list[str]:
     return [text for text, is_kept in zip(texts, kept, strict=True) if is_kept]
 
 
-def _files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
+def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic.dataclasses import dataclass
 
-@dataclass(frozen=True)
+from tasks.option import STRICT, option
+
+
+@dataclass(frozen=True, config=STRICT)
 class ClassifierSettings:
-    """Examples that a classifier of documents learns from; without any there is no classifier.
+    """Examples to train a document classifier on; without any there is no classifier.
 
-    Attributes:
-        good: files or folders, one a line, with texts as they are wanted. A text file is one example; JSON lines and
-            Parquet hold one in each row, in the column `text`.
-        bad: the same, with texts as they are not wanted.
+    A text file is one example; JSON Lines and Parquet hold one per row, in the column `text`.
     """
 
-    good: str = ""
-    bad: str = ""
+    good: str = option("", "Files or folders, one per line, with examples of wanted text.")
+    bad: str = option("", "Files or folders, one per line, with examples of unwanted text.")
 
     def __post_init__(self) -> None:
         if bool(self.good_paths) != bool(self.bad_paths):

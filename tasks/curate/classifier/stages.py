@@ -34,7 +34,7 @@ logger = logging.getLogger("sheepfold")
 
 @dataclass(frozen=True)
 class ClassifierStageSettings:
-    """Identity of the examples; where they lie comes as a resource.
+    """Identity of the examples.
 
     Attributes:
         good, bad: how each file is read, and its digest; sorted.
@@ -58,10 +58,12 @@ class ScoreSettings:
     """Settings of the stage; there are none: the classifier is an input."""
 
 
-@stage("classifier", version=1)
-def classifier(work: Work, settings: ClassifierStageSettings) -> str:
+@stage("classifier", version=1, unkeyed=("good_files", "bad_files"))
+def classifier(
+    work: Work, settings: ClassifierStageSettings, *, good_files: ArtifactRef, bad_files: ArtifactRef
+) -> str:
     """Learn good from bad texts by the user's examples, and measure how well that went."""
-    good_paths, bad_paths = work.resources.classifier_examples
+    good_paths, bad_paths = (work.files(ref) for ref in (good_files, bad_files))
     good, bad = read_examples("good", good_paths), read_examples("bad", bad_paths)
     refuse_shared(good, bad)
     trained = train(good.texts, bad.texts, lambda done, total: work.progress.update(done, total, "fits"))
@@ -88,7 +90,7 @@ def classifier(work: Work, settings: ClassifierStageSettings) -> str:
     return sha256_file(work.out / WEIGHTS_FILE)
 
 
-@stage("score", version=1, unit="document")
+@stage("score", version=1, unit="document", tables={SCORES_FILE: SCORES})
 def score(work: Work, settings: ScoreSettings, *, documents: ArtifactRef, classifier: ArtifactRef) -> str:
     """Score the documents of one segment: the probability that each is good."""
     source = work.folder(documents) / DOCUMENTS_FILE

@@ -26,12 +26,15 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
 from storage.errors import UserError
 from tasks.ingest.sources.documents import SCHEME, DocumentsSource
 from tasks.ingest.sources.git import GitSource
 from tasks.ingest.sources.ignore import Patterns, split_patterns
 from tasks.ingest.sources.objects import ObjectSource
 from tasks.ingest.sources.walk import Filters, FolderRoot, Root, Walk, walk_roots
+from tasks.option import STRICT, option
 
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
@@ -39,22 +42,21 @@ _SSH = frozenset({"ssh", "git+ssh"})  # whose addresses name a user, without a p
 _PASSWORD = re.compile(r"([^/:@\s]+:)[^/@\s]+@")  # of an address whose scheme was forgotten
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(frozen=True, config=STRICT)
 class WalkSettings:
-    """Which files of the sources are wanted. Files that are named as a source themselves always are.
+    """Selection of files within the sources. A file that is itself named as a source is always selected."""
 
-    Attributes:
-        include: Patterns as in a .gitignore, one per line or with commas between them, tried from each source's
-            top; only files that match are read. Empty: every file.
-        exclude: Patterns of files and folders to leave out, written alike.
-        respect_gitignore: Leave out what the .gitignore files of a git work tree name. That is a folder with a .git
-            that is a source or lies in one; tracked files that a .gitignore names are left out too. Neither
-            .git/info/exclude nor a .gitignore above the source counts.
-    """
-
-    include: str = ""
-    exclude: str = ""
-    respect_gitignore: bool = True
+    include: str = option(
+        "",
+        "Patterns of the files to read, as in a .gitignore, one per line or separated by commas, matched from each"
+        " source's top; empty reads every file.",
+    )
+    exclude: str = option("", "Patterns of files and folders to leave out, written alike.")
+    respect_gitignore: bool = option(
+        True,
+        "Leave out what the .gitignore files of a git work tree name, tracked files included; .git/info/exclude "
+        "and files above the source do not count.",
+    )
 
     def filters(self) -> Filters:
         """The settings ready for use.

@@ -16,6 +16,7 @@ from ingest_run import Ingestion, contents, home_at, prose, settings_of, write
 from flows import pipeline
 from flows.corpus import Documents, read_documents
 from flows.corpus_import import corpora_of
+from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
@@ -194,7 +195,7 @@ def test_refresh_reads_all_of_it_again_and_finds_the_same(home: Home, docs: Path
 
 def test_the_store_is_sound_after_an_import(home: Home, docs: Path) -> None:
     done = run(home, docs)
-    assert [check.problems for check in check_store(done.session.store)] == [[]] * 5
+    assert [check.problems for check in check_store(done.session.store, stage_facts())] == [[]] * 5
     ref = artifact(done.read.segments[0])
     assert manifest_of(done.session.store, ref).counts["rows"] == 8
 

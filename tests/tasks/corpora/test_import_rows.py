@@ -25,6 +25,7 @@ from tasks.corpora.importing import cut_imports
 from tasks.corpora.parts import GZIP, LINES, PARQUET, ZSTD, Part, parts_of, unchanged
 from tasks.corpora.rows import Row, Unusable, read_part
 from tasks.corpora.settings import DocumentsSettings
+from tasks.settings import SettingsError, load_settings
 
 TEXT = DocumentsSettings()
 
@@ -353,8 +354,8 @@ def test_whole_files_are_gathered_and_parts_stand_alone() -> None:
     "values", [{"text_column": ""}, {"kind": "poem"}, {"max_row_bytes": 0}, {"max_unpacked_bytes": -1}]
 )
 def test_impossible_settings_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"documents\.{next(iter(values))}"):
-        DocumentsSettings(**values)
+    with pytest.raises(SettingsError, match=rf"documents\.{next(iter(values))} is .*, expected "):
+        load_settings(None, {"documents": values})
 
 
 def test_a_format_is_known_by_its_content(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.schemas import SELECTION, TOKENS
-from storage.store import LocalStore
+from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.stage import Work, stage
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
@@ -126,8 +126,8 @@ class Corpus:
     groups: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def store(self) -> LocalStore:
-        return LocalStore(self.folder)
+    def store(self) -> Store:
+        return Store(self.folder)
 
     def _name(self, *parts: Any) -> Named:
         return Named(hashlib.sha256(repr(parts).encode()).hexdigest())

@@ -21,7 +21,7 @@ from model.data import IGNORE
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import SEQUENCES, TOKEN_COUNTS
-from storage.store import LocalStore, StoreError
+from storage.store import Store, StoreError
 from tasks.curate.kept import kept_documents, kept_rows
 from tasks.tokens.dataset import DatasetIndexSettings
 from tasks.tokens.documents import count_ids, kept_tokens
@@ -476,9 +476,9 @@ def test_a_document_in_two_shards_neither_of_which_was_noted_is_an_error(folder:
 
 
 @pytest.fixture(scope="module")
-def shelves(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalStore, list[ArtifactRef], list[ArtifactRef]]:
+def shelves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, list[ArtifactRef], list[ArtifactRef]]:
     """Some shards of the same few documents, and some selections of them, drawn by lot."""
-    store = LocalStore(tmp_path_factory.mktemp("shelves"))
+    store = Store(tmp_path_factory.mktemp("shelves"))
     lot = random.Random(5)
     shards, selections = [], []
     for number in range(10):
@@ -492,7 +492,7 @@ def shelves(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalStore, list[
 @given(data=st.data(), told=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_documents_are_found_where_the_reader_of_rows_finds_them(
-    shelves: tuple[LocalStore, list[ArtifactRef], list[ArtifactRef]], data: st.DataObject, told: bool
+    shelves: tuple[Store, list[ArtifactRef], list[ArtifactRef]], data: st.DataObject, told: bool
 ) -> None:
     store, shards, selections = shelves
     refs = data.draw(st.lists(st.sampled_from(shards), max_size=4))

@@ -13,7 +13,7 @@ from dataset_samples import Built, Corpus, document
 
 from model.data import IGNORE
 from model.order import Group, Order
-from tasks.settings import DatasetSettings, SettingsError, load_settings
+from tasks.settings import DatasetSettings, SettingsError, load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings
 from tasks.tokens.index import ReadGroup, groups_of
 from tasks.tokens.mix import MixSettings
@@ -128,7 +128,7 @@ def test_steps_are_counted_over_an_epoch_that_memory_does_not_hold() -> None:
 
 
 def test_the_settings_of_a_run_say_how_documents_are_packed() -> None:
-    found = load_settings(None, ["dataset.packing=concat", "dataset.drop_last=true"])
+    found = load_settings(None, parse_assignments(["dataset.packing=concat", "dataset.drop_last=true"]))
     settings = DatasetIndexSettings.of(T, found.dataset, found.mix)
     assert settings == DatasetIndexSettings(T, "concat", 0, True, None)
 
@@ -150,5 +150,5 @@ def test_a_mix_is_one_if_it_names_groups() -> None:
 )
 def test_settings_that_do_not_go_together_are_refused(items: list[str], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_settings(None, items)
+        load_settings(None, parse_assignments(items))
     assert str(caught.value).startswith(message)

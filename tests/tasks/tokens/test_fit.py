@@ -18,7 +18,7 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import SELECTION
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.resources import Resources
 from tasks.settings import TokenizerSettings
 from tasks.stage import Outcome, Work, stage
@@ -85,7 +85,7 @@ def resources(tmp_path: Path) -> Iterator[Resources]:
 @pytest.fixture
 def fit(resources: Resources) -> Fit:
     """Fits on segments of texts; all of them are trained on unless `splits` says otherwise."""
-    store = LocalStore(Path(resources.home.store))
+    store = Store(Path(resources.home.store))
 
     def run(
         segments: Sequence[Sequence[str]], asked: FitSettings, splits: dict[str, str] | None = None
@@ -155,7 +155,7 @@ def test_no_training_document_is_told(fit: Fit) -> None:
 
 def test_the_choice_is_told_beside_the_tokeniser(fit: Fit, resources: Resources) -> None:
     made, found = fit([TEXTS], FitSettings(reserved=2))
-    told = json.loads((LocalStore(Path(resources.home.store)).folder(made.ref) / "choice.json").read_text())
+    told = json.loads((Store(Path(resources.home.store)).folder(made.ref) / "choice.json").read_text())
     assert told == {
         "kind": "char",
         "why": "character level: 80 bytes of training text are less than 200,000",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.settings import SettingsError, load_settings
+from tasks.settings import SettingsError, load_settings, parse_assignments
 from tasks.tokens.mix import MixError, MixSettings, parse_shares, plan_reads, realised
 
 TOKENS = {"code": 10_000, "notes": 500, "prose": 40_000}
@@ -68,15 +68,15 @@ def test_of_long_names_and_numbers_only_the_beginning_is_repeated(text: str) -> 
     ],
 )
 def test_settings_that_ask_for_nothing_possible_are_refused(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        MixSettings(**{"by": "kind", **values})
+    with pytest.raises(SettingsError, match=told):
+        load_settings(None, {"mix": {"by": "kind", **values}})
 
 
 def test_a_mix_is_a_section_of_the_settings() -> None:
-    found = load_settings(None, ["mix.by=kind", "mix.weights=code=0.3,prose=0.7"])
+    found = load_settings(None, parse_assignments(["mix.by=kind", "mix.weights=code=0.3,prose=0.7"]))
     assert found.mix == MixSettings(by="kind", weights="code=0.3,prose=0.7")
     with pytest.raises(SettingsError, match=r"mix\.weights"):
-        load_settings(None, ["mix.by=kind", "mix.weights=code"])
+        load_settings(None, parse_assignments(["mix.by=kind", "mix.weights=code"]))
 
 
 def test_without_a_mix_each_sequence_is_read_once() -> None:

@@ -22,7 +22,7 @@ from tokenizers import models, pre_tokenizers
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
-from storage.store import LocalStore
+from storage.store import Store
 from tasks.resources import Resources
 from tasks.stage import Work, stage
 from tasks.tokens import engine_choice, engines, shards
@@ -293,7 +293,7 @@ def resources(tmp_path: Path) -> Iterator[Resources]:
 
 
 def run_stage(resources: Resources, kind: str, texts: list[str]) -> tuple[Manifest, Callable[[ArtifactRef], Path]]:
-    store = LocalStore(Path(resources.home.store))
+    store = Store(Path(resources.home.store))
     inputs = {
         "documents": some_documents.run(store, texts, {}, resources=resources).ref,
         "tokenizer": some_tokenizer.run(store, kind, {}, resources=resources).ref,

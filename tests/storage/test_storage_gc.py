@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 
-from storage.garbage import find_garbage, remove_garbage, sizes
+from storage.gc import find_garbage, remove_garbage, sizes
 from storage.locks import owner_lock
-from storage.manifest import ArtifactRef, RefSet
-from storage.store import LocalStore, StoreError
+from storage.manifest import ArtifactRef, RefSet, StageFacts
+from storage.store import Store, StoreError
 from storage.verify import check_store
 
 Put = Callable[..., ArtifactRef]
+FACTS = {
+    "evaluate": StageFacts(keep_with=("checkpoint", "evalset")),
+    "complete": StageFacts(keep_with=("checkpoint",)),
+    "generate": StageFacts(keep_with=("parts",)),
+}
 
 
 @pytest.fixture
@@ -39,26 +44,26 @@ def refs(put: Put) -> dict[str, ArtifactRef]:
 
 
 @pytest.fixture
-def named(store: LocalStore, refs: dict[str, ArtifactRef]) -> dict[str, ArtifactRef]:
+def named(store: Store, refs: dict[str, ArtifactRef]) -> dict[str, ArtifactRef]:
     """The same, with the names of a corpus whose last run was complete."""
     store.write_ref("corpus/default", {"snapshot": [asdict(refs["corpus"])], "train": [asdict(refs["model"])]})
     store.write_ref("evalset/default", asdict(refs["evalset"]))
     return refs
 
 
-def garbage_of(store: LocalStore, refs: dict[str, ArtifactRef], **options: Any) -> set[str]:
+def garbage_of(store: Store, refs: dict[str, ArtifactRef], **options: Any) -> set[str]:
     """Names of what can be removed."""
     names = {(ref.stage, ref.key): name for name, ref in refs.items()}
-    return {names[item] for item in find_garbage(store, **{"roots": (), "grace": -1.0, **options}).artefacts}
+    return {
+        names[item] for item in find_garbage(store, **{"roots": (), "facts": FACTS, "grace": -1.0, **options}).artefacts
+    }
 
 
-def test_what_no_name_leads_to_is_garbage(store: LocalStore, named: dict[str, ArtifactRef]) -> None:
+def test_what_no_name_leads_to_is_garbage(store: Store, named: dict[str, ArtifactRef]) -> None:
     assert garbage_of(store, named) == {"old", "before", "frozen", "former"}
 
 
-def test_without_names_all_is_garbage_but_what_the_roots_lead_to(
-    store: LocalStore, refs: dict[str, ArtifactRef]
-) -> None:
+def test_without_names_all_is_garbage_but_what_the_roots_lead_to(store: Store, refs: dict[str, ArtifactRef]) -> None:
     assert garbage_of(store, refs) == set(refs)
     model = refs["model"]
     left = set(refs) - garbage_of(store, refs, roots=[(model.stage, model.key)])
@@ -66,49 +71,47 @@ def test_without_names_all_is_garbage_but_what_the_roots_lead_to(
 
 
 def test_what_was_used_a_moment_ago_stays_with_all_that_it_was_made_from(
-    store: LocalStore, named: dict[str, ArtifactRef]
+    store: Store, named: dict[str, ArtifactRef]
 ) -> None:
     for name, ref in named.items():
         os.utime(store.folder(ref) / "manifest.json", (1_000, 1_000))
         assert name in named
     assert garbage_of(store, named, grace=3600) == {"old", "before", "frozen", "former"}
-    assert store.use(named["before"])
+    assert store.touch(named["before"])
     assert garbage_of(store, named, grace=3600) == {"frozen", "former"}
 
 
-def test_what_unfinished_work_reads_stays_while_somebody_owns_it(
-    store: LocalStore, named: dict[str, ArtifactRef]
-) -> None:
+def test_what_unfinished_work_reads_stays_while_somebody_owns_it(store: Store, named: dict[str, ArtifactRef]) -> None:
     with store.workspace("dataset", "0123") as workspace:
         store.note_inputs(workspace, [named["before"]])
         assert garbage_of(store, named) == {"frozen", "former"}
-        assert find_garbage(store, (), grace=-1).work == []
-    found = find_garbage(store, (), grace=-1)
+        assert find_garbage(store, (), FACTS, grace=-1).work == []
+    found = find_garbage(store, (), FACTS, grace=-1)
     assert [(item.stage, item.key) for item in found.work] == [("dataset", "0123")]
     remove_garbage(store, found, grace=-1)
     assert store.unfinished() == []
 
 
-def test_what_somebody_works_on_is_left(store: LocalStore, named: dict[str, ArtifactRef]) -> None:
-    found = find_garbage(store, (), grace=-1)
+def test_what_somebody_works_on_is_left(store: Store, named: dict[str, ArtifactRef]) -> None:
+    found = find_garbage(store, (), FACTS, grace=-1)
     old = (named["old"].stage, named["old"].key)
     with owner_lock(store.root / ".locks" / f"{old[0]}-{old[1]}.lock"):
         assert remove_garbage(store, found, grace=-1) == [old]
     assert store.find(*old) is not None
 
 
-def test_after_it_the_rest_is_whole_and_there_is_no_more(store: LocalStore, named: dict[str, ArtifactRef]) -> None:
+def test_after_it_the_rest_is_whole_and_there_is_no_more(store: Store, named: dict[str, ArtifactRef]) -> None:
     before = {item.stage: item.artefacts for item in sizes(store)}
-    assert remove_garbage(store, find_garbage(store, (), grace=-1), grace=-1) == []
-    assert [problem for check in check_store(store) for problem in check.problems] == []
-    assert find_garbage(store, (), grace=-1).artefacts == []
+    assert remove_garbage(store, find_garbage(store, (), FACTS, grace=-1), grace=-1) == []
+    assert [problem for check in check_store(store, FACTS) for problem in check.problems] == []
+    assert find_garbage(store, (), FACTS, grace=-1).artefacts == []
     after = {item.stage: item.artefacts for item in sizes(store)}
     assert (before["extract"], after["extract"]) == (3, 2)
     assert (before["evaluate"], after["evaluate"]) == (2, 1)
 
 
 def test_what_is_needed_stays_although_it_is_damaged_with_what_it_was_made_from(
-    store: LocalStore, named: dict[str, ArtifactRef]
+    store: Store, named: dict[str, ArtifactRef]
 ) -> None:
     expected = garbage_of(store, named)
     (store.folder(named["one"]) / "pages").write_bytes(b"cut")
@@ -121,35 +124,35 @@ def test_what_is_needed_stays_although_it_is_damaged_with_what_it_was_made_from(
     assert garbage_of(store, named) == expected
 
 
-def test_what_is_damaged_and_not_needed_goes(store: LocalStore, named: dict[str, ArtifactRef]) -> None:
+def test_what_is_damaged_and_not_needed_goes(store: Store, named: dict[str, ArtifactRef]) -> None:
     (store.folder(named["old"]) / "pages").unlink()
     assert garbage_of(store, named) == {"old", "before", "frozen", "former"}
-    remove_garbage(store, find_garbage(store, (), grace=-1), grace=-1)
+    remove_garbage(store, find_garbage(store, (), FACTS, grace=-1), grace=-1)
     assert len(store.keys("extract")) == 2
 
 
 def test_nothing_goes_while_the_manifest_of_something_needed_cannot_be_read(
-    store: LocalStore, named: dict[str, ArtifactRef]
+    store: Store, named: dict[str, ArtifactRef]
 ) -> None:
     (store.folder(named["model"]) / "manifest.json").write_text("{ torn")
     with pytest.raises(StoreError, match=r"train/\w+ is needed and its manifest cannot be read .* verify --repair"):
-        find_garbage(store, (), grace=-1)
+        find_garbage(store, (), FACTS, grace=-1)
     (store.folder(named["former"]) / "manifest.json").write_text("{ torn")  # nobody needs this one
     store.remove_ref("corpus/default")
     store.remove_ref("evalset/default")
-    assert find_garbage(store, (), grace=-1).artefacts
+    assert find_garbage(store, (), FACTS, grace=-1).artefacts
 
 
 def test_what_is_taken_up_while_others_go_keeps_what_it_was_made_from(
-    store: LocalStore, named: dict[str, ArtifactRef]
+    store: Store, named: dict[str, ArtifactRef]
 ) -> None:
     for ref in named.values():
         os.utime(store.folder(ref) / "manifest.json", (1_000, 1_000))
-    found = find_garbage(store, (), grace=3600)
-    assert store.use(named["frozen"])
+    found = find_garbage(store, (), FACTS, grace=3600)
+    assert store.touch(named["frozen"])
     left = remove_garbage(store, found, grace=3600)
     assert {key for _, key in left} == {named[name].key for name in ("frozen", "before", "old")}
-    assert [problem for check in check_store(store) for problem in check.problems] == []
+    assert [problem for check in check_store(store, FACTS) for problem in check.problems] == []
 
 
 class Killed(BaseException):
@@ -157,11 +160,11 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_removal_of_a_file_or_folder_it_leaves_whole_artefacts_and_is_finished_by_the_next(
-    store: LocalStore, named: dict[str, ArtifactRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, named: dict[str, ArtifactRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(100):
         root = shutil.copytree(store.root, tmp_path / f"copy-{number}")
-        copy = LocalStore(root)
+        copy = Store(root)
         left = number
 
         def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,15 +182,22 @@ def test_killed_at_any_removal_of_a_file_or_folder_it_leaves_whole_artefacts_and
             for name in ("unlink", "rmdir", "fsync"):
                 patch.setattr(os, name, counted(getattr(os, name)))
             try:
-                remove_garbage(copy, find_garbage(copy, (), grace=-1), grace=-1)
+                remove_garbage(copy, find_garbage(copy, (), FACTS, grace=-1), grace=-1)
                 done = True
             except Killed:
                 pass
-        gone = [problem for check in check_store(copy) if check.name == "inputs present" for problem in check.problems]
+        gone = [
+            problem
+            for check in check_store(copy, FACTS)
+            if check.name == "inputs present"
+            for problem in check.problems
+        ]
         assert gone == [], f"killed at call {number}"
         assert all(copy.find(ref.stage, ref.key) for name, ref in named.items() if name in ("one", "model", "words"))
-        remove_garbage(copy, find_garbage(copy, (), grace=-1), grace=-1)
-        assert [problem for check in check_store(copy) for problem in check.problems] == [], f"killed at call {number}"
+        remove_garbage(copy, find_garbage(copy, (), FACTS, grace=-1), grace=-1)
+        assert [problem for check in check_store(copy, FACTS) for problem in check.problems] == [], (
+            f"killed at call {number}"
+        )
         assert len(copy.keys("extract")) == 2
         if done:
             break

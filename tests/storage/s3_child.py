@@ -1,4 +1,4 @@
-"""Actions on a store elsewhere, in processes that can be killed: the child of `test_remote_kill`.
+"""Actions on a store elsewhere, in processes that can be killed: the child of `test_s3_kill`.
 
 It reads lines `ACTION<tab>ADDRESS<tab>CACHE<tab>TEXT` and does each in a process of its own, which the server knows
 by its user agent; it answers with the exit status, negative for a signal.
@@ -10,20 +10,20 @@ import os
 import sys
 from pathlib import Path
 
-import boto3  # noqa: F401  # once, not in each process
+import obstore  # noqa: F401  # once, not in each process
 from commit_child import KEY, REF, STAGE, make
 
-from storage.remote import RemoteStore
+from storage import s3
 
 
 def act(action: str, address: str, cache: str, text: str) -> None:
     """Carry out one action."""
-    os.environ["AWS_SDK_UA_APP_ID"] = f"pid-{os.getpid()}"
-    store = RemoteStore.at(address, Path(cache))
+    s3.CLIENT["user_agent"] = f"app/pid-{os.getpid()}"
+    store = s3.S3Store(address, Path(cache))
     if action == "ref":
         store.write_ref(REF, {"text": text})
     elif action == "remove":
-        store.remove(STAGE, KEY, keep_record=True)
+        store.remove(STAGE, KEY, keep_manifest=True)
     else:
         make(store, text, refresh=action == "refresh")
 

@@ -24,7 +24,7 @@ from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import read_tombstones
 from tasks.ingest.snapshot import snapshot
-from tasks.session import PrefectSession
+from tasks.run import Run
 from tasks.tokens.dataset import dataset
 from tasks.training import train
 
@@ -35,7 +35,7 @@ HOLDS = timedelta(hours=6)  # from telling to the training that comes of it, whi
 _DIGITS = 12  # of an id, by which documents are told apart
 
 
-def announce(session: PrefectSession, corpus: str, source: str, least: float) -> float:
+def announce(run: Run, source: str, least: float) -> float:
     """Tell that a corpus changed, if it did by so much.
 
     Args:
@@ -45,17 +45,17 @@ def announce(session: PrefectSession, corpus: str, source: str, least: float) ->
     Returns:
         The share that was told; 0 if none was.
     """
-    listing = session.produced.get(snapshot.name)
+    listing = run.produced.get(snapshot.name)
     if not least or not listing:
         return 0.0
-    now = listing[0]
-    share = untold_share(session.store, corpus, now)
+    now, corpus = listing[0], run.corpus
+    share = untold_share(run.store, corpus, now)
     if share < least:
         return 0.0
     event = change(corpus, source, share, now.key)
     with get_client(sync_client=True) as client:  # answered, so that what was not told is told by the next run
         client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
-    note_told(session.store, corpus, now)
+    note_told(run.store, corpus, now)
     get_run_logger().info("told that %.1f %% of the documents of %s changed", 100 * share, corpus)
     return share
 

@@ -1,0 +1,53 @@
+"""Answer a run whose every artefact is in the store with its last result: no server starts and nothing is drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flows.options import RetrainOptions
+from flows.report import replace
+from flows.retrain import plan
+from storage.digest import sha256_json
+from storage.versions import registered_versions
+from tasks.run import Run
+from tasks.settings import Settings
+
+RESULT_FILE = "result.json"
+COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")
+
+
+def _identity(run: Run, settings: Settings) -> dict[str, Any]:
+    """Return what a result rests on: artefacts, settings, and the registered models with their aliases."""
+    versions = [(item.name, item.version, item.aliases) for item in registered_versions(run.home)]
+    produced = {name: [asdict(ref) for ref in run.produced.get(name, ())] for name in COMPARED}
+    return {"produced": produced, "settings": sha256_json(settings.model_dump()), "versions": sha256_json(versions)}
+
+
+def _file(run: Run) -> Path:
+    return run.home.reports_of(run.corpus) / RESULT_FILE
+
+
+def keep_result(run: Run, settings: Settings, result: dict[str, Any]) -> None:
+    """Keep the result of a complete run beside its report."""
+    replace(_file(run), json.dumps({"identity": _identity(run, settings), "result": result}, ensure_ascii=False))
+
+
+def last_result(options: RetrainOptions) -> dict[str, Any] | None:
+    """Return the result of the last run if the same run now would compute nothing; None if it has to run."""
+    if options.base or options.refresh or options.retry_failed:
+        return None
+    planned = plan(options)
+    file = _file(planned)
+    if not all(line.cached for line in planned.reports.values()) or not file.is_file():
+        return None
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    if kept["identity"] != json.loads(json.dumps(_identity(planned, options.load()))):
+        return None
+    result: dict[str, Any] = kept["result"]
+    if result["completions"] and not Path(result["completions"]).is_file():
+        return None
+    stages = [{**asdict(line), "seconds": 0.0} for line in planned.reports.values()]
+    return {**result, "stages": stages, "notes": planned.notes}

@@ -1,0 +1,63 @@
+"""The flows `cleanup`, `forget` and `lm_eval`: upkeep of a home, and an external evaluation, under Prefect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flows.cli_common import model_folder
+from flows.context import check_attempts, flow
+from flows.finish import leave_markdown, leave_table
+from flows.options import CleanupOptions, ForgetOptions, LmEvalOptions
+from flows.stages import stage_facts
+from storage.home import Home
+from storage.store import open_store
+from tasks.machine import detect_device
+from tasks.upkeep.compact import compact_home
+from tasks.upkeep.forget import forget as forget_documents
+from tasks.upkeep.gc import collect_garbage
+
+
+@flow(CleanupOptions)
+def cleanup(options: CleanupOptions) -> dict[str, Any]:
+    """Join small segments, then remove what no corpus, registered model, run or unfinished work needs."""
+    check_attempts()
+    home = Home.from_environment(options.home)
+    store = open_store(home.store, home.cache)
+    dry_run = bool(options.dry_run)
+    compacted = compact_home(home, store, options.at_least, options.grace_days, dry_run)
+    cleared = collect_garbage(home, store, stage_facts(), options.grace_days, dry_run)
+    rows = [{name: item[name] for name in ("stage", "artefacts", "size", "garbage")} for item in cleared["sizes"]]
+    leave_table("store", "Artefacts and bytes by stage", rows)
+    can_be = "can be" if dry_run else "are"
+    leave_markdown(
+        "cleanup",
+        "Joined and removed artefacts",
+        f"{sum(map(len, compacted['joined'].values()))} segment(s) {can_be} joined into {len(compacted['joined'])}. "
+        f"{len(compacted['removed']) + cleared['artefacts']} artefact(s) and {cleared['work']} unfinished work(s), "
+        f"{cleared['bytes'] / 2**20:,.1f} MiB, {can_be} removed; {len(cleared['left'])} in use were left.\n",
+    )
+    return {"compacted": compacted, "cleared": cleared}
+
+
+@flow(ForgetOptions)
+def forget(options: ForgetOptions) -> dict[str, Any]:
+    """Take documents out of the store for good, and list the models that saw them."""
+    check_attempts()
+    home = Home.from_environment(options.home)
+    store = open_store(home.store, home.cache)
+    return forget_documents(home, store, options.thing, options.reason, options.corpus, bool(options.dry_run))
+
+
+@flow(LmEvalOptions)
+def lm_eval(options: LmEvalOptions) -> dict[str, Any]:
+    """Evaluate a model on tasks of lm-evaluation-harness."""
+    from flows.show import harness_table
+    from tasks.harness import evaluate_tasks, task_manager
+
+    names = [name.strip() for name in options.tasks.split(",") if name.strip()]
+    manager = task_manager(names, options.include or "")
+    folder = model_folder(options.home or "", options.model)
+    shots = -1 if options.shots is None else options.shots
+    results = evaluate_tasks(folder, detect_device(), names, manager, options.limit or 0, shots)
+    leave_markdown("lm-eval", f"{options.model} on {', '.join(names)}", harness_table(results))
+    return {"results": results}

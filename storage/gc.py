@@ -1,0 +1,243 @@
+"""Garbage collection: mark from the roots through manifests, and sweep what is not marked.
+
+Roots are the store's names, artefacts that the caller names (registered models, runs), the inputs of unfinished work,
+and everything that was made or used lately. Marked is what they were made from, down to the segments. Artefacts that
+describe others (an evaluation of a model) stay with their inputs, see `StageFacts.keep_with`. A needed artefact that is
+damaged stays, with its inputs: `verify --repair` has to find both.
+
+An artefact is removed before its inputs, and its manifest first, so the sweep may be killed anywhere and run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage.manifest import ArtifactRef, Manifest, StageFacts
+from storage.store import Store, StoreError, Unfinished
+from storage.tombstones import TOMBSTONES_REF
+
+GRACE_SECONDS = 7 * 24 * 3600.0
+
+Name = tuple[str, str]  # stage and key
+
+
+@dataclass(frozen=True)
+class StageSize:
+    """Number and bytes of a stage's artefacts, and of the garbage among them."""
+
+    stage: str
+    artefacts: int = 0
+    size: int = 0
+    garbage: int = 0
+    garbage_size: int = 0
+
+
+@dataclass
+class Garbage:
+    """What can be removed.
+
+    Attributes:
+        artefacts: each before its inputs.
+        inputs: of each of them, those that are garbage too.
+        work: unfinished work that has not been touched during the grace period.
+        removed: removed artefacts whose kept manifests no lineage leads to.
+        sizes: by stage.
+    """
+
+    artefacts: list[Name] = field(default_factory=list)
+    inputs: dict[Name, set[Name]] = field(default_factory=dict)
+    work: list[Unfinished] = field(default_factory=list)
+    removed: list[Name] = field(default_factory=list)
+    sizes: list[StageSize] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Bytes that would be freed."""
+        return sum(item.garbage_size for item in self.sizes) + sum(work.size for work in self.work)
+
+
+class _Manifests:
+    """The manifests of a store, by name and by content.
+
+    Attributes:
+        bare: folders without a manifest, of artefacts whose removal was interrupted.
+        unreadable: errors of manifests that cannot be read.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.by_name: dict[Name, Manifest] = {}
+        self.by_digest: dict[Name, list[Name]] = defaultdict(list)
+        self.bare: list[Name] = []
+        self.unreadable: dict[Name, str] = {}
+        for name in ((stage, key) for stage in store.stages() for key in store.keys(stage)):
+            try:
+                manifest = store.read_manifest(*name)
+            except StoreError as error:
+                self.unreadable[name] = str(error)
+                continue
+            if manifest is None:
+                self.bare.append(name)
+            else:
+                self.by_name[name] = manifest
+                self.by_digest[manifest.stage, manifest.digest].append(name)
+
+    def resolve(self, ref: ArtifactRef) -> Collection[Name]:
+        """Return an artefact, and those with its content if it is gone."""
+        name = (ref.stage, ref.key)
+        return [name] if name in self.by_name else [name, *self.by_digest.get((ref.stage, ref.digest), ())]
+
+    def mark(self, needed: Iterable[Name], marked: set[Name]) -> None:
+        """Add artefacts and everything they were made from to `marked`."""
+        waiting = list(needed)
+        while waiting:
+            name = waiting.pop()
+            if name in marked:
+                continue
+            marked.add(name)
+            manifest = self.by_name.get(name) or self.store.removed_manifest(*name)
+            for ref in manifest.input_refs() if manifest is not None else ():
+                waiting += self.resolve(ref)
+
+    def mark_companions(self, facts: Mapping[str, StageFacts], marked: set[Name]) -> None:
+        """Mark artefacts whose `keep_with` inputs are all marked, until there are no more."""
+        companions = {name: found for name, found in self.by_name.items() if _keep_with(facts, name[0])}
+        while True:
+            kept = [
+                name
+                for name, manifest in companions.items()
+                if name not in marked
+                and all(
+                    not marked.isdisjoint(self.resolve(ref))
+                    for argument in _keep_with(facts, name[0])
+                    if argument in manifest.inputs
+                    for ref in manifest.input_refs(argument)
+                )
+            ]
+            if not kept:
+                return
+            self.mark(kept, marked)
+
+    def sizes(self, garbage: Collection[Name]) -> list[StageSize]:
+        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        for name, manifest in self.by_name.items():
+            size, is_garbage = sum(entry.size for entry in manifest.files), name in garbage
+            for place, amount in enumerate((1, size, is_garbage, size * is_garbage)):
+                totals[manifest.stage][place] += amount
+        return [StageSize(stage, *total) for stage, total in sorted(totals.items())]
+
+
+def _keep_with(facts: Mapping[str, StageFacts], stage: str) -> tuple[str, ...]:
+    return facts[stage].keep_with if stage in facts else ()
+
+
+def sizes(store: Store) -> list[StageSize]:
+    """Return number and bytes of each stage's artefacts."""
+    return _Manifests(store).sizes(())
+
+
+def find_garbage(
+    store: Store, roots: Iterable[Name], facts: Mapping[str, StageFacts], grace: float = GRACE_SECONDS
+) -> Garbage:
+    """Return what nothing needs.
+
+    Args:
+        roots: artefacts that are needed although no name of the store leads to them.
+        facts: by stage.
+        grace: seconds for which everything stays that was made or used, unfinished work too.
+
+    Raises:
+        StoreError: if the manifest of a needed artefact cannot be read, because its inputs are unknown then.
+    """
+    before = time.time() - grace
+    known = _Manifests(store)
+    idle = store.unfinished()
+    work = [*store.unfinished(owned=True), *(item for item in idle if item.touched > before)]
+    marked: set[Name] = set()
+    known.mark(
+        [
+            *roots,
+            *named(store),
+            *(name for item in work for name in (item.inputs or ())),
+            *((item.stage, item.key) for item in work),
+            *(name for name in (*known.by_name, *known.unreadable) if store.last_used(*name) > before),
+        ],
+        marked,
+    )
+    known.mark_companions(facts, marked)
+    for name in marked & known.unreadable.keys():
+        raise StoreError(
+            f"{'/'.join(name)} is needed and its manifest cannot be read ({known.unreadable[name]}), so its inputs are "
+            "unknown and nothing is removed: run `sheepfold verify --repair` first"
+        )
+    garbage = {name: found for name, found in known.by_name.items() if name not in marked}
+    inputs = {
+        name: {found for ref in manifest.input_refs() for found in known.resolve(ref)} & garbage.keys() - {name}
+        for name, manifest in garbage.items()
+    }
+    bare = [name for name in known.bare if name not in marked and store.last_used(*name) <= before]
+    return Garbage(
+        artefacts=[*_consumers_first(inputs), *bare],
+        inputs=inputs,
+        work=[item for item in idle if item.touched <= before],
+        removed=[name for name in store.removed() if name not in marked],
+        sizes=known.sizes(garbage),
+    )
+
+
+def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS) -> list[Name]:
+    """Remove garbage; returns what was left because it was used meanwhile, and the inputs of that."""
+    left: list[Name] = []
+    needed: set[Name] = set()
+    for name in garbage.artefacts:
+        if name not in needed and store.last_used(*name) <= time.time() - grace and _was_removed(store, name):
+            continue
+        left.append(name)
+        needed |= garbage.inputs.get(name, set())
+    for item in garbage.work:
+        store.remove_work(item.stage, item.key)
+    for stage, key in garbage.removed:
+        store.drop_removed(stage, key)
+    return left
+
+
+def _was_removed(store: Store, name: Name) -> bool:
+    try:
+        store.remove(*name)
+    except StoreError:
+        return False  # a process works on it
+    return True
+
+
+def named(store: Store) -> Iterator[Name]:
+    """Yield the artefacts that the names of a store lead to."""
+    for name in store.refs(""):
+        if name != TOMBSTONES_REF:
+            yield from _names_in(store.read_ref(name))
+
+
+def _names_in(value: Any) -> Iterator[Name]:
+    if isinstance(value, dict) and {"stage", "key", "digest"} <= value.keys():
+        yield value["stage"], value["key"]
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _names_in(item)
+
+
+def _consumers_first(inputs: dict[Name, set[Name]]) -> list[Name]:
+    """Sort artefacts topologically, each before its inputs."""
+    consumers = Counter(name for names in inputs.values() for name in names)
+    ready = [name for name in sorted(inputs) if not consumers[name]]
+    ordered = []
+    while ready:
+        name = ready.pop()
+        ordered.append(name)
+        for other in inputs[name]:
+            consumers[other] -= 1
+            if not consumers[other]:
+                ready.append(other)
+    return ordered
