@@ -47,7 +47,7 @@ def fail(error: BaseException) -> NoReturn:
 def checked_corpus(name: str) -> str:
     """The name of a corpus, refused before anything runs if it cannot be one."""
     with plain_errors():
-        from storage.catalog import check_corpus_name
+        from storage.home import check_corpus_name
 
         return check_corpus_name(name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.base import already_read, check_base, check_unread, continuing
+from flows.base import already_read, check_unread, continuing
 from flows.context import flow, open_run
 from flows.evaluate import evaluate_model, measure_beside
 from flows.finish import finish, result_of
@@ -15,8 +15,7 @@ from flows.prepare import prepare_source
 from flows.state import publish
 from flows.trace import trace_model
 from flows.train import train_model
-from storage.catalog import check_corpus_name
-from storage.home import Home
+from storage.home import Home, check_corpus_name
 from tasks.run import Run
 from tasks.settings import Settings
 
@@ -37,9 +36,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
         done, run_id = promote_model(run, checkpoint, evaluation, settings)
         made = sample(run, settings, checkpoint, prepared.evalset)
         model = f"version {done.version.version} ({done.alias})"
-        measured, beside = measure_beside(
-            run, model, checkpoint, prepared.evalset, evaluation, made, settings.evaluate
-        )
+        measured, beside = measure_beside(run, model, checkpoint, prepared.evalset, evaluation, made, settings.evaluate)
         ingested.remember(run)
         prepared.remember(run)
         run.remember(train=checkpoint, evaluate=evaluation, generate=made)
