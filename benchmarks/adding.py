@@ -107,11 +107,12 @@ def cpu_seconds() -> float:
 
 def prepare(home: Path, sources: Sequence[str]) -> float:
     """Ingest and prepare; returns the CPU seconds of the latter."""
+    from tasks.resources import Resources
+    from tasks.session import Session
+
     from flows import pipeline
     from storage.home import Home
     from tasks.ingest.sources.resolve import resolve_sources
-    from tasks.resources import Resources
-    from tasks.session import Session
     from tasks.settings import load_settings, parse_assignments
 
     settings = load_settings(None, parse_assignments(["tokenizer.kind=bpe", f"tokenizer.vocab_size={VOCABULARY}"]))

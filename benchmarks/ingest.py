@@ -64,9 +64,10 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
     """Files to `documents` in the store, beside two loops of pypdfium2."""
     from flows.corpus import read_documents
-    from tasks.ingest.sources.resolve import resolve_sources
     from tasks.resources import Resources
     from tasks.session import Session
+
+    from tasks.ingest.sources.resolve import resolve_sources
     from tasks.settings import Settings
 
     paths = _files(corpus / "documents", "*.pdf")

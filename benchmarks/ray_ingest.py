@@ -19,11 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tasks.resources import Resources
+
 from benchmarks.table import Row, report
 from storage.home import Home
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.records import Extraction, ExtractOptions, PageText
-from tasks.resources import Resources
 
 WORKERS = 4
 SEGMENTS = 16
@@ -97,11 +98,11 @@ def on_ray() -> Iterator[None]:
 def seconds_of(home: Home, segments: int) -> float:
     """Wall time of extracting so many segments in a flow on the cluster."""
     from prefect import flow
-
     from tasks.cluster import ray_runner
+    from tasks.session import Call, PrefectSession
+
     from tasks.ingest.journal import Content
     from tasks.ingest.segments import SegmentSettings, document_id, extract
-    from tasks.session import Call, PrefectSession
 
     @flow(name="ray-ingest", task_runner=ray_runner(), persist_result=False)
     def ingest() -> float:

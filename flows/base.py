@@ -128,8 +128,8 @@ def check_unread(run: Run, base: Base | None, evalset: ArtifactRef) -> None:
     if base is not None and trained_on(run.store, base.checkpoint, evalset):
         raise BaseError(
             f"the base was trained on documents of the evaluation set {evalset.key[:12]}: the split was changed since, "
-            "or part of its files became a corpus of their own. Figures of a model that continues it would say nothing, "
-            "so leave the base out to begin from scratch"
+            "or part of its files became a corpus of their own. Figures of a model that continues it would say "
+            "nothing, so leave the base out to begin from scratch"
         )
 
 

@@ -346,9 +346,9 @@ def _refuse_failed(rows: list[dict[str, Any]]) -> None:
         say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
 
 
-for _command in (sql, why, forget, gc, compact, verify, status, sample, up, down, rollback, rebuild_tracking):
-    app.command()(_command)
-for _command in (inspect, count, export, export_corpus):
+_LOOKUPS: tuple[Callable[..., None], ...] = (sql, why, verify, status, sample, inspect, count)
+_UPKEEP: tuple[Callable[..., None], ...] = (forget, gc, compact, export, export_corpus, rollback, rebuild_tracking)
+for _command in (*_LOOKUPS, *_UPKEEP, up, down):
     app.command()(_command)
 app.command("import")(import_)
 

@@ -1,7 +1,7 @@
 """Run functions as Prefect flows.
 
-`@flow(Options)` declares a flow by its option model: the function takes the options, Prefect's form and the command line
-take their fields. `@subflow` makes a part of one show as a flow run of its own. Prefect is imported when a flow is run,
+`@flow(Options)` declares a flow by its option model: the function takes the options, Prefect's form and the command
+line take their fields. `@subflow` makes a part of one show as a flow run of its own. Prefect is imported when a flow is run,
 so that plans and prompts at the keyboard start without it.
 """
 
@@ -127,7 +127,10 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
             return Completed()
 
         made = prefect_flow(
-            name=name, flow_run_name=f"{name} · {run.corpus}", description=inspect.getdoc(function), persist_result=False
+            name=name,
+            flow_run_name=f"{name} · {run.corpus}",
+            description=inspect.getdoc(function),
+            persist_result=False,
         )(body)
         made(return_state=True, wait_for=_after(run)).result()
         return result[0]
@@ -142,7 +145,8 @@ def _after(run: Run) -> list[Any]:
     from prefect.client.schemas.objects import StateDetails, StateType
     from prefect.states import State
 
-    return [State(type=StateType.COMPLETED, state_details=StateDetails(task_run_id=run.last_subflow))]
+    details = StateDetails(task_run_id=run.last_subflow)
+    return [State(type=StateType.COMPLETED, data=True, state_details=details)]
 
 
 def check_attempts() -> None:
@@ -155,8 +159,8 @@ def check_attempts() -> None:
 
     if flow_run.run_count > MAX_ATTEMPTS:
         raise UserError(
-            f"this run was started {flow_run.run_count} times and never finished: its log and its worker's log say what "
-            "ended it each time, often memory or a server that was away; then start it anew"
+            f"this run was started {flow_run.run_count} times and never finished: its log and its worker's log say "
+            "what ended it each time, often memory or a server that was away; then start it anew"
         )
 
 
@@ -207,5 +211,3 @@ def _tags(corpus: str) -> dict[str, str]:
         "prefect.ui_url": "" if os.environ.get(EMBEDDED) else str(flow_run.ui_url or ""),
         "sheepfold.corpus": corpus,
     }
-
-

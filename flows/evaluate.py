@@ -39,9 +39,9 @@ from tasks.evaluation.inputs import (
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents
 from tasks.evaluation_report.collect import Measured
-from tasks.executor import act
 from tasks.exams.questions import read_questions
 from tasks.exams.stages import ANSWERS_FILE, ExamSettings, QuestionsSettings, exam, keep_questions, read_exam_metrics
+from tasks.executor import act
 from tasks.promotion import trained_on
 from tasks.run import Run
 from tasks.settings import EvaluationSettings, Settings
@@ -158,7 +158,7 @@ def evaluation_texts(run: Run, on: str, column: str = "") -> ArtifactRef:
 
 
 def judged_by(store: Store, version: ModelVersion | None) -> EvaluationSettings:
-    """Return the settings by which a model was measured when it was judged last; figures taken again compare with those.
+    """Return the settings by which a model was measured when it was judged last, so that new figures compare.
 
     Args:
         version: Registered version; None, or one without known figures, is measured by the usual settings.

@@ -79,8 +79,9 @@ def finish(
     leave_markdown("report", f"Report of corpus {corpus}", report + where)
     for page in drawn.result():
         leave_markdown(page.topic, page.title, f"{page.summary}\n\nThe whole page: `{page.files[0]}`\n")
-        for path in page.files if result.mlflow_run_id else ():
-            run.tracking.log_file(result.mlflow_run_id, path)
+        if result.mlflow_run_id:
+            for path in page.files:
+                run.tracking.log_file(result.mlflow_run_id, path)
     columns = ("stage", "computed", "reused", "seconds")
     rows = [{name: getattr(item, name) for name in columns} for item in result.stages]
     leave_table("stages", "Computed and reused artefacts", rows)
@@ -98,9 +99,7 @@ def _pages(
     files = CorpusFiles() if sources is None else CorpusFiles(sources.paths, sources.passwords)
     apart = run.machine.apart
     return list(
-        write_pages(
-            run.home, run.store, run.corpus, run.produced, apart, files, result.metrics, measured, promoted
-        )
+        write_pages(run.home, run.store, run.corpus, run.produced, apart, files, result.metrics, measured, promoted)
     )
 
 

@@ -41,7 +41,8 @@ def generate(options: Any) -> dict[str, Any]:
 @subflow("generate")
 def sample(run: Run, settings: Settings, checkpoint: ArtifactRef, evalset: ArtifactRef) -> ArtifactRef:
     """Continue the first words of a few evaluation documents."""
-    prompts = run.read(evalset, lambda ref: sample_prompts(run.store, ref), [])
+    nothing: list[Prompt] = []
+    prompts = run.read(evalset, lambda ref: sample_prompts(run.store, ref), nothing)
     return continue_prompts(run, settings, checkpoint, prompts, after=(evalset,))
 
 

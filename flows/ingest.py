@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.context import flow, open_run, subflow
+from flows.finish import finish, result_of
 from flows.options import WatchOptions
 from flows.state import publish
-from flows.finish import finish, result_of
 from storage.digest import rows_digest
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
@@ -165,10 +166,8 @@ def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     listing = Listing(files, places)
     union = run.union(segments, "extracts.parquet", contents, identity="file_sha256")
     taken = snapshot(run, listing.settings(), segments=union, listing=listing)
-    live = [
-        run.read(ref, lambda ref, wanted=wanted: _live(run, ref, wanted), set())
-        for ref, wanted in zip(segments, contents, strict=True)
-    ]
+    nothing: set[str] = set()
+    live = [run.read(ref, partial(_live, run, wanted), nothing) for ref, wanted in zip(segments, contents, strict=True)]
     sizes = [len(found) or len(wanted) for found, wanted in zip(live, contents, strict=True)]
     read = zip(extracted.segments, sizes[: len(extracted.segments)], strict=True)
     normalised = normalise.map(run, [Call(settings.normalise, {"segment": ref}, n) for ref, n in read])
@@ -363,7 +362,7 @@ def _content(part: Part) -> Content:
     return Content(part.sha256, SUFFIX)
 
 
-def _live(run: Run, segment: ArtifactRef, contents: set[str]) -> set[str]:
+def _live(run: Run, contents: set[str], segment: ArtifactRef) -> set[str]:
     """Return the documents of a segment that live files hold."""
     wanted = ["doc_id", "file_sha256", "status", "kind"]
     rows = zip(*read_columns(run.store.folder(segment) / "extracts.parquet", wanted).values(), strict=True)
@@ -377,9 +376,7 @@ def _last_dedup(run: Run) -> ArtifactRef | None:
     if dedup.name in run.refresh:
         return None
     known = [
-        found
-        for found in run.store.manifests(dedup.name)
-        if (found.version, found.code) == (dedup.version, dedup.code)
+        found for found in run.store.manifests(dedup.name) if (found.version, found.code) == (dedup.version, dedup.code)
     ]
     newest = max(known, key=lambda found: found.created, default=None)
     return None if newest is None else newest.ref

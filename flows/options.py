@@ -18,7 +18,6 @@ from storage.home import LONGEST_CORPUS_NAME
 from tasks.settings import Settings, load_settings, setting
 from tasks.train_settings import AUTO
 
-
 OPTION: Any = {"option": True}  # required, and named on the command line all the same
 
 
@@ -31,7 +30,9 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
     """
     info = setting(name)
     shown = "" if info.default in (None, "") else f" (default: {info.default})"
-    limits = {key: getattr(item, key) for item in info.metadata for key in ("ge", "gt", "le", "lt") if hasattr(item, key)}
+    limits = {
+        key: getattr(item, key) for item in info.metadata for key in ("ge", "gt", "le", "lt") if hasattr(item, key)
+    }
     text = f"{help or info.description}{shown}"
     return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits)
 
@@ -93,10 +94,10 @@ class IngestOptions(CorpusOptions):
     """Options of flows that read documents."""
 
     source: Annotated[str, Field(description="Folders, files, repositories or buckets with documents, one per line.")]
-    workers: Annotated[int | None, Field(description="Processes and tasks at once (default: one per core).", ge=1)] = None
-    retry_failed: Annotated[
-        bool | None, Field(description="Extract files again whose extraction failed.")
-    ] = None
+    workers: Annotated[int | None, Field(description="Processes and tasks at once (default: one per core).", ge=1)] = (
+        None
+    )
+    retry_failed: Annotated[bool | None, Field(description="Extract files again whose extraction failed.")] = None
 
 
 class WatchOptions(IngestOptions):
@@ -131,9 +132,7 @@ class RetrainOptions(TrainOptions):
 
     base: Annotated[
         str | None,
-        Field(
-            description="Model to continue from, such as champion (which is not trained again on what it has read)."
-        ),
+        Field(description="Model to continue from, such as champion (which is not trained again on what it has read)."),
     ] = None
 
 
@@ -145,7 +144,9 @@ class EvaluateOptions(CorpusOptions):
     """Options of `evaluate`."""
 
     model: Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")] = "champion"
-    drift: Annotated[bool | None, Field(description="Measure it on documents that came after its training, too.")] = None
+    drift: Annotated[bool | None, Field(description="Measure it on documents that came after its training, too.")] = (
+        None
+    )
     on: Annotated[
         str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")
     ] = None
@@ -167,7 +168,13 @@ class _GenerateOptions(CorpusOptions):
 
 def _sampling_fields() -> dict[str, Any]:
     """Return a field for each sampling parameter that is one value or a list of texts."""
-    simple = {bool: bool | None, int: int | None, float: float | None, str: str | None, tuple[str, ...]: list[str] | None}
+    simple = {
+        bool: bool | None,
+        int: int | None,
+        float: float | None,
+        str: str | None,
+        tuple[str, ...]: list[str] | None,
+    }
     names = [f"generate.{item.name}" for item in fields(Sampling)]
     kinds = {name: simple.get(setting(name).annotation) for name in names}
     return {name.partition(".")[2]: (kind, setting_field(name)) for name, kind in kinds.items() if kind}

@@ -220,7 +220,7 @@ def _still_fit(run: Run, settings: Settings, ingested: Ingested, known: Artifact
 
 
 def _seq_len(run: Run, settings: Settings, shards: Sequence[ArtifactRef]) -> int:
-    """Return the length of sequences: the network's context, that of the preset or one for documents of such a length."""
+    """Return the length of sequences: the preset's context, or one that suits the length of the documents."""
     if settings.model.preset != AUTO:
         return int(model_config(settings.model, vocab_size=1)["max_seq_len"])
     given = settings.model.overrides.get("max_seq_len")

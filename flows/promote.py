@@ -22,4 +22,6 @@ def promote(options: PromoteOptions) -> dict[str, Any]:
         evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate)
         done, run_id = promote_model(run, checkpoint, evaluation, settings)
         publish_evaluation(run, checkpoint, evaluation)  # not those that promotion refuses
-        return finish(run, result_of(run, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id), promoted=done)
+        return finish(
+            run, result_of(run, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id), promoted=done
+        )

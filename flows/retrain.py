@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.base import already_read, check_base, check_unread, continuing
+from flows.base import already_read, check_unread, continuing
 from flows.context import flow, open_run
 from flows.evaluate import evaluate_model, measure_beside
 from flows.finish import finish, result_of
@@ -36,9 +36,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
         done, run_id = promote_model(run, checkpoint, evaluation, settings)
         made = sample(run, settings, checkpoint, prepared.evalset)
         model = f"version {done.version.version} ({done.alias})"
-        measured, beside = measure_beside(
-            run, model, checkpoint, prepared.evalset, evaluation, made, settings.evaluate
-        )
+        measured, beside = measure_beside(run, model, checkpoint, prepared.evalset, evaluation, made, settings.evaluate)
         ingested.remember(run)
         prepared.remember(run)
         run.remember(train=checkpoint, evaluate=evaluation, generate=made)

@@ -27,7 +27,8 @@ def _training_texts(run: Run, checkpoint: ArtifactRef) -> RefSet | None:
         datasets = datasets_of(run.store, ref)
         return training_texts(run.store, datasets) if datasets else None
 
-    return run.read(checkpoint, read, RefSet((checkpoint,), "", live=((),)))
+    unmade: RefSet | None = RefSet((checkpoint,), "", live=((),))
+    return run.read(checkpoint, read, unmade)
 
 
 def trace_indexes(run: Run, texts: RefSet) -> RefSet:

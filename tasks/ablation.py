@@ -42,9 +42,12 @@ class AblateSettings:
         return cls(sha256_json(sorted(doc_ids)))
 
 
-@stage("ablate",
+@stage(
+    "ablate",
     version=1,
-    tables={"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}, unkeyed=("without",))
+    tables={"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS},
+    unkeyed=("without",),
+)
 def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, without: Collection[str]) -> str:
     """Leave documents out of the training side of a selection."""
     folder = work.folder(curated)

@@ -186,9 +186,9 @@ def act(run: Run, name: str, function: Callable[[], T], after: Iterable[Artifact
     from prefect import task
     from prefect.cache_policies import NO_CACHE
 
-    made = task(
-        name=name, task_run_name=f"{name} · {run.corpus}", cache_policy=NO_CACHE, persist_result=False
-    )(function)
+    made = task(name=name, task_run_name=f"{name} · {run.corpus}", cache_policy=NO_CACHE, persist_result=False)(
+        function
+    )
     result: T = made(wait_for=states_behind(run, after))
     return result
 

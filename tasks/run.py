@@ -160,7 +160,7 @@ class Run:
         """Copy files from outside into the store.
 
         Returns:
-            The artefact, and the files as stages will read them; in a plan a reference without digest, and the originals.
+            The artefact, and the files as stages read them; in a plan a reference without digest, and the originals.
         """
         if self.plan:
             return ArtifactRef(kind, "", ""), [files[name] for name in sorted(files)]
@@ -170,7 +170,7 @@ class Run:
         return ref, added_files(self.store, ref)
 
     def read(self, ref: ArtifactRef, function: Callable[[ArtifactRef], T], assume: T) -> T:
-        """Return what a function reads from an artefact; `assume` where a plan would have to make the artefact first."""
+        """Return what a function reads from an artefact; `assume` where a plan would have to make it first."""
         return function(ref) if ref.made else assume
 
     def count(

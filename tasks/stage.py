@@ -1,7 +1,7 @@
 """`@stage` makes a plain function a stage: a task whose arguments are artefact references and settings.
 
-A stage function takes a `Work`, its settings and its inputs, writes files into `work.out` and returns the logical digest
-of what it wrote. Key, lock, commit, caching and Prefect's task follow from the declaration:
+A stage function takes a `Work`, its settings and its inputs, writes files into `work.out` and returns the logical
+digest of what it wrote. Key, lock, commit, caching and Prefect's task follow from the declaration:
 
     ref = curate(run, settings.curate, snapshot=taken, documents=texts)
     refs = normalise.map(run, [Call(settings.normalise, {"segment": ref}) for ref in segments])
@@ -185,11 +185,9 @@ class Stage:
         self.input_names = tuple(parameter.name for parameter in arguments)
         self.needed_inputs = {item.name for item in arguments if item.default is inspect.Parameter.empty}
 
-    def __call__(
-        self, run: Run, settings: Any, *, after: tuple[ArtifactRef, ...] = (), **inputs: Any
-    ) -> ArtifactRef:
+    def __call__(self, run: Run, settings: Any, *, after: Any = (), **inputs: Any) -> ArtifactRef:
         """Return the artefact of these settings and inputs, making it when it is not there."""
-        return self._answer(run, [Call(settings, inputs, 1, after)], many=False)[0]
+        return self._answer(run, [Call(settings, inputs, 1, tuple(after))], many=False)[0]
 
     def map(self, run: Run, calls: Sequence[Call]) -> list[ArtifactRef]:
         """Return the artefacts of many requests, in their order; missing ones are made side by side."""
@@ -254,8 +252,8 @@ class Stage:
             for (index, _), outcome in zip(missing, outcomes, strict=True):
                 refs[index] = outcome.ref
                 units, rows = calls[index].units, outcome.manifest.counts.get("rows", 0)
-                done = {"reused": units} if outcome.cached else {"computed": units}
-                run.count(self, **done, rows=rows, seconds=outcome.seconds)
+                computed = 0 if outcome.cached else units
+                run.count(self, computed=computed, reused=units - computed, rows=rows, seconds=outcome.seconds)
         ordered = [refs[index] for index in range(len(calls))]
         if ordered and all(ref.made for ref in ordered):
             whole = rows_digest((ref.key, ref.digest) for ref in ordered) if many else ordered[0].key

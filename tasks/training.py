@@ -329,12 +329,12 @@ def train(
     start = None if base is None else work.folder(base) / WEIGHTS_FILE
     try:
         if execution.processes > 1:
-            result = stoppable(lambda: _in_processes(work, settings, dataset, identity, start, callbacks, execution), stop)
+            result = stoppable(
+                lambda: _in_processes(work, settings, dataset, identity, start, callbacks, execution), stop
+            )
         else:
             result = stoppable(
-                lambda: _in_place(
-                    work, settings, dataset, identity, start, callbacks, stop, watch.sample, execution
-                ),
+                lambda: _in_place(work, settings, dataset, identity, start, callbacks, stop, watch.sample, execution),
                 stop,
             )
         watch.finish(load_weights(result.weights, network), result.steps)

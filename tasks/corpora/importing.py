@@ -58,10 +58,13 @@ class ImportSettings:
     parts: tuple[Part, ...]
 
 
-@stage("import",
+@stage(
+    "import",
     version=1,
     unit="file",
-    tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES, "documents.parquet": NORMALISED}, unkeyed=("locations",))
+    tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES, "documents.parquet": NORMALISED},
+    unkeyed=("locations",),
+)
 def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[str]) -> str:
     """Make documents of the rows of some corpora."""
     made = work.apart(

@@ -38,9 +38,12 @@ class SignedText(NamedTuple):
     place: int
 
 
-@stage("dedup",
+@stage(
+    "dedup",
     version=1,
-    tables={PAIRS_FILE: NEAR_PAIRS, VERIFIED_FILE: VERIFIED_PAIRS, CLUSTERS_FILE: CLUSTERS}, unkeyed=("before",))
+    tables={PAIRS_FILE: NEAR_PAIRS, VERIFIED_FILE: VERIFIED_PAIRS, CLUSTERS_FILE: CLUSTERS},
+    unkeyed=("before",),
+)
 def dedup(
     work: Work,
     settings: DedupSettings,

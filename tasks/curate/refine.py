@@ -46,11 +46,14 @@ class RefineStageSettings:
         return cls(kinds, sha256_json(sorted(cuts.items())))
 
 
-@stage("refine",
+@stage(
+    "refine",
     version=1,
     unit="document",
     modules=("tasks.curate.curate",),
-    tables={"documents.parquet": REFINED}, unkeyed=("cuts",))
+    tables={"documents.parquet": REFINED},
+    unkeyed=("cuts",),
+)
 def refine(
     work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef, cuts: Cuts
 ) -> str:

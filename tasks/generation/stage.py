@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -27,12 +26,10 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS
 from storage.tables import TableWriter, read_rows, stream_rows, write_table
 from tasks.apart import WORTH_A_PROCESS
-from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle, TextCompletion
+from tasks.bundle import Bundle, TextCompletion
 from tasks.generation.prompts import Prompt
 from tasks.settings import GenerateSettings
 from tasks.stage import Work, stage
-from tasks.tokens.index import COUNTS_FILE
-from tasks.tokens.tokenizer import TOKENIZER_FILE
 
 PROMPTS_FILE = "prompts.parquet"
 COMPLETIONS_FILE = "completions.parquet"

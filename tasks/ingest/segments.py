@@ -345,11 +345,14 @@ def extract_tools() -> dict[str, str]:
     return {**versions, "tesseract": engine_version() or "not found"}
 
 
-@stage("extract",
+@stage(
+    "extract",
     version=3,
     unit="file",
     modules=("tasks.ingest.pool.worker",),
-    tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES}, unkeyed=("files",))
+    tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES},
+    unkeyed=("files",),
+)
 def extract(work: Work, settings: SegmentSettings, *, files: Sources) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+from flows.actions import promote_model
+from tasks.session import artifact
 from tiny_run import direct_session, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
 from flows import pipeline
-from flows.actions import promote_model
 from storage.catalog import read_state
 from storage.store import Store, open_store
-from tasks.session import artifact
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 

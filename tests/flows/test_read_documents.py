@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+from flows.actions import promote_model
+from tasks.session import artifact
 from tiny_run import direct_session, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
-from flows.actions import promote_model
 from flows.base import BaseError
 from storage.catalog import read_state
 from storage.home import Home
 from storage.registry import CHAMPION, Registry
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.session import artifact
 from tasks.upkeep.forget import forget
 
 OTHER_SPLIT = "curate.salt=other"

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flows.actions import checkpoint_of
+from tasks.session import artifact
 from tiny_run import direct_session
 
 from flows import pipeline
-from flows.actions import checkpoint_of
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import TOKEN_COUNTS
 from storage.tables import read_rows, write_table
 from tasks.generation.prompts import Prompt
-from tasks.session import artifact
 from tasks.settings import load_settings, parse_assignments
 from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import AsciiTokenizer, Tokenizer

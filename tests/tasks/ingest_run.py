@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.pipeline import Ingested
+from tasks.resources import Resources
+from tasks.session import Planner, Session, StageReport, artifact
 from tiny_run import home_at
 
 from flows import pipeline
-from flows.pipeline import Ingested
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.manifest import ArtifactRef
@@ -19,8 +21,6 @@ from storage.store import Store
 from storage.tables import read_rows
 from tasks.ingest.records import Limits
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.resources import Resources
-from tasks.session import Planner, Session, StageReport, artifact
 from tasks.settings import Settings, load_settings, parse_assignments
 
 Rows = list[dict[str, Any]]

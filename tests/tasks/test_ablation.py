@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from flows.ablation import Ablation, ablate_source
+from tasks.session import Session
 from tiny_run import Ran, TinyResources, copy_of_store, run_whole, tiny_settings
 
-from flows.ablation import Ablation, ablate_source
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
@@ -16,7 +17,6 @@ from storage.manifest import ArtifactRef
 from storage.store import Store, open_store
 from storage.tables import read_rows
 from tasks.ablation import documents_of
-from tasks.session import Session
 from tasks.tokens.index import DATASET_FILE, SEQUENCES_FILE
 from tasks.upkeep.verify import verify_home
 

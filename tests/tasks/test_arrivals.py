@@ -6,15 +6,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from flows.arrivals import HOLDS, changed_share, note_told, untold_share
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session, home_at, run_prepare, text_of, tiny_settings, write_texts
 
 from flows import pipeline
-from flows.arrivals import HOLDS, changed_share, note_told, untold_share
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store, open_store
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.session import artifact
 from tasks.upkeep.forget import forget
 
 

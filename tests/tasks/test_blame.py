@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tasks.session import artifact
 from tiny_run import Ran, home_at, run_prepare, text_of, tiny_settings, write_texts
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.blame import documents_in, name_documents
-from tasks.session import artifact
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tasks.session import Session
 from tiny_run import Ran, copy_of_store, direct_session, tiny_settings, train_in, write_texts
 
 from flows.base import BaseError, find_base, with_base
@@ -17,7 +18,6 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.bundle import Bundle
 from tasks.interchange import export_bundle
-from tasks.session import Session
 from tasks.settings import Settings, load_settings, parse_assignments
 from tasks.training import HISTORY_FILE
 

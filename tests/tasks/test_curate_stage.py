@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import Ingestion, edited, home_at, ingest, prose, settings_of, write
+from tasks.session import artifact
 
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
 from tasks.checks import check_split
 from tasks.curate.selection import hash_share
-from tasks.session import artifact
 
 CURATE = settings_of().curate
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from dedup_samples import all_pairs
 from ingest_run import Ingestion, edited, home_at, ingest, prose, write
+from tasks.session import artifact
 
 from storage.home import Home
 from tasks.curate import duplicates
-from tasks.session import artifact
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from flows.actions import promote_model
+from tasks.session import Session, artifact
 from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
 
 from flows import pipeline
-from flows.actions import promote_model
 from storage.errors import UserError, lasting_fault
 from storage.home import Home
 from storage.store import Store
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.session import Session, artifact
 from tests.flows.runs import answer, invoke, store_contents
 
 pytestmark = [

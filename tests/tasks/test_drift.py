@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flows.drift import measure_drift
 from tiny_run import Ran, copy_of_store, direct_session, run_prepare, write_texts
 
-from flows.drift import measure_drift
 from storage.home import Home
 from storage.tables import read_columns
 from tasks.evaluation.fresh import Drift, drift_between

@@ -13,6 +13,7 @@ import pytest
 import torch
 import zstandard
 from safetensors.torch import load_file, save_file
+from tasks.session import artifact
 from tiny_run import Ran, direct_session, home_at
 
 from storage.digest import sha256_json
@@ -25,7 +26,6 @@ from tasks.evaluation import EvaluateSettings, Evaluation, evaluate, read_docume
 from tasks.evaluation.sums import Sums
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
 from tasks.evaluation.windows import encode_documents, predicted_places, windows_of
-from tasks.session import artifact
 from tasks.tokens.tokenizer import BOS, EOS, UNK
 
 

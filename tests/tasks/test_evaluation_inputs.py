@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session
 
 from flows import pipeline
@@ -17,7 +18,6 @@ from storage.catalog import read_state
 from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
 from tasks.evaluation.inputs import TextsError, read_texts, split_inputs
-from tasks.session import artifact
 from tasks.settings import load_settings
 
 

@@ -6,12 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from flows.actions import UnknownModel, promote_model
+from flows.measuring import measure_beside
 from html_tags import Tags
+from tasks.session import Session, artifact
 from tiny_run import Ran, copy_of_store, direct_session, plan_of, run_whole, tiny_settings
 
-from flows.actions import UnknownModel, promote_model
 from flows.compare import Compared, compare_models
-from flows.measuring import measure_beside
 from flows.report import write_evaluation_page
 from storage.errors import UserError
 from storage.home import Home
@@ -19,7 +20,6 @@ from storage.registry import Registry
 from storage.tables import read_rows
 from tasks.evaluation_report.collect import Measured, collect_evaluation
 from tasks.evaluation_report.pairs import pair_document
-from tasks.session import Session, artifact
 from tasks.settings import EvaluationSettings
 
 WORSE = ("train.max_steps=2",)

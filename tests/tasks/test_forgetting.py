@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import ingest, prose, write
+from tasks.session import artifact
 from tiny_run import Ran, direct_session, home_at, run_prepare, tiny_settings
 
 from flows import pipeline
@@ -38,7 +39,6 @@ from tasks.forgetting.sweep import finish_forgetting
 from tasks.forgetting.targets import find_targets
 from tasks.generation.stage import PROMPTS
 from tasks.lineage.why import explain
-from tasks.session import artifact
 from tasks.tokens.interface import Tokenizer
 from tasks.tokens.subword import BpeTokenizer
 from tasks.tokens.tables import AsciiTokenizer, CharTokenizer, WordTokenizer
@@ -266,7 +266,7 @@ def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_their_
 
 def test_a_model_that_goes_on_from_one_that_saw_a_forgotten_document_is_named(trained: Trained, home: Home) -> None:
     done = forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     dataset = put(store, "dataset", {"words.txt": "later"}, curated=ArtifactRef("curate", "gone", "gone"))
     saw = [item["training"] for item in done["seen_by"]]
     assert saw == [f"train/{trained.checkpoint.key}"]
@@ -301,7 +301,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(home: Home) -> None:
 def test_an_evaluation_set_is_kept_without_the_document_and_stays_pinned(trained: Trained, home: Home) -> None:
     frozen = read_columns(trained.ran.folder(trained.ran.prepared.evalset) / "documents.parquet", ["doc_id"])["doc_id"]
     forget(home, open_store(home.store), frozen[0], "", "default", dry_run=False)
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     pinned = store.read_ref("evalset/default")
     assert pinned is not None
     left = read_columns(store.root / "evalset" / pinned["key"] / "documents.parquet", ["doc_id"])["doc_id"]
@@ -313,7 +313,7 @@ def test_a_run_that_is_at_work_is_waited_for(home: Home) -> None:
     lock = Path(home.store) / ".locks" / "extract-0123.lock"
     with owner_lock(lock), pytest.raises(UserError, match=r"works on extract-0123: wait for it to end"):
         forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
-    assert not read_tombstones(LocalStore(Path(home.store))).documents
+    assert not read_tombstones(Store(Path(home.store))).documents
 
 
 def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home: Home) -> None:
@@ -332,7 +332,7 @@ def test_no_list_of_files_has_the_path_of_a_forgotten_document_and_each_has_the_
     if between == "a run":
         run_prepare(home, source)
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
-    store = LocalStore(Path(home.store))
+    store = Store(Path(home.store))
     listed = [
         read_columns(store.folder(found.ref) / "files.parquet", ["path"])["path"]
         for found in store.manifests("snapshot")
@@ -541,7 +541,7 @@ def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
         with pytest.raises(Killed):
             forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
-    assert read_tombstones(LocalStore(Path(home.store))).pending is None
+    assert read_tombstones(Store(Path(home.store))).pending is None
     assert holders_of(home, SECRET) == []
 
 

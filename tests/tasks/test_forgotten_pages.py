@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ingest_run import prose, write
+from tasks.session import artifact
 from tiny_run import home_at, run_prepare, tiny_settings
 
 from storage.digest import sha256_json
@@ -19,7 +20,6 @@ from storage.tables import read_rows
 from storage.tombstones import read_tombstones
 from storage.tracking import Tracking
 from tasks.forgetting import sweep
-from tasks.session import artifact
 from tasks.upkeep.forget import forget
 
 DROPPED = "marmalade cathedral hums"  # three words: the policy drops the document

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from flows.actions import promote_model
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from flows import pipeline
-from flows.actions import promote_model
 from model import GenerationConfig, ModelConfig, Transformer, generate, save_weights
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
@@ -28,7 +29,6 @@ from tasks.generation.prompts import Prompt, sample_prompts
 from tasks.inspection.inspection import inspect_prompt
 from tasks.inspection.subject import Subject
 from tasks.interchange import export_bundle, import_folder
-from tasks.session import artifact
 from tasks.tokens.tokenizer import BOS, EOS, AsciiTokenizer, BpeTokenizer, HfTokenizer, Tokenizer
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}

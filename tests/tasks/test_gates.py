@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from evaluation_report_samples import HOSTILE, sums
 from ingest_run import prose, write
+from tasks.session import artifact
 from tiny_run import Ran, direct_session, home_at, run_prepare
 
 from storage.manifest import Input, Manifest, RefSet, describe_inputs
@@ -24,7 +25,6 @@ from tasks.gates.definitions import GATES, judge
 from tasks.gates.facts import CorpusFacts, Facts, collect_facts, corpus_facts
 from tasks.gates.settings import GateSettings
 from tasks.gates.verdicts import Verdict, failed, read_verdicts, write_verdicts
-from tasks.session import artifact
 from tasks.settings import SettingsError, load_settings, parse_assignments
 
 Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]

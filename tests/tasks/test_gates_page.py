@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from evaluation_report_samples import HOSTILE
+from flows.actions import promote_model
 from gates_samples import bare, rich
 from html_tags import Tags, assert_alone
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
-from flows.actions import promote_model
 from flows.report import write_gates_page
 from tasks.gates.definitions import GATES
 from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary
-from tasks.session import artifact
 
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])

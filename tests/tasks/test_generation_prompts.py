@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from flows.actions import checkpoint_of
+from tasks.session import Session, artifact
 from tiny_run import Ran, copy_of_store, direct_session, tiny_settings
 
 from flows import pipeline
-from flows.actions import checkpoint_of
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COMPLETIONS
@@ -25,7 +26,6 @@ from tasks.bundle import Bundle
 from tasks.generation.prompts import Prompt, PromptsError, encodable, given_id, read_prompts
 from tasks.generation.shards import MOST_SHARDS, cut_prompts
 from tasks.generation.template import TemplateError
-from tasks.session import Session, artifact
 from tasks.settings import GenerateSettings, Settings
 from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
+from tasks.session import Session
 
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction, Limits, PageText, judge_pages
 from tasks.ingest.segments import Located, passwords_digest, segment_index, wants_retry
-from tasks.session import Session
 from tasks.stage import Invocation, Outcome
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pypdf
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
+from tasks.resources import Resources
+from tasks.session import Session
 
 from storage.home import Home
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction, PageText
 from tasks.ingest.segments import SegmentSettings, document_id, extract
-from tasks.resources import Resources
-from tasks.session import Session
 
 
 def text(words: str) -> Extraction:

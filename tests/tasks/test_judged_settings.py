@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, copy_of_store, direct_session, tiny_settings
-
-from flows import pipeline
 from flows.actions import promote_model, version_of
 from flows.measuring import judged_by
 from tasks.session import artifact
+from tiny_run import Ran, copy_of_store, direct_session, tiny_settings
+
+from flows import pipeline
 from tasks.settings import EvaluationSettings
 
 

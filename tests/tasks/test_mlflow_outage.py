@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from flows.actions import ensure_training_run, promote_model
 from proxy import LOSE, PASS, Answer, Proxy
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings, train_in
 
-from flows.actions import ensure_training_run, promote_model
 from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
 from storage.tracking import Tracking
 from tasks.progress import StageProgress
-from tasks.session import artifact
 from tasks.train_report import watch
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]

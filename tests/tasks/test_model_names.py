@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flows.actions import UnknownModel, checkpoint_of, promote_model, resolve_version
+from tasks.session import Session
 from tiny_run import Ran, copy_of_store, direct_session
 
-from flows.actions import UnknownModel, checkpoint_of, promote_model, resolve_version
 from storage.home import Home
 from storage.registry import Registry
-from tasks.session import Session
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows.actions import promote_model
 from ray_stages import Place, place
+from tasks.cluster import on_ray, ray_runner
+from tasks.resources import Resources
+from tasks.session import Call, PrefectSession, artifact
 from tiny_run import Ran, TinyResources, direct_session, home_at, run_in, run_whole, tiny_settings, write_texts
 
 from flows import pipeline
-from flows.actions import promote_model
 from storage.errors import UserError
 from storage.home import Home
-from tasks.cluster import on_ray, ray_runner
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.promotion import Promotion
-from tasks.resources import Resources
-from tasks.session import Call, PrefectSession, artifact
 
 NODES = 2
 

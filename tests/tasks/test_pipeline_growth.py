@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tasks.session import StageReport, artifact
 from tiny_run import Ran, home_at, plan_of, run_prepare, run_whole, text_of, tiny_settings, write_texts
 
 from storage.catalog import Catalog, read_state
@@ -19,7 +20,6 @@ from storage.tables import read_columns, read_rows
 from tasks.checks import check_split, check_tokens
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.selection import hash_share
-from tasks.session import StageReport, artifact
 from tasks.tokens.index import load_index
 from tasks.tokens.shards import SHARD_FILE
 from tasks.tokens.tokenizer import BOS, EOS, load_tokenizer

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
+from tasks.session import StageReport, artifact
 from tiny_run import direct_session, tiny_settings, write_texts
 
 from flows import corpus, pipeline
@@ -15,7 +16,6 @@ from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest.pictures import ocr
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.session import StageReport, artifact
 
 VICTIM = "text-01.txt"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tasks.session import Session
 
 from flows import pipeline
 from storage import locks
@@ -15,7 +16,6 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from tasks.session import Session
 
 
 def session_with(home: Home, **made: str) -> Session:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from ingest_run import prose, settings_of, write
+from tasks.session import Planner
 from tiny_run import run_prepare
 
 from flows import pipeline
 from storage.errors import UserError
 from storage.home import Home
-from tasks.session import Planner
 from tasks.settings import Settings
 from tasks.tokens.tokenizer import ByteTokenizer
 

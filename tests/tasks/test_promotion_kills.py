@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows.actions import promote_model
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
-from flows.actions import promote_model
 from storage.home import Home
 from storage.registry import MODEL_NAME, Registry
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from flows.actions import promote_model
+from tasks.session import Session, artifact
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
-from flows.actions import promote_model
 from storage.manifest import ArtifactRef
 from storage.registered import noted_names, noted_versions
 from storage.registry import MODEL_NAME, Registry
@@ -19,7 +20,6 @@ from tasks.model_card import model_card
 from tasks.pages.markdown import plain
 from tasks.promotion import Promotion, Rival, decide
 from tasks.registration import DECIDES, prepare_bundle, requirements
-from tasks.session import Session, artifact
 
 
 def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdict]:

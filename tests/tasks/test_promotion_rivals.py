@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows.actions import promote_model
+from flows.pipeline import evaluate_model
+from tasks.session import Session, artifact
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from flows import actions
-from flows.actions import promote_model
-from flows.pipeline import evaluate_model
 from storage.errors import UserError
 from storage.home import Home
 from storage.registered import noted_names
@@ -23,7 +24,6 @@ from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
 from tasks.promotion import ChampionChanged, Promotion, promote
 from tasks.rollback import roll_back
-from tasks.session import Session, artifact
 
 WORSE = ("train.max_steps=2",)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows.actions import checkpoint_of, ensure_training_run, promote_model, registry_of
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session, home_at, run_whole, tiny_settings
 
-from flows.actions import checkpoint_of, ensure_training_run, promote_model, registry_of
 from flows.names import rebuild_tracking, roll_back_champion
 from storage.errors import UserError
 from storage.home import Home
@@ -22,7 +23,6 @@ from storage.tracking import Tracking
 from tasks.promotion import WITHDRAWN_TAG, ChampionChanged, Promotion
 from tasks.promotion import promote as move_names
 from tasks.rollback import roll_back
-from tasks.session import artifact
 from tasks.upkeep.gc import collect_garbage
 
 WORSE = ("train.max_steps=2",)

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from flows.actions import promote_model
+from tasks.session import artifact
 from tiny_run import direct_session, home_at, tiny_settings, write_texts
 
 from flows import pipeline
-from flows.actions import promote_model
 from flows.base import champion_of, continuing
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.promotion import Promotion
-from tasks.session import artifact
 from tasks.settings import load_settings, parse_assignments
 
 # the network is that of the champion, so it is not asked for again

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 import run_kill_child
+from flows.actions import ensure_training_run
 from tiny_run import Ran, direct_session, home_at, text_of
 
-from flows.actions import ensure_training_run
 from storage.home import Home
 from tasks.ingest.extract import extract_document
 from tasks.ingest.pool.parts import ExtractJob

@@ -12,6 +12,7 @@ import pytest
 from proxy import PASS, Answer, Proxy
 from s3 import BUCKET, Objects, lead_to
 from stage_samples import Calls, TextSettings, letters
+from tasks.session import Call, Session, _outcome, artifact
 from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
 
 from flows.stages import stage_facts
@@ -20,7 +21,6 @@ from storage.digest import sha256_json
 from storage.store import open_store
 from storage.tracking import Tracking
 from storage.verify import check_store
-from tasks.session import Call, Session, _outcome, artifact
 from tasks.stage import Invocation, Outcome, Work, stage
 
 

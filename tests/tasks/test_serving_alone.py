@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows.actions import promote_model
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session
 
-from flows.actions import promote_model
 from storage.home import Home
 from storage.registry import PARAMETERS, Registry
-from tasks.session import artifact
 from tasks.settings import GenerateSettings
 
 ASK = """
@@ -284,6 +284,7 @@ def test_the_logged_model_holds_no_pickle(model_folder: Path) -> None:
 
 def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, tiny: Ran, tmp_path: Path) -> None:
     from flows.actions import version_checkpoint
+
     from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 
     empty = Home(tmp_path, str(tmp_path / "store"), served_home.tracking_uri).create()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from stage_samples import Calls, TextSettings, capitals, joined, letters
+from tasks.session import FIRST_GUESS, Call, Pending, Planner, Session, StageReport, artifact
 
 from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
-from tasks.session import FIRST_GUESS, Call, Pending, Planner, Session, StageReport, artifact
 from tasks.stage import Stage, stage
 
 Result = ArtifactRef | Pending

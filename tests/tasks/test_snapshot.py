@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
+from tasks.session import artifact
 from tiny_run import direct_session
 
 from flows import pipeline
@@ -18,7 +19,6 @@ from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction
 from tasks.ingest.snapshot import licence_of
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.session import artifact
 
 MIT = """Copyright (c) 2020 A. Shepherd
 

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 from stage_samples import Calls, TextSettings, copy_of, letters
+from tasks.session import Call, PrefectSession, artifact
 
 from storage.home import Home
-from tasks.session import Call, PrefectSession, artifact
 from tasks.stage import RETRIES, Invocation, Stage, Work
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]

@@ -7,13 +7,13 @@ import math
 from pathlib import Path
 
 import pytest
+from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session, run_prepare, tiny_settings, write_texts
 
 from flows import pipeline
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
-from tasks.session import artifact
 from tasks.settings import load_settings, parse_assignments
 from tasks.suggest import (
     batch_for,

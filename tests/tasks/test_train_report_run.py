@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows.actions import ensure_training_run
+from tasks.session import Session
 from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
 from tiny_run import Ran, direct_session, text_of
 
-from flows.actions import ensure_training_run
 from flows.report import write_training_page
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
-from tasks.session import Session
 from tasks.train_report.collect import collect_training
 from tasks.train_report.figures import TrainingFigures
 from tasks.train_report.journal import Notes, read_notes

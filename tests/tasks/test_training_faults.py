@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tasks.session import artifact
 from tiny_run import direct_session, home_at, tiny_settings, write_texts
 
 from flows import pipeline
@@ -16,7 +17,6 @@ from model.step import Stepper
 from storage.errors import UserError
 from tasks.blame import documents_in
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.session import artifact
 from tasks.tokens.index import load_index
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tasks.session import Session, artifact
 from tiny_run import SETTINGS, Ran, direct_session, home_at, tiny_settings
 
 from flows import pipeline
@@ -26,7 +27,6 @@ from storage.tables import read_rows
 from storage.tracking import Tracking
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.progress import StageProgress
-from tasks.session import Session, artifact
 from tests.flows.runs import MARK, Command, kill_all, marked_processes, store_contents
 
 STEPS = 3000

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flows.actions import ensure_training_run
 from mlflow.exceptions import MlflowException
+from tasks.session import Session, artifact
 from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, text_of, tiny_settings, train_in, write_texts
 
 from flows import pipeline
-from flows.actions import ensure_training_run
 from model.order import Group, Order
 from storage.errors import UserError
 from storage.home import Home
@@ -27,7 +28,6 @@ from storage.tables import read_columns, read_rows
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
-from tasks.session import Session, artifact
 from tasks.suggest import read_suggestion
 from tasks.training import steps_of_epochs, steps_of_tokens
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from ingest_run import home_at, ingest, prose, write
+from tasks.session import artifact
 from tiny_run import Ran
 
 from storage.errors import UserError
 from storage.store import StoreError, open_store
 from tasks.lineage.why import explain
-from tasks.session import artifact
 
 
 def why(ran: Ran, thing: str) -> dict[str, object]:

@@ -11,13 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flows import pipeline
 from flows.pipeline import Ingested, Prepared
+from tasks.resources import Resources
+from tasks.session import Planner, Session, StageReport, artifact
+
+from flows import pipeline
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.resources import Resources
-from tasks.session import Planner, Session, StageReport, artifact
 from tasks.settings import Settings, load_settings, parse_assignments
 
 TEXT = """the shepherd counts his sheep at dusk and closes the fold before rain comes over the hill while a dog

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from postgres_server import Postgres, postgres_server
+from tasks.resources import Resources
 from test_team_box import free_port
 from test_team_servers import Box, new_box
 
@@ -27,7 +28,6 @@ from flows.team.services import MLFLOW, PREFECT, WORKER
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
-from tasks.resources import Resources
 from tests.flows.runs import store_contents
 from tests.tasks.tiny_run import SETTINGS, TinyResources, home_at, run_whole, tiny_settings, write_texts
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
+from flows.arrivals import change
 from postgres_server import PASSWORD, QUOTED, postgres_server
 from runs import MARK, environment, kill_all
 from test_deployments import EXPECTED
 from test_team_box import free_port
 
-from flows.arrivals import change
 from flows.team.api import NoAnswer, ask
 from flows.team.prefect_server import PrefectServer
 from flows.team.processes import family

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
+from tasks.session import artifact
 from tiny_run import Ran, home_at, run_prepare, tiny_settings, write_texts
 from typer.testing import CliRunner
 
@@ -20,7 +21,6 @@ from storage.errors import UserError
 from storage.schemas import SHARD_FILE
 from tasks.corpora import export as exporting
 from tasks.corpora.export import Exported, export_corpus
-from tasks.session import artifact
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizer import load_tokenizer
 

@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ingest_run import Ingestion, contents, home_at, prose, settings_of, write
-
-from flows import pipeline
 from flows.corpus import Documents, read_documents
 from flows.corpus_import import corpora_of
+from ingest_run import Ingestion, contents, home_at, prose, settings_of, write
+from tasks.resources import Resources
+from tasks.session import Planner, Session, StageReport, artifact
+
+from flows import pipeline
 from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
@@ -28,8 +30,6 @@ from tasks.ingest.segments import document_id
 from tasks.ingest.snapshot import ListedFile
 from tasks.ingest.sources.documents import DocumentsSource
 from tasks.ingest.sources.resolve import FolderSource, Source, resolve_sources
-from tasks.resources import Resources
-from tasks.session import Planner, Session, StageReport, artifact
 
 
 @dataclass

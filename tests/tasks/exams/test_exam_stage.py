@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from exam_samples import outspoken
+from tasks.session import Session, artifact
 from tiny_run import Ran, copy_of_store, direct_session
 
 from storage.errors import UserError
@@ -26,7 +27,6 @@ from tasks.exams.stages import (
     load_questions,
     read_exam_metrics,
 )
-from tasks.session import Session, artifact
 
 CHOOSING = [
     MultipleChoice("a", "the shepherd counts", ("his sheep", "qqq zzz"), 0),

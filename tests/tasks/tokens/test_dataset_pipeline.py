@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tasks.session import artifact
 from tiny_run import Ran, direct_session, home_at, tiny_settings
 
 from flows import pipeline
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.session import artifact
 
 
 @pytest.fixture

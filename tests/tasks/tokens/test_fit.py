@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tasks.resources import Resources
 
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import SELECTION
 from storage.store import Store
-from tasks.resources import Resources
 from tasks.settings import TokenizerSettings
 from tasks.stage import Outcome, Work, stage
 from tasks.tokens import merges

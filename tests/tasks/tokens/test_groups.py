@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, write
+from tasks.session import Pending, Planner, Session
 
 from storage.catalog import Catalog
 from storage.errors import UserError
@@ -20,7 +21,6 @@ from storage.home import Home
 from storage.manifest import RefSet
 from storage.tables import read_rows
 from tasks.corpora.view import DocumentView, empty_view
-from tasks.session import Pending, Planner, Session
 from tasks.tokens import groups
 from tasks.tokens.grouping import MOST_NAME_CHARS, check
 from tasks.tokens.groups import GROUPS_FILE, check_expression, groups_call

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tasks.resources import Resources
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import models, pre_tokenizers
 
@@ -23,7 +24,6 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
-from tasks.resources import Resources
 from tasks.stage import Work, stage
 from tasks.tokens import engine_choice, engines, shards
 from tasks.tokens.shards import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment

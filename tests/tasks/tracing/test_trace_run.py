@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from dedup_samples import plain_runs
+from flows.tracing import contamination_of, echo_completions, explain_echoes, explain_text, trace_indexes
+from tasks.session import Pending, Planner, Session, artifact
 from tiny_run import Ran, copy_of_store, direct_session, text_of
 
-from flows.tracing import contamination_of, echo_completions, explain_echoes, explain_text, trace_indexes
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.schemas import COMPLETIONS, EVALSET
 from storage.tables import read_columns, read_rows, write_table
-from tasks.session import Pending, Planner, Session, artifact
 from tasks.tracing.contamination import by_exposure, read_contamination
 from tasks.tracing.echoes import ECHOES_FILE, SPANS_FILE, read_echo_metrics
 from tasks.tracing.sources import datasets_of, training_texts
