@@ -317,11 +317,11 @@ def generate(
 
 def _generate_file(options: Any, as_json: bool) -> None:
     from storage.tables import read_rows
-    from tasks.generation.prompts import read_prompts
+    from tasks.generation.prompts import given_id, read_prompts
 
     read_prompts(Path(options.prompts or ""), options.template or "")  # a broken file is refused before anything starts
     result = run_flow("generate", "generate", options)
-    rows = read_rows(Path(result["completions"]))
+    rows = [{**row, "id": given_id(row)} for row in read_rows(Path(result["completions"]))]
     page = next((str(path) for path in result.get("pages", ()) if path.endswith("generation.html")), "")
     if as_json:
         print_json({"rows": rows, "completions": result["completions"], "page": page})

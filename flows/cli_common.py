@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -33,6 +33,11 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=False, indent=1))
 
 
+def answer(document: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    """Print a result for machines, or for people."""
+    (print_json if as_json else show)(document)
+
+
 def fail(error: BaseException) -> NoReturn:
     """Tell the mistake and end with exit code 1."""
     say(f"sheepfold: {error}")
@@ -42,7 +47,7 @@ def fail(error: BaseException) -> NoReturn:
 def checked_corpus(name: str) -> str:
     """The name of a corpus, refused before anything runs if it cannot be one."""
     with plain_errors():
-        from storage.catalog import check_corpus_name
+        from storage.home import check_corpus_name
 
         return check_corpus_name(name)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli_common import AsJson, Corpus, HomeFolder, model_folder, open_home, plain_errors, print_json, say
+from flows import show
+from flows.cli_common import AsJson, Corpus, HomeFolder, answer, model_folder, open_home, plain_errors, say
 
 if TYPE_CHECKING:
     from tasks.interchange import Exchanged
@@ -19,6 +20,7 @@ Target = Annotated[str, typer.Argument(help="Folder to write; it must not exist,
 HfFolder = Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json.")]
 
 
+@plain_errors()
 def forget(
     document: Annotated[str, typer.Argument(help="Document id, path, folder, or beginning of paths with a *.")],
     reason: Annotated[str, typer.Option(help="Why; it is kept with the document's id.")] = "",
@@ -28,19 +30,15 @@ def forget(
     as_json: AsJson = False,
 ) -> None:
     """Take documents out of the store for good, and list the models that saw them."""
-    with plain_errors():
-        from flows.show import print_forgotten
-        from tasks.upkeep.forget import forget as forget_documents
+    from tasks.upkeep.forget import forget as forget_documents
 
-        done = forget_documents(*open_home(home), document, reason, corpus, dry_run)
-        if as_json:
-            print_json(done)
-            return
-        print_forgotten(done)
-        if not dry_run:
-            say("the files at their sources are not touched; the next run makes again what was removed")
+    done = forget_documents(*open_home(home), document, reason, corpus, dry_run)
+    answer(done, as_json, show.print_forgotten)
+    if not (dry_run or as_json):
+        say("the files at their sources are not touched; the next run makes again what was removed")
 
 
+@plain_errors()
 def gc(
     dry_run: DryRun = False,
     grace_days: Annotated[float, typer.Option(help="Keep what was made or used within so many days.", min=0)] = 7,
@@ -48,18 +46,13 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Remove artefacts that no corpus, registered model, run or unfinished work needs."""
-    with plain_errors():
-        from flows.show import print_garbage
-        from flows.stages import stage_facts
-        from tasks.upkeep.gc import collect_garbage
+    from flows.stages import stage_facts
+    from tasks.upkeep.gc import collect_garbage
 
-        done = collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run)
-        if as_json:
-            print_json(done)
-        else:
-            print_garbage(done)
+    answer(collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run), as_json, show.print_garbage)
 
 
+@plain_errors()
 def compact(
     dry_run: DryRun = False,
     at_least: Annotated[int, typer.Option(help="Join small segments when there are so many.", min=2)] = 8,
@@ -68,33 +61,28 @@ def compact(
     as_json: AsJson = False,
 ) -> None:
     """Join many small segments into few; no document is read or encoded again, and no digest changes."""
-    with plain_errors():
-        from flows.show import print_compacted
-        from tasks.upkeep.compact import compact_home
+    from tasks.upkeep.compact import compact_home
 
-        done = compact_home(*open_home(home), at_least, grace_days, dry_run)
-        if as_json:
-            print_json(done)
-        else:
-            print_compacted(done)
+    answer(compact_home(*open_home(home), at_least, grace_days, dry_run), as_json, show.print_compacted)
 
 
+@plain_errors()
 def export(model: ModelRef, folder: Target, home: HomeFolder = "", as_json: AsJson = False) -> None:
     """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
-    with plain_errors():
-        from tasks.interchange import export_bundle
+    from tasks.interchange import export_bundle
 
-        _exchanged(export_bundle(model_folder(home, model), _path(folder)), as_json)
+    _exchanged(export_bundle(model_folder(home, model), _path(folder)), as_json)
 
 
+@plain_errors()
 def import_(hf_folder: HfFolder, folder: Target, as_json: AsJson = False) -> None:
     """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
-    with plain_errors():
-        from tasks.interchange import import_folder
+    from tasks.interchange import import_folder
 
-        _exchanged(import_folder(_path(hf_folder), _path(folder)), as_json)
+    _exchanged(import_folder(_path(hf_folder), _path(folder)), as_json)
 
 
+@plain_errors()
 def export_corpus(
     folder: Target,
     what: Annotated[str, typer.Option(help="tokens (a list of ids per document), documents, or sequences.")] = "tokens",
@@ -104,16 +92,13 @@ def export_corpus(
     as_json: AsJson = False,
 ) -> None:
     """Write the corpus of the last completed run as Parquet: token lists, documents, or training sequences."""
-    with plain_errors():
-        from storage.catalog import read_state
-        from tasks.corpora.export import export_corpus as write_corpus
+    from storage.catalog import read_state
+    from tasks.corpora.export import export_corpus as write_corpus
 
-        _, store = open_home(home)
-        written = write_corpus(store, read_state(store, corpus), _path(folder), what, split)
-        if as_json:
-            print_json(asdict(written))
-            return
-        print(written.folder)
+    _, store = open_home(home)
+    written = write_corpus(store, read_state(store, corpus), _path(folder), what, split)
+    answer(asdict(written), as_json, lambda found: print(found["folder"]))
+    if not as_json:
         ids = f" with {written.tokens:,} ids" if written.tokens else ""
         say(f"{written.rows:,} {what}{ids} in {len(written.files)} files")
 
@@ -123,11 +108,9 @@ def _path(folder: str) -> Path:
 
 
 def _exchanged(written: Exchanged, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(written))
-        return
-    print(written.folder)
-    say(
-        f"{written.layout}: {written.n_parameters:,} parameters, {written.vocab_size:,} token ids, "
-        f"tokeniser {written.tokenizer}"
-    )
+    answer(asdict(written), as_json, lambda found: print(found["folder"]))
+    if not as_json:
+        say(
+            f"{written.layout}: {written.n_parameters:,} parameters, {written.vocab_size:,} token ids, "
+            f"tokeniser {written.tokenizer}"
+        )

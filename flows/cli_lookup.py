@@ -7,22 +7,26 @@ from typing import Annotated
 
 import typer
 
+from flows import show
 from flows.cli_common import (
     AsJson,
     Assign,
     Corpus,
     HomeFolder,
     Model,
+    answer,
     model_folder,
     open_home,
     plain_errors,
     print_json,
     say,
 )
+from storage.errors import UserError
 
 CHAMPION = "champion"
 
 
+@plain_errors()
 def sql(
     query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
     corpus: Corpus = "default",
@@ -30,26 +34,19 @@ def sql(
     as_json: AsJson = False,
 ) -> None:
     """Query the tables of the corpus's last completed run."""
-    with plain_errors():
-        from storage.catalog import Catalog, waits_for_run
+    from storage.catalog import Catalog, waits_for_run
 
-        _, store = open_home(home)
-        rows = Catalog(store, corpus).query(query)
-        if waits := waits_for_run(store, corpus):
-            say(waits)
-        if as_json:
-            print_json(rows)
-        elif rows:
-            from flows.show import print_rows
-
-            print_rows(rows)
-        if not as_json:
-            say(f"{len(rows)} rows" if rows else "no rows")
+    _, store = open_home(home)
+    rows = Catalog(store, corpus).query(query)
+    if waits := waits_for_run(store, corpus):
+        say(waits)
+    answer(rows, as_json, show.print_rows)
 
 
+@plain_errors()
 def why(
     thing: Annotated[
-        str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID[#SAMPLE]).")
+        str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID, or KEY/ID#SAMPLE).")
     ] = "",
     text: Annotated[str, typer.Option(help="Instead: a text, to find its spans in the corpus's training text.")] = "",
     min_words: Annotated[int, typer.Option(help="Shortest span of a text that is shown, in words.")] = 8,
@@ -58,35 +55,24 @@ def why(
     as_json: AsJson = False,
 ) -> None:
     """Show the lineage of a model version, dataset, completion or document, and the memorised spans of a completion."""
-    with plain_errors():
-        from flows.show import print_spans, print_tree
-        from storage.errors import UserError
+    if bool(thing) == bool(text):
+        raise UserError("give either a THING or --text TEXT")
+    if text:
+        from flows.trace import explain_text
 
-        if bool(thing) == bool(text):
-            raise UserError("give either a THING or --text TEXT")
-        if text:
-            from flows.trace import explain_text
+        tree = explain_text(open_home(home)[0], text, corpus, min_words)
+    else:
+        from tasks.lineage.why import explain
 
-            tree = explain_text(open_home(home)[0], text, corpus, min_words)
-        else:
-            from tasks.lineage.why import explain
+        tree = explain(*open_home(home), thing, corpus)
+        if "completion" in tree:
+            from flows.trace import explain_echoes
 
-            tree = explain(*open_home(home), thing, corpus)
-            if "completion" in tree:
-                from flows.trace import explain_echoes
-
-                tree |= explain_echoes(open_home(home)[0], tree, min_words)
-        if as_json:
-            print_json(tree)
-            return
-        found = tree.pop("echoes", None)
-        if thing:
-            print_tree(tree)
-        if found is not None:
-            print(end="\n" if thing else "")
-            print_spans(found)
+            tree |= explain_echoes(open_home(home)[0], tree, min_words)
+    answer(tree, as_json, show.print_lineage)
 
 
+@plain_errors()
 def verify(
     mend: Annotated[
         bool, typer.Option("--repair", help="Set aside what is damaged, so that the next run makes it again.")
@@ -96,26 +82,22 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check a store: digests, schemas, split, token round trips."""
-    with plain_errors():
-        from flows.show import print_checks
-        from flows.stages import stage_facts
-        from storage.catalog import corpora, unknown_corpus
-        from tasks.upkeep.verify import verify_home
+    from flows.stages import stage_facts
+    from storage.catalog import corpora, unknown_corpus
+    from tasks.upkeep.verify import verify_home
 
-        place, store = open_home(home)
-        known = corpora(store)
-        # artefacts are repaired whatever their corpus, and a store without a corpus has artefacts to check, too
-        if not mend and corpus not in known and (known or corpus != "default"):
-            raise unknown_corpus(store, corpus)
-        report = verify_home(place, store, stage_facts(), corpus, mend)
-        if as_json:
-            print_json(report)
-        else:
-            print_checks(report)
-        if not report["ok"]:
-            raise typer.Exit(1)
+    place, store = open_home(home)
+    known = corpora(store)
+    # artefacts are repaired whatever their corpus, and a store without a corpus has artefacts to check, too
+    if not mend and corpus not in known and (known or corpus != "default"):
+        raise unknown_corpus(store, corpus)
+    report = verify_home(place, store, stage_facts(), corpus, mend)
+    answer(report, as_json, show.print_checks)
+    if not report["ok"]:
+        raise typer.Exit(1)
 
 
+@plain_errors()
 def status(
     sizes: Annotated[bool, typer.Option("--sizes", help="Also the size of each stage in the store.")] = False,
     corpus: Corpus = "default",
@@ -123,42 +105,35 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show addresses, servers, corpora and their champions."""
-    with plain_errors():
-        from flows.team.status import team_status
-        from tasks.upkeep.status import status_of
+    from flows.team.status import team_status
+    from tasks.upkeep.status import status_of
 
-        place, store = open_home(home)
-        document = {
-            **status_of(place, store, corpus),
-            "prefect_file": str(Path(__file__).with_name("prefect.yaml")),
-            **team_status(place),
-        }
-        if sizes:
-            from tasks.upkeep.gc import sizes_of
+    place, store = open_home(home)
+    document = {
+        **status_of(place, store, corpus),
+        "prefect_file": str(Path(__file__).with_name("prefect.yaml")),
+        **team_status(place),
+    }
+    if sizes:
+        from tasks.upkeep.gc import sizes_of
 
-            document["sizes"] = sizes_of(store)
-        if as_json:
-            print_json(document)
-        else:
-            from flows.show import print_status
-
-            print_status(document)
+        document["sizes"] = sizes_of(store)
+    answer(document, as_json, show.print_status)
 
 
+@plain_errors()
 def sample(
     folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
 ) -> None:
     """Build a small corpus of text, code, PDFs and images from the standard library."""
-    with plain_errors():
-        from tasks.sample import build_sample
+    from tasks.sample import build_sample
 
-        written = build_sample(Path(folder).expanduser().resolve())
-        if as_json:
-            print_json({"folder": str(Path(folder).resolve()), "files": len(written)})
-        else:
-            print(f"{len(written)} files in {folder}")
+    written = build_sample(Path(folder).expanduser().resolve())
+    document = {"folder": str(Path(folder).resolve()), "files": len(written)}
+    answer(document, as_json, lambda found: print(f"{found['files']} files in {folder}"))
 
 
+@plain_errors()
 def count(
     preset: Annotated[str, typer.Option(help="Shape of the network, such as small, gpt2 or llama-7b.")] = "small",
     vocab_size: Annotated[int, typer.Option(help="Token ids; 0 takes those of the preset's own model.", min=0)] = 0,
@@ -170,27 +145,17 @@ def count(
     as_json: AsJson = False,
 ) -> None:
     """Count a network's parameters, arithmetic and memory without building it."""
-    with plain_errors():
-        from flows.show import cost_tables, sizes_table
-        from storage.errors import UserError
-        from tasks.network_cost import network_cost, published_sizes
+    from tasks.network_cost import network_cost, published_sizes
 
-        if table:
-            if vocab_size or context or target or assign:
-                raise UserError("--table shows the published sizes as they are; leave out what would change them")
-            rows = published_sizes()
-            if as_json:
-                print_json({"models": rows})
-            else:
-                print(sizes_table(rows))
-            return
-        found = network_cost(preset, vocab_size, context, batch, target, assign or [])
-        if as_json:
-            print_json(found)
-        else:
-            print(cost_tables(found))
+    if table:
+        if vocab_size or context or target or assign:
+            raise UserError("--table shows the published sizes as they are; leave out what would change them")
+        answer({"models": published_sizes()}, as_json, show.print_sizes)
+        return
+    answer(network_cost(preset, vocab_size, context, batch, target, assign or []), as_json, show.print_cost)
 
 
+@plain_errors()
 def inspect(
     prompt: Annotated[str, typer.Option(help="The text to look at, up to 256 tokens.", show_default=False)] = "",
     model: Model = CHAMPION,
@@ -201,31 +166,28 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
-    with plain_errors():
-        from flows.show import inspection_lines
-        from storage.errors import UserError
-        from storage.home import Home
-        from tasks.bundle import Bundle
-        from tasks.inspection.inspection import InspectError, inspect_prompt, to_json
-        from tasks.inspection.page import write_page
-        from tasks.inspection.subject import Subject
+    from storage.home import Home
+    from tasks.bundle import Bundle
+    from tasks.inspection.inspection import InspectError, inspect_prompt, to_json
+    from tasks.inspection.page import write_page
+    from tasks.inspection.subject import Subject
 
-        if not prompt:
-            raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')
-        if preset and model != CHAMPION:
-            raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
-        if preset:
-            subject = Subject.untrained(preset, seed)
-        else:
-            name = Path(model).resolve().name if Path(model).is_dir() else model
-            subject = Subject.of_bundle(Bundle(model_folder(home, model)), name)
-        found = inspect_prompt(subject, prompt, seed)
-        if as_json:
-            print_json(to_json(found))
-            if not out:
-                return
-        reports = Home.from_environment(home or None).reports
-        page = write_page(found, Path(out).expanduser().resolve() if out else reports / "inspect.html")
-        if not as_json:
-            print(inspection_lines(found))
-        say(f"page: {page}")
+    if not prompt:
+        raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')
+    if preset and model != CHAMPION:
+        raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
+    if preset:
+        subject = Subject.untrained(preset, seed)
+    else:
+        name = Path(model).resolve().name if Path(model).is_dir() else model
+        subject = Subject.of_bundle(Bundle(model_folder(home, model)), name)
+    found = inspect_prompt(subject, prompt, seed)
+    if as_json:
+        print_json(to_json(found))
+        if not out:
+            return
+    reports = Home.from_environment(home or None).reports
+    page = write_page(found, Path(out).expanduser().resolve() if out else reports / "inspect.html")
+    if not as_json:
+        print(show.inspection_lines(found))
+    say(f"page: {page}")

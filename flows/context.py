@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar
 
 from flows.embedded import EMBEDDED
 from flows.options import CorpusOptions, IngestOptions, Options
-from storage.catalog import check_corpus_name
 from storage.errors import UserError
-from storage.home import Home
+from storage.home import Home, check_corpus_name
 from tasks.executor import edge_from, in_flow, task_runner
 from tasks.ingest.records import Limits
 from tasks.machine import Machine

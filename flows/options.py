@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from model.config import Sampling
 from model.presets import PRESETS
-from storage.catalog import LONGEST_CORPUS_NAME
 from storage.errors import UserError
+from storage.home import LONGEST_CORPUS_NAME
 from tasks.settings import Settings, load_settings, setting
 from tasks.train_settings import AUTO
 

@@ -239,7 +239,9 @@ def draw_corpus_page(
     from tasks.corpus_report.thumbnails import Thumbnails
 
     figures = collect(Catalog(open_store(store, Path(cache)), corpus))
-    with Thumbnails(_Places(Path(locations)), passwords) as thumbnails:
+    with Path(locations).open(encoding="ascii") as lines:
+        paths: dict[str, str] = dict(map(json.loads, lines))
+    with Thumbnails(paths, passwords) as thumbnails:
         replace(Path(page), draw_report(figures, corpus, thumbnails))
     progress(1, 1)
     return draw_summary(figures)
@@ -266,31 +268,6 @@ def draw_dataset_page(
     replace(Path(card), data_card(figures, files, provenance(catalog), corpus))
     progress(1, 1)
     return dataset_summary(figures)
-
-
-class _Places(Mapping[str, str]):
-    """Places of files by their sha256, looked up in a file: a dozen of 200,000 are ever asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def _items(self) -> Iterator[tuple[str, str]]:
-        with self._path.open(encoding="ascii") as lines:
-            for line in lines:
-                sha256, place = json.loads(line)
-                yield sha256, place
-
-    def __getitem__(self, wanted: str) -> str:
-        for sha256, place in self._items():
-            if sha256 == wanted:
-                return place
-        raise KeyError(wanted)
-
-    def __iter__(self) -> Iterator[str]:
-        return (sha256 for sha256, _ in self._items())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self._items())
 
 
 def write_training_page(

@@ -15,8 +15,7 @@ from flows.prepare import prepare_source
 from flows.state import publish
 from flows.trace import trace_model
 from flows.train import train_model
-from storage.catalog import check_corpus_name
-from storage.home import Home
+from storage.home import Home, check_corpus_name
 from tasks.run import Run
 from tasks.settings import Settings
 

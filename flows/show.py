@@ -7,15 +7,15 @@ functions that need them.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.home import Home
-from storage.store import open_store
 from tasks.pages.markdown import plain, table
 
 if TYPE_CHECKING:
+    from storage.home import Home
     from tasks.evaluation_report.pairs import PairFigures
     from tasks.inspection.inspection import Inspection
     from tasks.run import StageReport
@@ -71,6 +71,7 @@ def gates_table(gates: Iterable[Mapping[str, Any]]) -> str:
 def corpus_table(home: Home, corpus: str) -> str:
     """Return the number of files by status and reason; empty for a corpus that was never ingested."""
     from storage.catalog import Catalog, read_state
+    from storage.store import open_store
 
     store = open_store(home.store, home.cache)
     if not read_state(store, corpus):
@@ -231,6 +232,9 @@ def inspection_lines(found: Inspection) -> str:
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows of a query as a table that fits the terminal."""
+    if not rows:
+        print("no rows", file=sys.stderr)
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -239,6 +243,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         made.add_row(*("" if value is None else str(value) for value in row.values()))
     Console().print(made)
+    print(f"{len(rows)} rows", file=sys.stderr)
 
 
 def print_tree(value: Any, depth: int = 0) -> None:
@@ -262,6 +267,16 @@ def print_status(document: Mapping[str, Any]) -> None:
         for corpus, found in document["champions"].items()
     }
     print_tree({**document, "champions": champions})
+
+
+def print_lineage(tree: dict[str, Any]) -> None:
+    """Print what `why` found, then the memorised spans."""
+    found = tree.pop("echoes", None)
+    if "thing" in tree:
+        print_tree(tree)
+    if found is not None:
+        print(end="\n" if "thing" in tree else "")
+        print_spans(found)
 
 
 def print_spans(found: Mapping[str, Any]) -> None:
@@ -401,8 +416,8 @@ def _scaled(value: float, step: int, prefixes: str) -> tuple[float, str]:
     return value, prefixes[power - 1] if power else ""
 
 
-def cost_tables(found: Mapping[str, Any]) -> str:
-    """Return parameters, arithmetic and memory of a network.
+def print_cost(found: Mapping[str, Any]) -> None:
+    """Print parameters, arithmetic and memory of a network.
 
     Args:
         found: what `tasks.network_cost.network_cost` returned.
@@ -456,7 +471,7 @@ def cost_tables(found: Mapping[str, Any]) -> str:
     }
     rows = [[title, f"{cost[name]:,}", binary(cost[name])] if name else [] for title, name in memory.items()]
     lines += [aligned([f"Memory at {cost['bytes_per_value']} bytes per value", "bytes", ""], rows), ""]
-    return "\n".join([*lines, f"Time grows as {cost['complexity']}."])
+    print(*lines, f"Time grows as {cost['complexity']}.", sep="\n")
 
 
 def _shape_sentence(shape: Mapping[str, Any], padded_vocab_size: int) -> str:
@@ -476,10 +491,10 @@ def _share(share: float) -> str:
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
-def sizes_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the published sizes, as `tasks.network_cost.published_sizes` lists them."""
+def print_sizes(found: Mapping[str, Any]) -> None:
+    """Print the published sizes, as `tasks.network_cost.published_sizes` lists them."""
     names = ("n_layer", "d_model", "n_head", "d_ff", "parameters", "rule_of_thumb")
-    cells = [[row["published"], *(f"{row[name]:,}" for name in names)] for row in rows]
+    cells = [[row["published"], *(f"{row[name]:,}" for name in names)] for row in found["models"]]
     head = ["Model", "layers", "d_model", "heads", "d_ff", "parameters", "12 d² rule"]
     rule = "12 d² rule: 12 d_model² per layer, plus the token embedding and, where it is a matrix of its own, the head."
-    return f"{aligned(head, cells)}\n{rule}"
+    print(aligned(head, cells), rule, sep="\n")

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.errors import UserError
+from storage.home import check_corpus_name
 from storage.lineage import segment_of
 from storage.manifest import ArtifactRef
 from storage.schemas import (
@@ -44,28 +45,11 @@ if TYPE_CHECKING:
 
 CORPUS_REF = "corpus"
 LISTED = "listed"  # in a corpus's state: its list of files without what was forgotten, until the next run makes another
-LONGEST_CORPUS_NAME = 50  # characters
-_CORPUS_NAME = re.compile(rf"\w([\w .-]{{0,{LONGEST_CORPUS_NAME - 2}}}\w)?")
 _GLOB = re.compile(r"([*?[])")  # what DuckDB would take for a pattern in the name of a folder
 
 
 class QueryError(UserError):
     """A query that DuckDB refuses."""
-
-
-def check_corpus_name(corpus: str) -> str:
-    """Return the name of a corpus if files can bear it.
-
-    Raises:
-        UserError: if they cannot.
-    """
-    if not _CORPUS_NAME.fullmatch(corpus):
-        shown = corpus if len(corpus) <= 60 else f"{corpus[:60]}..."
-        raise UserError(
-            f"{shown!r} is no name for a corpus: give 1 to {LONGEST_CORPUS_NAME} letters, digits, spaces, dots, "
-            "hyphens and underscores, the first and the last of them a letter, a digit or an underscore"
-        )
-    return corpus
 
 
 def corpus_ref(corpus: str) -> str:

@@ -22,7 +22,25 @@ from storage.errors import UserError
 _NOT_IN_ADDRESSES = re.compile(r"[?]|%[0-9A-Fa-f]{2}|[\ud800-\udfff]")
 _PASSWORD = re.compile(r"(://[^/?#:@]*:)[^/?#]*@")
 
+LONGEST_CORPUS_NAME = 50  # characters
+_CORPUS_NAME = re.compile(rf"\w([\w .-]{{0,{LONGEST_CORPUS_NAME - 2}}}\w)?")
+
 TEAM_TRACKING = "team/tracking.json"  # address of a team's MLflow server, and the variables that log in to it
+
+
+def check_corpus_name(corpus: str) -> str:
+    """Return the name of a corpus if files can bear it.
+
+    Raises:
+        UserError: if they cannot.
+    """
+    if not _CORPUS_NAME.fullmatch(corpus):
+        shown = corpus if len(corpus) <= 60 else f"{corpus[:60]}..."
+        raise UserError(
+            f"{shown!r} is no name for a corpus: give 1 to {LONGEST_CORPUS_NAME} letters, digits, spaces, dots, "
+            "hyphens and underscores, the first and the last of them a letter, a digit or an underscore"
+        )
+    return corpus
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        id: how the caller knows it.
+        id: how the caller knows it, as text.
         prompt: the text; where that is no UTF-8, with signs of replacement.
-        fields: the other columns of its record as JSON; None where there are none.
+        fields: the other columns of its record as JSON, with an id that is not text; None where there are none.
         error: why it cannot be continued by any model; None if it can.
     """
 
@@ -81,6 +81,17 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
         listed = ", ".join(map(repr, twice[:5]))
         raise PromptsError(f"{path}: the ids {listed} occur more than once; each prompt needs its own")
     return prompts
+
+
+def given_id(row: Mapping[str, Any]) -> Any:
+    """Return the id of a prompt or completion in the JSON type in which the prompts file has it.
+
+    Args:
+        row: with `id`, which is text, and `fields`, the other columns as JSON, among them an id that was not text.
+    """
+    carried = json.loads(row["fields"]) if row["fields"] else {}
+    value = carried.get(ID_COLUMN)
+    return row[ID_COLUMN] if value is None else value
 
 
 def one_prompt(text: str, template: str = "") -> Prompt:
@@ -206,7 +217,8 @@ def _prompt(record: dict[str, Any], index: int, place: str, template: Template |
         empty = [column for column in template.columns if record[column] is None]
         fault = f"the column {empty[0]!r} of the template has no value here" if empty else ""
         text, carried = "" if empty else template.fill(record), record
-    carried = {key: value for key, value in carried.items() if key != ID_COLUMN}
+    if given is None or isinstance(given, str):  # an id of another type is carried along, see `given_id`
+        carried = {key: value for key, value in carried.items() if key != ID_COLUMN}
     fault = fault or _encoding_fault(text)
     return Prompt(name, _storable(text), _as_json(carried) if carried else None, fault or None)
 

@@ -22,8 +22,10 @@ from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from storage.versions import find_version, registered_versions
 from tasks.exposure import continued, exposure_report, exposures
 from tasks.forgetting.targets import find_targets
+from tasks.generation.prompts import given_id
 
 COMPLETIONS_FILE = "completions.parquet"
+COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]
 _DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or a prefix of one
 
 
@@ -112,7 +114,7 @@ def _completions(store: Store, name: str, key: str = "") -> list[tuple[Manifest,
     found = []
     for manifest in sorted(store.manifests("generate"), key=lambda made: (made.created, made.key), reverse=True):
         if manifest.key.startswith(key):
-            rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, ["id", "sample", "prompt", "text", "model"])
+            rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, COLUMNS)
             found += [(manifest, row) for row in rows if _name(row) == name]
     return found
 
@@ -141,7 +143,8 @@ def _newest_completion(store: Store, name: str) -> dict[str, Any] | None:
 
 
 def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[str, Any]:
-    return {"completion": row, "address": f"{manifest.key}/{_name(row)}", **_lineage(store, manifest.ref)}
+    shown = {**{name: row[name] for name in COLUMNS[:-1]}, "id": given_id(row)}
+    return {"completion": shown, "address": f"{manifest.key}/{_name(row)}", **_lineage(store, manifest.ref)}
 
 
 def _model(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:

@@ -21,7 +21,9 @@ from tasks.lineage.why import explain
 OLD, NEW, LAST = "b" * 64, "a" * 63 + "c", "a" * 64  # by name the newest comes first
 
 
-def add_completions(store: Store, key: str, created: str, *ids: str, samples: int = 1) -> None:
+def add_completions(
+    store: Store, key: str, created: str, *ids: str, samples: int = 1, fields: str | None = None
+) -> None:
     rows = [
         {
             "id": name,
@@ -37,7 +39,7 @@ def add_completions(store: Store, key: str, created: str, *ids: str, samples: in
             "ids": [0],
             "top_ids": [],
             "top_logprobs": [],
-            "fields": None,
+            "fields": fields,
             "error": None,
         }
         for name in ids
@@ -109,6 +111,13 @@ def test_a_bare_id_is_that_of_the_newest_generation_and_says_that_there_are_othe
 
 def test_a_bare_id_that_is_there_once_needs_no_note(home: Home) -> None:
     assert "note" not in explain(home, open_store(home.store), "x", "default")
+
+
+def test_an_id_keeps_the_json_type_of_the_prompts_file(home: Home) -> None:
+    store = open_store(home.store)
+    add_completions(store, "d" * 64, "2026-01-05", "41", fields='{"id": 41}')
+    assert explain(home, store, "41", "default")["completion"]["id"] == 41
+    assert explain(home, store, "x", "default")["completion"]["id"] == "x"
 
 
 def test_looking_for_a_completion_makes_no_database(home: Home) -> None:

@@ -23,7 +23,7 @@ from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.bundle import Bundle
-from tasks.generation.prompts import Prompt, PromptsError, encodable, read_prompts
+from tasks.generation.prompts import Prompt, PromptsError, encodable, given_id, read_prompts
 from tasks.generation.shards import MOST_SHARDS, cut_prompts
 from tasks.generation.template import TemplateError
 from tasks.settings import GenerateSettings, Settings
@@ -52,15 +52,26 @@ def test_only_line_feeds_end_a_line(tmp_path: Path) -> None:
     assert [item.prompt for item in read_prompts(written(tmp_path / "prompts.jsonl", record))] == [prompt]
 
 
+def test_ids_keep_their_json_type(tmp_path: Path) -> None:
+    lines = ['{"id": 7, "prompt": "a"}', '{"id": "8", "prompt": "b"}', '{"id": 1.5, "prompt": "c", "x": 1}']
+    lines += ['{"id": true, "prompt": "d"}', '{"id": null, "prompt": "e"}', '{"prompt": "f", "x": {"id": 3}}']
+    prompts = read_prompts(written(tmp_path / "prompts.jsonl", "\n".join(lines)))
+    ids = [given_id({"id": item.id, "fields": item.fields}) for item in prompts]
+    assert json.dumps(ids) == '[7, "8", 1.5, true, "4", "5"]'
+
+
 def test_jsonl_holds_an_object_per_line(tmp_path: Path) -> None:
     lines = ['{"id": "a", "prompt": "Once"}', "", '{"text": "twice\\nmore", "id": 7}', '{"prompt": ""}']
     path = written(tmp_path / "prompts.jsonl", "\n".join(lines))
-    assert read_prompts(path) == [Prompt("a", "Once"), Prompt("7", "twice\nmore"), Prompt("2", "")]
+    assert read_prompts(path) == [Prompt("a", "Once"), Prompt("7", "twice\nmore", '{"id": 7}'), Prompt("2", "")]
 
 
 def test_parquet_holds_a_row_per_prompt(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [3, 4], "prompt": ["Once", "twice"]}), tmp_path / "prompts.parquet")
-    assert read_prompts(tmp_path / "prompts.parquet") == [Prompt("3", "Once"), Prompt("4", "twice")]
+    assert read_prompts(tmp_path / "prompts.parquet") == [
+        Prompt("3", "Once", '{"id": 3}'),
+        Prompt("4", "twice", '{"id": 4}'),
+    ]
 
 
 def test_an_id_that_is_null_is_no_id(tmp_path: Path) -> None:
