@@ -146,7 +146,7 @@ def status(
     """Where everything is: addresses, corpora, the champion."""
     with plain_errors():
         from flows.direct import status_of
-        from flows.team.status import team_status
+        from flows.team.up import team_status
         from storage.home import Home
 
         team = team_status(Home.from_environment(home or None))

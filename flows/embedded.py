@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flows.team.status import running_team
+from flows.team.up import running_team
 from storage.environment import kept_variables
 
 if TYPE_CHECKING:
