@@ -7,7 +7,6 @@ of supervisord holds no password. `deploy` runs once after each start and makes 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import socket
 import subprocess
@@ -20,20 +19,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from flows.team.settings import (
     EVERYWHERE,
-    GIVEN,
     LOOPBACK,
-    Secrets,
+    MLFLOW_KEY,
+    MLFLOW_PASSWORD,
+    PREFECT_LOGIN,
+    SECRETS,
     TeamFolder,
     TeamSettings,
     mlflow_database,
     prefect_database,
-    write_private,
 )
-from storage.errors import UserError
 from storage.home import Home
 
 PREFECT, MLFLOW, WORKER, GPU_WORKER, DEPLOY = "prefect", "mlflow", "worker", "gpu-worker", "deploy"
@@ -45,22 +45,14 @@ PROGRAM = "SHEEPFOLD_PROGRAM"  # HOME:NAME, in the environment of a program and 
 RUNS_AT_ONCE = max(4, os.cpu_count() or 1)
 LOOPBACK_HOSTS = ("localhost", "localhost:*", "127.0.0.1", "127.0.0.1:*", "[[]::1]", "[[]::1]:*")  # also of a tunnel
 # variables of the caller's shell that must not reach the programs
-OTHERS = (
-    "PREFECT_API_URL",
-    "PREFECT_API_KEY",
-    "PREFECT_API_AUTH_STRING",
-    "PREFECT_PROFILE",
-    "PREFECT_API_DATABASE_CONNECTION_URL",
-    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
-    "MLFLOW_TRACKING_URI",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_REGISTRY_URI",
-    "MLFLOW_BACKEND_STORE_URI",
+OTHERS = {
+    *SECRETS,
+    *("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE", "SHEEPFOLD_POSTGRES"),
+    *("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL", "MLFLOW_TRACKING_URI"),
+    *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_REGISTRY_URI", "MLFLOW_BACKEND_STORE_URI"),
     "MLFLOW_RUN_ID",
-    *GIVEN.values(),
-    "SHEEPFOLD_POSTGRES",
-)
+}
+CLIENT = httpx.Client(trust_env=False, timeout=60)  # no proxy: the servers are on this machine
 COMMON = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -97,7 +89,7 @@ def _prefect(_: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[s
     if settings.postgres:
         variables |= prefect_database(settings.postgres)
     if settings.auth:
-        variables["PREFECT_SERVER_API_AUTH_STRING"] = variables["PREFECT_API_AUTH_STRING"] = folder.secrets().prefect
+        variables[PREFECT_LOGIN] = variables["PREFECT_API_AUTH_STRING"] = folder.secrets()[PREFECT_LOGIN]
     if settings.host in EVERYWHERE:
         variables["PREFECT_UI_API_URL"] = "/api"  # under the name that the browser used
     return ["prefect", "server", "start", "--host", settings.host, "--port", str(settings.prefect_port)], variables
@@ -127,9 +119,8 @@ def _mlflow(_: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[st
     arguments = ["mlflow", "server", "--host", settings.host, "--port", str(settings.mlflow_port), "--workers", "1"]
     if settings.auth:
         known = folder.secrets()
+        variables |= {name: known[name] for name in (MLFLOW_PASSWORD, MLFLOW_KEY)}
         variables["MLFLOW_AUTH_CONFIG_PATH"] = str(folder.mlflow_auth)
-        variables["MLFLOW_AUTH_ADMIN_PASSWORD"] = known.mlflow_password
-        variables["MLFLOW_FLASK_SERVER_SECRET_KEY"] = known.mlflow_key
         arguments += ["--app-name", "basic-auth"]
     return arguments, variables
 
@@ -143,42 +134,6 @@ def _own_names(host: str) -> list[str]:
         found = [item.address for card in psutil.net_if_addrs().values() for item in card if item.family in wanted]
     addresses = [f"[{address.partition('%')[0]}]" if ":" in address else address for address in found]
     return list(dict.fromkeys(name.lower() for name in (*names, *addresses)))
-
-
-def prepare_mlflow_users(folder: TeamFolder, changed: bool) -> None:
-    """Write the files of MLflow's basic authentication.
-
-    Args:
-        changed: also give the administrator the kept password, which MLflow itself does for a new user only.
-
-    Raises:
-        UserError: if Flask-WTF, which MLflow needs for it, is not installed.
-    """
-    if importlib.util.find_spec("flask_wtf") is None:
-        raise UserError("MLflow's passwords need Flask-WTF, which is not installed: pip install sheepfold[team]")
-    known = folder.secrets()
-    write_private(
-        folder.mlflow_auth,
-        "[mlflow]\n"
-        "default_permission = READ\n"
-        f"database_uri = sqlite:///{folder.mlflow_users}\n"
-        f"admin_username = {known.mlflow_user}\n"
-        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
-        "grant_default_workspace_access = false\n",
-    )
-    if not folder.mlflow_users.exists():
-        write_private(folder.mlflow_users, "")  # MLflow would make it readable for everyone
-    elif changed:
-        _change_password(folder, known)
-
-
-def _change_password(folder: TeamFolder, known: Secrets) -> None:
-    from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
-
-    users = SqlAlchemyStore()
-    users.init_db(f"sqlite:///{folder.mlflow_users}")
-    if users.has_user(known.mlflow_user):
-        users.update_user(known.mlflow_user, known.mlflow_password, is_admin=True)
 
 
 def _client(name: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[str], dict[str, str]]:
@@ -216,20 +171,20 @@ def deploy(command: list[str], variables: dict[str, str]) -> None:
 
 
 def _find_lost_runs(ask: Callable[..., Any]) -> None:
-    """Make the automations look at earlier runs: a server that starts has forgotten the events that it waited for."""
+    """Queue crashed runs again, and let the automations watch the others: a server that starts forgets past events."""
     query = {"tags": {"all_": ["sheepfold"]}, "state": {"type": {"any_": ["CRASHED", "PENDING", "RUNNING"]}}}
     for run in ask("flow_runs/filter", {"flow_runs": query}):
-        if run["state_type"] == "CRASHED":
+        crashed = run["state_type"] == "CRASHED"
+        if crashed:
             ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}})
-            continue
-        heartbeat = {
+        event = {
             "id": str(uuid.uuid4()),
             "occurred": datetime.now(UTC).isoformat(),
-            "event": "prefect.flow-run.heartbeat",
+            "event": f"prefect.flow-run.{'AwaitingRetry' if crashed else 'heartbeat'}",
             "resource": {"prefect.resource.id": f"prefect.flow-run.{run['id']}", "prefect.resource.name": run["name"]},
             "related": [{"prefect.resource.id": "prefect.tag.sheepfold", "prefect.resource.role": "tag"}],
         }
-        ask("events", [heartbeat])
+        ask("events", [event])
 
 
 def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, method: str = "") -> Any:
@@ -242,14 +197,10 @@ def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, metho
     Raises:
         httpx.HTTPError: if the server does not answer, or refuses.
     """
-    import httpx
-
     user, _, password = variables.get("PREFECT_API_AUTH_STRING", "").partition(":")
     address, auth = f"{variables['PREFECT_API_URL']}/{path}", (user, password) if user else None
     while True:
-        answer = httpx.request(
-            method or ("GET" if body is None else "POST"), address, json=body, auth=auth, timeout=60, trust_env=False
-        )
+        answer = CLIENT.request(method or ("GET" if body is None else "POST"), address, json=body, auth=auth)
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # SQLite is locked
             break
         time.sleep(1)
@@ -260,10 +211,8 @@ def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, metho
 
 def is_healthy(url: str) -> bool:
     """Return True if a server answers at its health address."""
-    import httpx
-
     try:
-        return httpx.get(url, timeout=5, trust_env=False).status_code == httpx.codes.OK
+        return CLIENT.get(url, timeout=5).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
 

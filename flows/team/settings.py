@@ -23,13 +23,13 @@ from storage.home import TEAM_TRACKING, Home
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 MLFLOW_PASSWORD_LENGTH = 12  # MLflow refuses shorter ones
-# environment variables of the servers that set a secret, by field of `Secrets`
-GIVEN = {
-    "prefect": "PREFECT_SERVER_API_AUTH_STRING",
-    "mlflow_user": "MLFLOW_AUTH_ADMIN_USERNAME",
-    "mlflow_password": "MLFLOW_AUTH_ADMIN_PASSWORD",
-    "mlflow_key": "MLFLOW_FLASK_SERVER_SECRET_KEY",
-}
+# the servers' own variables, which may give the secrets for the next start
+SECRETS = PREFECT_LOGIN, MLFLOW_USER, MLFLOW_PASSWORD, MLFLOW_KEY = (
+    "PREFECT_SERVER_API_AUTH_STRING",
+    "MLFLOW_AUTH_ADMIN_USERNAME",
+    "MLFLOW_AUTH_ADMIN_PASSWORD",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY",
+)
 PREFECT_SCHEMA, MLFLOW_SCHEMA = "sheepfold_prefect", "sheepfold_mlflow"
 _TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")  # read by every PostgreSQL driver from PGSSLMODE and so on
 _HOST = re.compile(r"(\[[0-9a-f:]+\]|[\w.-]+)(:\d+)?")  # no `*`: it would let any web page in
@@ -150,23 +150,6 @@ def _database(address: str) -> tuple[SplitResult, dict[str, str]]:
     return url._replace(query=urlencode(options)), tls
 
 
-@dataclass(frozen=True)
-class Secrets:
-    """Passwords of the servers.
-
-    Attributes:
-        prefect: `name:password` of Prefect's API.
-        mlflow_user: name of MLflow's administrator.
-        mlflow_password: password of MLflow's administrator.
-        mlflow_key: key that signs MLflow's sessions.
-    """
-
-    prefect: str
-    mlflow_user: str
-    mlflow_password: str
-    mlflow_key: str
-
-
 class TeamFolder:
     """Files of a team's servers in a home."""
 
@@ -192,35 +175,32 @@ class TeamFolder:
         """Keep the settings; the address of PostgreSQL may hold a password."""
         write_private(self._settings, json.dumps(asdict(settings), indent=1))
 
-    def secrets(self) -> Secrets:
-        """Return the kept secrets.
+    def secrets(self) -> dict[str, str]:
+        """Return the kept secrets by variable.
 
         Raises:
             UserError: if there are none.
         """
         if not (kept := _read(self._secrets)):
             raise UserError(f"{self._secrets} is missing: `sheepfold down` first, then `up` makes new passwords")
-        return Secrets(**kept)
+        return kept
 
-    def wanted_secrets(self) -> Secrets:
+    def wanted_secrets(self) -> dict[str, str]:
         """Return the secrets for the next start: those of the environment, else the kept ones, else random ones.
 
         Raises:
             UserError: if MLflow would refuse the given password.
         """
-        given = {name: os.environ[variable] for name, variable in GIVEN.items() if os.environ.get(variable)}
-        if len(given.get("mlflow_password", "x" * MLFLOW_PASSWORD_LENGTH)) < MLFLOW_PASSWORD_LENGTH:
-            raise UserError(
-                f"{GIVEN['mlflow_password']} has fewer than {MLFLOW_PASSWORD_LENGTH} characters, which MLflow refuses"
-            )
-        new = {name: secrets.token_urlsafe(18) for name in GIVEN} | {"mlflow_user": "admin"}
-        new["prefect"] = f"admin:{new['prefect']}"
-        return Secrets(**{**new, **_read(self._secrets), **given})
+        given = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
+        if 0 < len(given.get(MLFLOW_PASSWORD, "")) < MLFLOW_PASSWORD_LENGTH:
+            raise UserError(f"{MLFLOW_PASSWORD} has fewer than {MLFLOW_PASSWORD_LENGTH} characters: MLflow refuses it")
+        new = {name: secrets.token_urlsafe(18) for name in SECRETS} | {MLFLOW_USER: "admin"}
+        return {**new, PREFECT_LOGIN: f"admin:{new[PREFECT_LOGIN]}", **_read(self._secrets), **given}
 
-    def keep_secrets(self, known: Secrets) -> bool:
+    def keep_secrets(self, known: dict[str, str]) -> bool:
         """Keep the secrets for this and later starts; return True if they changed."""
-        changed = _read(self._secrets) != asdict(known)
-        write_private(self._secrets, json.dumps(asdict(known), indent=1))
+        changed = _read(self._secrets) != known
+        write_private(self._secrets, json.dumps(known, indent=1))
         return changed
 
     def client_variables(self, settings: TeamSettings) -> dict[str, str]:
@@ -232,9 +212,9 @@ class TeamFolder:
         }
         if settings.auth:
             known = self.secrets()
-            found["PREFECT_API_AUTH_STRING"] = known.prefect
-            found["MLFLOW_TRACKING_USERNAME"] = known.mlflow_user
-            found["MLFLOW_TRACKING_PASSWORD"] = known.mlflow_password
+            found["PREFECT_API_AUTH_STRING"] = known[PREFECT_LOGIN]
+            found["MLFLOW_TRACKING_USERNAME"] = known[MLFLOW_USER]
+            found["MLFLOW_TRACKING_PASSWORD"] = known[MLFLOW_PASSWORD]
         return found
 
     def write_addresses(self, settings: TeamSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from flows.team.programs import (
@@ -28,17 +30,24 @@ from flows.team.programs import (
     WORKER,
     ask_prefect,
     is_healthy,
-    prepare_mlflow_users,
     processes,
 )
-from flows.team.settings import MLFLOW_SCHEMA, PREFECT_SCHEMA, TeamFolder, TeamSettings, write_private
+from flows.team.settings import (
+    MLFLOW_PASSWORD,
+    MLFLOW_SCHEMA,
+    MLFLOW_USER,
+    PREFECT_SCHEMA,
+    TeamFolder,
+    TeamSettings,
+    write_private,
+)
 from storage.errors import UserError
 from storage.home import Home, without_password
 from storage.locks import owner_lock
 
 SERVICES = (PREFECT, MLFLOW, WORKER, GPU_WORKER)
 HEALTH_SECONDS = 600.0  # a first start makes databases, maybe on a busy machine
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 STOP_SECONDS = 15
 TAIL_LINES = 20
 ALIVE = ("STARTING", "RUNNING", "STOPPING")
@@ -117,11 +126,34 @@ def _prepare(home: Home, folder: TeamFolder, settings: TeamSettings) -> None:
         asyncio.run(_make_schemas(settings.postgres))
     folder.keep_settings(settings)
     if settings.auth:
-        known = folder.wanted_secrets()
-        changed = folder.keep_secrets(known)
-        prepare_mlflow_users(folder, changed)
+        _prepare_mlflow_users(folder, folder.wanted_secrets())
     folder.write_addresses(settings)
     write_private(folder.configuration, _configuration())
+
+
+def _prepare_mlflow_users(folder: TeamFolder, known: dict[str, str]) -> None:
+    if importlib.util.find_spec("flask_wtf") is None:
+        raise UserError("MLflow's passwords need Flask-WTF, which is not installed: pip install sheepfold[team]")
+    database = f"sqlite:///{folder.mlflow_users}"
+    write_private(
+        folder.mlflow_auth,
+        "[mlflow]\n"
+        "default_permission = READ\n"
+        f"database_uri = {database}\n"
+        f"admin_username = {known[MLFLOW_USER]}\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        "grant_default_workspace_access = false\n",
+    )
+    changed = folder.keep_secrets(known)
+    if not folder.mlflow_users.exists():
+        write_private(folder.mlflow_users, "")  # MLflow would make it readable for everyone
+    elif changed:  # MLflow gives a password to a new administrator only
+        from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
+
+        users = SqlAlchemyStore()
+        users.init_db(database)
+        if users.has_user(known[MLFLOW_USER]):
+            users.update_user(known[MLFLOW_USER], known[MLFLOW_PASSWORD], is_admin=True)
 
 
 async def _make_schemas(address: str) -> None:
@@ -167,8 +199,9 @@ priority={priority}
 autorestart={"false" if once else "true"}
 startsecs={0 if once else 10}
 startretries=1000
-stopasgroup=true
-killasgroup=true
+stopsignal={"KILL" if name in POOLS else "TERM"}
+stopasgroup={"false" if name in POOLS else "true"}
+killasgroup={"false" if name in POOLS else "true"}
 stopwaitsecs={STOP_SECONDS}
 redirect_stderr=true
 stdout_logfile=%(here)s/logs/{name}.log
@@ -231,8 +264,6 @@ def _wait_healthy(folder: TeamFolder, settings: TeamSettings, say: Say) -> None:
 
 
 def _healthy(name: str, state: dict[str, Any], folder: TeamFolder, settings: TeamSettings) -> bool:
-    import httpx
-
     if not state["pid"]:
         return False
     if name == PREFECT:
