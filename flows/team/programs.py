@@ -1,7 +1,8 @@
 """Programs that supervisord runs for a team, in the home folder: `python -m flows.team.programs NAME`.
 
 Each sets its environment from the kept settings and replaces itself by the server or worker, so that the configuration
-of supervisord holds no password. `deploy` runs once after each start and makes Prefect's work pools and deployments.
+of supervisord holds no password. `deploy` runs once after each start and makes Prefect's work pools and deployments;
+`register [FILE]` does the same on the Prefect server of PREFECT_API_URL.
 """
 
 from __future__ import annotations
@@ -140,10 +141,14 @@ def _client(name: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list
     variables = folder.client_variables(settings)
     if name == DEPLOY:
         variables |= {"SHEEPFOLD_SOURCE": settings.source, "SHEEPFOLD_PROMPTS": settings.prompts}
-        return ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_FILE)], variables
+        return _deploy_command(PREFECT_FILE), variables
     limit = 1 if name == GPU_WORKER else RUNS_AT_ONCE
     start = ["prefect", "worker", "start", "--type", "process", "--pool", POOLS[name], "--name", name]
     return [*start, "--limit", str(limit)], variables
+
+
+def _deploy_command(file: Path) -> list[str]:
+    return ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
 
 
 def deploy(command: list[str], variables: dict[str, str]) -> None:
@@ -245,4 +250,8 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "register":
+        file = Path(sys.argv[2]) if len(sys.argv) > 2 else PREFECT_FILE
+        deploy([sys.executable, "-m", *_deploy_command(file)], dict(os.environ))
+    else:
+        main(sys.argv[1])

@@ -83,6 +83,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> list[str]:
             for name in (*started, *again):
                 _rpc(folder).startProcess(name, False)
         else:
+            _end(processes(home))  # left by a supervisord that was killed
             _check_ports(settings)
             _prepare(home, folder, settings)
             _start_supervisord(folder)
