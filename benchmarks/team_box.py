@@ -8,19 +8,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.team.api import NoAnswer
-from flows.team.prefect_server import PrefectServer
+import httpx
+
+from flows.team.programs import ask_prefect
 from flows.team.settings import TeamFolder, TeamSettings
 from storage.home import Home
 from tasks.sample import build_sample
 
-ANSWER_SECONDS = 120.0  # more patience than a command has: a server under load is what is measured
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -36,13 +37,13 @@ class TeamBox:
     folder: Path
     documents: Path
     settings: TeamSettings
-    prefect: PrefectServer
+    prefect: Callable[..., Any]
     unanswered: list[str] = field(default_factory=list)
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment; its id."""
-        found = self.prefect.ask(f"deployments/name/{deployment}")
-        return str(self.prefect.ask(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
+        found = self.prefect(f"deployments/name/{deployment}")
+        return str(self.prefect(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
 
     def wait(self, runs: Iterable[str]) -> list[dict[str, Any]]:
         """The runs, once all of them have ended."""
@@ -55,8 +56,8 @@ class TeamBox:
 
     def _run(self, run: str) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = self.prefect.ask(f"flow_runs/{run}")
-        except NoAnswer as error:
+            found: dict[str, Any] = self.prefect(f"flow_runs/{run}")
+        except httpx.HTTPError as error:
             self.unanswered.append(str(error))
             return {}
         return found
@@ -64,7 +65,7 @@ class TeamBox:
     def task_states(self, run: str) -> dict[str, str]:
         """States of a run's tasks by their names without the digits at the end."""
         query = {"flow_runs": {"id": {"any_": [run]}}, "limit": 200}
-        found = self.prefect.ask("task_runs/filter", query)
+        found = self.prefect("task_runs/filter", query)
         return {task["name"].rpartition("-")[0]: task["state_name"] for task in found}
 
 
@@ -101,7 +102,7 @@ def team_box(postgres: str = "") -> Iterator[TeamBox]:
             command("up", str(folder / "sample" / "text"), "--postgres", postgres, *ports)
             team = TeamFolder(Home.from_environment(folder / "home"))
             settings = team.settings()
-            prefect = replace(PrefectServer.of(team, settings), seconds=ANSWER_SECONDS)
+            prefect = partial(ask_prefect, team.client_variables(settings))
             yield TeamBox(folder, folder / "sample" / "text", settings, prefect)
         finally:
             command("down")

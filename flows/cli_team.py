@@ -1,4 +1,4 @@
-"""Commands for a team on one box: servers, workers and deployments up, and down again."""
+"""Commands that start and stop the servers of a team on one machine."""
 
 from __future__ import annotations
 
@@ -41,18 +41,16 @@ def up(
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Start what is missing of Prefect's server, MLflow's, the workers and the deployments.
+    """Start Prefect's and MLflow's servers and two workers under supervisord, and make the deployments.
 
-    What is not given is as it was the last time.
+    Options that are not given keep their last value.
     """
     with plain_errors():
         from dataclasses import replace
 
         from flows.embedded import ends_in_order
-        from flows.team.box import bring_up
-        from flows.team.prefect_server import PrefectServer
         from flows.team.settings import TeamFolder
-        from flows.team.status import team_status
+        from flows.team.up import bring_up, switch_schedules, team_status
         from storage.home import Home
 
         place = Home.from_environment(home or None)
@@ -69,11 +67,11 @@ def up(
         }
         settings = replace(kept, **{name: value for name, value in given.items() if value is not None})
         with ends_in_order():
-            done = bring_up(place, settings, say)
+            started = bring_up(place, settings, say)
             if schedules is not None:
-                PrefectServer.of(TeamFolder(place), settings).switch_schedules(schedules)
+                switch_schedules(place, schedules)
         if as_json:
-            print_json({"started": done.started, "made": done.made, **team_status(place)})
+            print_json({"started": started, **team_status(place)})
             return
         print(f"Prefect  {settings.prefect_url}\nMLflow   {settings.mlflow_url}")
         print(f"reads    {', '.join(settings.source.splitlines())}")
@@ -88,22 +86,22 @@ def _absolute(path: str) -> str:
 
 
 def _sources(sources: list[str]) -> str:
-    """Sources as a flow takes them: absolute, one per line."""
+    """Return sources as flow parameters hold them: absolute, one per line."""
     from tasks.ingest.sources.resolve import resolve_sources
 
     return "\n".join(map(str, resolve_sources(sources)))
 
 
 def _usual_source() -> str:
-    """The folder that documents are dropped into where none was named."""
+    """Make the default folder of documents."""
     Path("documents").mkdir(exist_ok=True)
     return _sources(["documents"])
 
 
 def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
-    """End what `up` started: workers first, whose runs are queued again, then the servers."""
+    """Stop the workers, whose runs are queued again, then the servers."""
     with plain_errors():
-        from flows.team.box import bring_down
+        from flows.team.up import bring_down
         from storage.home import Home
 
         ended = bring_down(Home.from_environment(home or None), say)

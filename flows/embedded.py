@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flows.team.status import running_team
 from storage.environment import kept_variables
 
 if TYPE_CHECKING:
@@ -103,6 +102,8 @@ def prefect_api(home: Home) -> Iterator[None]:
     if configured_api_url() is not None:
         yield
         return
+    from flows.team.up import running_team
+
     team = running_team(home)  # its server has the home's database open, and whoever looks at its pages wants to see us
     if team:
         with _variables(team):

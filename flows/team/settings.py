@@ -1,8 +1,7 @@
-"""What a team's servers were asked to be, kept in the home, and the secrets that go with it.
+"""Settings and secrets of a team's servers, kept in HOME/team.
 
-What is not given is as it was when the servers were last brought up, so that `sheepfold up` alone, called again by a
-person or a timer, starts what is missing. Whatever may hold a password is written for its owner's eyes alone and
-reaches a process by its environment, never by its command line, which everyone on the machine can read.
+Options that are not given keep their last value, so that `sheepfold up` alone starts the same servers again. Files that
+may hold a password have mode 0600; passwords reach a process by its environment, never by its command line.
 """
 
 from __future__ import annotations
@@ -15,37 +14,40 @@ import shlex
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from flows.team import postgres
 from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
-ADMIN = "admin"
-MLFLOW_PASSWORD_LENGTH = 12  # the least that it takes
-# What a person may give by the servers' own variables, by its name in `Secrets`.
-GIVEN = {
-    "prefect": "PREFECT_SERVER_API_AUTH_STRING",
-    "mlflow_user": "MLFLOW_AUTH_ADMIN_USERNAME",
-    "mlflow_password": "MLFLOW_AUTH_ADMIN_PASSWORD",
-    "mlflow_key": "MLFLOW_FLASK_SERVER_SECRET_KEY",
-}
-_HOST = re.compile(r"(\[[0-9a-f:]+\]|[\w.-]+)(:\d+)?")  # no patterns: `*` would let any page of the web in
+MLFLOW_PASSWORD_LENGTH = 12  # MLflow refuses shorter ones
+# the servers' own variables, which may give the secrets for the next start
+SECRETS = PREFECT_LOGIN, MLFLOW_USER, MLFLOW_PASSWORD, MLFLOW_KEY = (
+    "PREFECT_SERVER_API_AUTH_STRING",
+    "MLFLOW_AUTH_ADMIN_USERNAME",
+    "MLFLOW_AUTH_ADMIN_PASSWORD",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY",
+)
+PREFECT_SCHEMA, MLFLOW_SCHEMA = "sheepfold_prefect", "sheepfold_mlflow"
+_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")  # read by every PostgreSQL driver from PGSSLMODE and so on
+_HOST = re.compile(r"(\[[0-9a-f:]+\]|[\w.-]+)(:\d+)?")  # no `*`: it would let any web page in
 
 
 @dataclass(frozen=True)
 class TeamSettings:
-    """Where the servers listen, where they keep what they know, and what the deployments read.
+    """Options of `sheepfold up`.
 
     Attributes:
         host: address that both servers bind to.
+        prefect_port: port of Prefect's server.
+        mlflow_port: port of MLflow's server.
         postgres: `postgresql://` address of a database for both servers; empty for SQLite in the home.
-        auth: whether both ask for a name and a password.
-        source: folders or files that the deployments read, absolute, one per line.
-        prompts: file that `generate/batch` continues, absolute.
-        allowed_hosts: further names by which MLflow's server may be asked for, with commas between them.
+        auth: both servers ask for a name and a password.
+        source: absolute folders or files that the deployments read, one per line.
+        prompts: absolute path of the file that `generate/batch` continues.
+        allowed_hosts: further host names under which MLflow's server answers, separated by commas.
     """
 
     host: str = "127.0.0.1"
@@ -58,10 +60,10 @@ class TeamSettings:
     allowed_hosts: str = ""
 
     def check(self) -> None:
-        """Refuse what could not work or would open the box to everyone.
+        """Check that the settings agree.
 
         Raises:
-            UserError: if so.
+            UserError: if they do not, or would open the servers to everyone.
         """
         if self.prefect_port == self.mlflow_port:
             raise UserError(f"both servers cannot listen on port {self.prefect_port}: give --mlflow-port another one")
@@ -70,33 +72,27 @@ class TeamSettings:
                 f"on {self.host} everyone who reaches this machine could start runs and read models: give --auth too"
             )
         if self.postgres:
-            postgres.check_address(self.postgres)
-        for name in self.more_names:
+            _database(self.postgres)
+        for name in self.host_names:
             if not _HOST.fullmatch(name):
                 raise UserError(
-                    f"--allowed-hosts has {name!r}; it takes names with commas between them, each with a port or "
-                    "without one, such as mlflow.example.org,flock:5000"
+                    f"--allowed-hosts has {name!r}; it takes names separated by commas, each with a port or without "
+                    "one, such as mlflow.example.org,flock:5000"
                 )
 
     def of_servers(self) -> TeamSettings:
-        """What needs the servers to start anew when it changes; what deployments read does not."""
+        """Return the settings that a running server cannot change."""
         return replace(self, source="", prompts="")
 
     @property
-    def more_names(self) -> list[str]:
-        """The further names, one by one."""
+    def host_names(self) -> list[str]:
+        """The further host names as a list."""
         return [name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()]
-
-    @property
-    def reached_at(self) -> str:
-        """The host as a client on this machine writes it."""
-        host = "127.0.0.1" if self.host in EVERYWHERE else self.host
-        return f"[{host}]" if ":" in host else host
 
     @property
     def prefect_url(self) -> str:
         """Address of Prefect's pages."""
-        return f"http://{self.reached_at}:{self.prefect_port}"
+        return f"http://{self._reached_at}:{self.prefect_port}"
 
     @property
     def prefect_api(self) -> str:
@@ -106,23 +102,52 @@ class TeamSettings:
     @property
     def mlflow_url(self) -> str:
         """Address of MLflow's pages and API."""
-        return f"http://{self.reached_at}:{self.mlflow_port}"
+        return f"http://{self._reached_at}:{self.mlflow_port}"
+
+    @property
+    def _reached_at(self) -> str:
+        host = "127.0.0.1" if self.host in EVERYWHERE else self.host
+        return f"[{host}]" if ":" in host else host
 
 
-@dataclass(frozen=True)
-class Secrets:
-    """What the servers ask for, and what MLflow signs its sessions with.
+def prefect_database(address: str) -> dict[str, str]:
+    """Return the variables that give Prefect's server its schema of a PostgreSQL database."""
+    url, tls = _database(address)
+    return {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": urlunsplit(url._replace(scheme="postgresql+asyncpg")),
+        "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": PREFECT_SCHEMA,
+        **tls,
+    }
 
-    Attributes:
-        prefect: `name:password` of Prefect's API.
-        mlflow_before: password that MLflow's admin had before this one; empty where there was none.
-    """
 
-    prefect: str
-    mlflow_user: str
-    mlflow_password: str
-    mlflow_key: str
-    mlflow_before: str = ""
+def mlflow_database(address: str) -> dict[str, str]:
+    """Return the variables that give MLflow's server its schema of a PostgreSQL database."""
+    url, tls = _database(address)
+    query = "&".join(filter(None, (url.query, f"options={quote(f'-csearch_path={MLFLOW_SCHEMA}')}")))
+    return {"MLFLOW_BACKEND_STORE_URI": urlunsplit(url._replace(scheme="postgresql+psycopg2", query=query)), **tls}
+
+
+def _database(address: str) -> tuple[SplitResult, dict[str, str]]:
+    """Return an address of PostgreSQL without its TLS options, and these as environment variables."""
+    try:
+        url = urlsplit(address)
+        _ = url.port  # raises ValueError
+    except ValueError:
+        url = SplitResult("", "", "", "", "")
+    # an unquoted / or @ in a password would be split elsewhere, and part of the password be shown as a host
+    if url.scheme not in ("postgresql", "postgres") or address.count("@") != int("@" in url.netloc):
+        raise UserError(
+            "--postgres takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE, and got something else: in a name or "
+            "password, write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B and ] as %5D"
+        )
+    options = dict(parse_qsl(url.query))
+    if unknown := set(options) - {*_TLS, "host", "port"}:
+        raise UserError(
+            f"--postgres has the option {min(unknown)}, which Prefect's server does not take; leave it out (options "
+            f"that both servers take: {', '.join((*_TLS, 'host', 'port'))})"
+        )
+    tls = {f"PG{name.upper()}": options.pop(name) for name in _TLS if name in options}
+    return url._replace(query=urlencode(options)), tls
 
 
 class TeamFolder:
@@ -132,69 +157,54 @@ class TeamFolder:
         self.home = home
         self.path = home.path / "team"
         self.logs = self.path / "logs"
-        self.state = self.path / "state.json"
         self.lock = self.path / ".lock"
-        self.deployments = self.path / "prefect.yaml"
+        self.configuration = self.path / "supervisord.conf"
+        self.socket = self.path / "supervisor.sock"
         self.environment = self.path / "environment"
         self.mlflow_users = self.path / "mlflow-users.db"
         self.mlflow_auth = self.path / "mlflow-auth.ini"
         self._settings = self.path / "settings.json"
         self._secrets = self.path / "secrets.json"
 
-    def create(self) -> TeamFolder:
-        """Make the folder; harmless when it exists."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        return self
-
     def settings(self) -> TeamSettings:
-        """What was last asked for."""
+        """Return the settings that were kept last."""
         known = {field.name for field in fields(TeamSettings)}
         return TeamSettings(**{name: value for name, value in _read(self._settings).items() if name in known})
 
     def keep_settings(self, settings: TeamSettings) -> None:
-        """Remember what was asked for; an address of PostgreSQL holds a password."""
+        """Keep the settings; the address of PostgreSQL may hold a password."""
         write_private(self._settings, json.dumps(asdict(settings), indent=1))
 
-    def secrets(self) -> Secrets:
-        """Names and passwords that the servers ask for.
+    def secrets(self) -> dict[str, str]:
+        """Return the kept secrets by variable.
 
         Raises:
-            UserError: if none are kept.
+            UserError: if there are none.
         """
-        kept = _read(self._secrets)
-        if not kept:
-            raise UserError(
-                f"{self._secrets} is not there, so it is not known what the servers ask for: `sheepfold down` first, "
-                "then `up` makes it anew"
-            )
-        return _secrets_of(kept)
+        if not (kept := _read(self._secrets)):
+            raise UserError(f"{self._secrets} is missing: `sheepfold down` first, then `up` makes new passwords")
+        return kept
 
-    def changed_secrets(self) -> list[str]:
-        """Variables of the environment that give something else than what is kept."""
-        known = asdict(self.secrets())
-        return [GIVEN[name] for name, value in _given().items() if value != known[name]]
-
-    def keep_secrets(self) -> None:
-        """Keep what the environment gives, else what was kept, else something made up: for `up`, before servers start.
+    def wanted_secrets(self) -> dict[str, str]:
+        """Return the secrets for the next start: those of the environment, else the kept ones, else random ones.
 
         Raises:
-            UserError: if MLflow would not take the password that is given.
+            UserError: if MLflow would refuse the given password.
         """
-        kept = _read(self._secrets) or {name: secrets.token_urlsafe(18) for name in ("prefect", "mlflow", "key")}
-        given = _given()
-        if 0 < len(given.get("mlflow_password", "")) < MLFLOW_PASSWORD_LENGTH:
-            raise UserError(
-                f"{GIVEN['mlflow_password']} has fewer than {MLFLOW_PASSWORD_LENGTH} characters, which MLflow asks "
-                "for: give a longer one"
-            )
-        before = _secrets_of(kept).mlflow_password
-        kept["given"] = {**kept.get("given", {}), **given}
-        if _secrets_of(kept).mlflow_password != before:
-            kept["mlflow_before"] = before
-        write_private(self._secrets, json.dumps(kept, indent=1))
+        given = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
+        if 0 < len(given.get(MLFLOW_PASSWORD, "")) < MLFLOW_PASSWORD_LENGTH:
+            raise UserError(f"{MLFLOW_PASSWORD} has fewer than {MLFLOW_PASSWORD_LENGTH} characters: MLflow refuses it")
+        new = {name: secrets.token_urlsafe(18) for name in SECRETS} | {MLFLOW_USER: "admin"}
+        return {**new, PREFECT_LOGIN: f"admin:{new[PREFECT_LOGIN]}", **_read(self._secrets), **given}
+
+    def keep_secrets(self, known: dict[str, str]) -> bool:
+        """Keep the secrets for this and later starts; return True if they changed."""
+        changed = _read(self._secrets) != known
+        write_private(self._secrets, json.dumps(known, indent=1))
+        return changed
 
     def client_variables(self, settings: TeamSettings) -> dict[str, str]:
-        """What a process needs to reach the servers."""
+        """Return the environment variables of a client of the servers."""
         found = {
             "SHEEPFOLD_HOME": str(self.home.path),
             "PREFECT_API_URL": settings.prefect_api,
@@ -202,13 +212,13 @@ class TeamFolder:
         }
         if settings.auth:
             known = self.secrets()
-            found["PREFECT_API_AUTH_STRING"] = known.prefect
-            found["MLFLOW_TRACKING_USERNAME"] = known.mlflow_user
-            found["MLFLOW_TRACKING_PASSWORD"] = known.mlflow_password
+            found["PREFECT_API_AUTH_STRING"] = known[PREFECT_LOGIN]
+            found["MLFLOW_TRACKING_USERNAME"] = known[MLFLOW_USER]
+            found["MLFLOW_TRACKING_PASSWORD"] = known[MLFLOW_PASSWORD]
         return found
 
     def write_addresses(self, settings: TeamSettings) -> None:
-        """Let others find the servers: a file for the shell, and where the registry is if not in the home."""
+        """Write the client variables for shells, and for `Home` where MLflow's database is not in the home."""
         variables, tracking = self.client_variables(settings), self.home.path / TEAM_TRACKING
         if settings.postgres:
             login = {name: value for name, value in variables.items() if name.startswith("MLFLOW_TRACKING_")}
@@ -221,33 +231,16 @@ class TeamFolder:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file whole that only its owner may read."""
+    """Write a file atomically that only its owner may read."""
     write_file(path, text.encode(), mode=0o600)
-
-
-def _secrets_of(kept: dict[str, Any]) -> Secrets:
-    """The secrets in a file: what was given comes before what was made up."""
-    made = {
-        "prefect": f"{ADMIN}:{kept['prefect']}",
-        "mlflow_user": ADMIN,
-        "mlflow_password": kept["mlflow"],
-        "mlflow_key": kept["key"],
-    }
-    return Secrets(**{**made, **kept.get("given", {})}, mlflow_before=kept.get("mlflow_before", ""))
-
-
-def _given() -> dict[str, str]:
-    """What the environment gives, by its name in `Secrets`."""
-    return {name: os.environ[variable] for name, variable in GIVEN.items() if os.environ.get(variable)}
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise UserError(
             f"{path} is damaged ({error}): remove it and give the options of `sheepfold up` again"
         ) from None
-    return found if isinstance(found, dict) else {}

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 from postgres_server import Postgres, postgres_server
-from test_team_box import free_port
-from test_team_servers import Box, new_box
+from team_box import Box, new_box
+from test_servers import free_port
 
 from flows.team.settings import TeamFolder
 from tests.documented import shown

@@ -21,8 +21,9 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
-from test_team_box import free_port
-from test_team_servers import Box, new_box, told
+from team_box import Box, new_box
+from test_servers import free_port
+from test_team_servers import told
 
 from tests.browsing import headless_chromium
 
@@ -63,7 +64,7 @@ def settle_for(box: Box, **parameters: Any) -> None:
     """Change what the deployment trains, as a person does at its page."""
     found = box.ask("deployments/name/retrain/on-new-documents")
     address = f"{box.run('status')['prefect_api_url']}/deployments/{found['id']}"
-    body = json.dumps({"parameters": {**found["parameters"], "overrides": "", **parameters}}).encode()
+    body = json.dumps({"parameters": {**found["parameters"], "settings": {}, **parameters}}).encode()
     urlopen(Request(address, body, {"Content-Type": "application/json"}, method="PATCH"), timeout=60).close()
 
 

@@ -1,7 +1,7 @@
 """SIGKILL of a team's servers and workers, and of its database, at random moments of a run of a deployment.
 
-Each kill falls into a training of its own. `up` brings back what was killed; every run completes, as itself, and in the
-end the store holds the bits, and the registry the versions, of trainings that nobody disturbed.
+Each kill falls into a training of its own. supervisord starts again what was killed; every run completes, as itself,
+and in the end the store holds the bits, and the registry the versions, of trainings that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 from postgres_server import Postgres, postgres_server
-from tasks.resources import Resources
-from test_team_box import free_port
-from test_team_servers import Box, new_box
+from team_box import Box, new_box
+from test_servers import free_port
 
-from flows.team.api import NoAnswer
-from flows.team.services import MLFLOW, PREFECT, WORKER
+from flows.team.programs import MLFLOW, PREFECT, WORKER, processes
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
@@ -63,8 +63,9 @@ class Trainings:
 
     def begin(self) -> str:
         """Start the next; returns its id once it runs."""
-        overrides = "\n".join([*SETTINGS, *asked(len(self.runs))])
-        run = self.box.start("retrain/weekly", source=str(self.source), overrides=overrides)
+        lines = [*SETTINGS, *asked(len(self.runs))]
+        settings = dict(line.split("=", 1) for line in lines)
+        run = self.box.start("retrain/weekly", source=str(self.source), settings=settings)
         self.runs.append(run)
         self.box.wait(run, "Running", "Completed")
         return run
@@ -72,7 +73,7 @@ class Trainings:
     def finish(self, run: str) -> None:
         """Wait for its good end; a server may refuse for a moment when its database was away."""
         while True:
-            with suppress(NoAnswer):
+            with suppress(httpx.HTTPError):
                 self.box.wait(run, "Completed")
                 return
             time.sleep(0.5)
@@ -98,7 +99,6 @@ class Trainings:
             time.sleep(0.1)
         print(f"{time.strftime('%T')} {what} killed, {moment:.0%} of {self.tasks} steps begun: {self.state(run)}")
         kill()
-        self.box.run("up")
         self.finish(run)
 
     def check(self, folder: Path) -> None:
@@ -130,6 +130,13 @@ class Trainings:
         assert {run["id"] for run in flow_runs if run["deployment_id"]} == set(self.runs)
 
 
+def kill_all_of(box: Box, program: str) -> None:
+    """Kill a program and all that it started."""
+    for process in processes(box.home, program):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def _of(contents: dict[str, Any], stage: str) -> set[str]:
     """Keys of a stage."""
     return {name.partition("/")[2] for name in contents if name.startswith(f"{stage}/")}
@@ -153,7 +160,7 @@ def test_a_team_whose_servers_and_workers_are_killed_loses_nothing_and_doubles_n
     order = moments.sample(KILLS, len(KILLS))
     with trainings(tmp_path / "team") as trained:
         for service in order:
-            trained.disturbed(service, moments.random(), partial(trained.box.kill, service))
+            trained.disturbed(service, moments.random(), partial(kill_all_of, trained.box, service))
         trained.check(tmp_path / "alone")
     record_property("kills", len(KILLS))
 
