@@ -54,7 +54,7 @@ def ablate_direct(home: str, without: str, corpus: str, model: str = "", prompts
     """Ablate by name, without Prefect; see `ablate_source`."""
     place = Home.from_environment(home or None).create()
     with Resources(place) as resources:
-        return ablate_source(Session(place, resources), without, corpus, model, prompts)
+        return ablate_source(Session(place, resources, corpus=corpus), without, corpus, model, prompts)
 
 
 def ablate_source(session: Session, without: str, corpus: str, model: str = "", prompts: str = "") -> Ablation:

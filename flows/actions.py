@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,15 @@ from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import noted_version
-from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
+from storage.registry import (
+    CHAMPION,
+    ModelVersion,
+    Registry,
+    bundle_folder,
+    check_champion,
+    may_be_registered,
+    read_models,
+)
 from storage.store import Store
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.evaluation import read_metrics
@@ -21,9 +27,7 @@ from tasks.evaluation.compare import champion_figures
 from tasks.gates.facts import known_leaks
 from tasks.gates.stage import gates
 from tasks.generation.stage import COMPLETIONS_FILE, BundleSettings, adopt_bundle
-from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
-from tasks.rebuild import rebuild
-from tasks.registration import is_lost
+from tasks.registry.promote import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.session import Session, artifact
 from tasks.settings import Settings
 from tasks.suggest import read_suggestion, suggest
@@ -42,37 +46,24 @@ def resolve_version(registry: Registry, model: str) -> ModelVersion:
     Raises:
         UnknownModel: if there is none.
     """
-    found = _find_version(registry, model)
+    found = registry.find(model)
     if found is None:
         raise UnknownModel(
-            f"no model {model!r}: give an alias (champion, challenger), a version number, models:/{MODEL_NAME}@ALIAS, "
-            "a run id, or a folder with a model; `sheepfold run SOURCE` makes the first one"
+            f"no model {model!r}: give an alias (champion, challenger), a version number, "
+            f"models:/{registry.name}@ALIAS, a run id, or a folder with a model; `sheepfold run SOURCE` makes the "
+            "first one"
         )
     return found
 
 
-def _find_version(registry: Registry, model: str) -> ModelVersion | None:
-    name = _registered_name(model)
-    if name.isascii() and name.isdigit():
-        return registry.by_number(name)
-    return (registry.by_alias(name) or registry.by_run(name)) if name else None
-
-
-def _registered_name(model: str) -> str:
-    """The alias, number or run id in a model's name; empty where it can only be a path."""
-    name = model.removeprefix("models:/").removeprefix(f"{MODEL_NAME}@").removeprefix(f"{MODEL_NAME}/")
-    return name if re.fullmatch(r"[\w-]+", name) else ""
-
-
 def registry_of(session: Session) -> Registry:
-    """The registry; what it lost is put back first, so that no champion is forgotten and no former one is asked."""
-    registry = Registry(session.resources.tracking)
-    if is_lost(session.store, registry):
-        done = rebuild(session.store, session.resources.tracking)
-        session.note(
-            f"the registry lacked versions that the store knows, so {len(done.versions)} version(s), {done.runs} "
-            "run(s) and the names are as the store has them again"
-        )
+    """Return the registry of the session's corpus.
+
+    Raises:
+        UserError: if MLflow lacks the champion that the store records.
+    """
+    registry = Registry(session.resources.tracking, session.corpus)
+    check_champion(session.store, registry)
     return registry
 
 
@@ -86,20 +77,20 @@ def checkpoint_of(session: Session, model: str) -> ArtifactRef:
         UnknownModel: if the name leads nowhere.
     """
     folder = Path(model)
-    if folder.is_dir() and not _registered_name(model):
+    if folder.is_dir() and not may_be_registered(model):
         return _adopt(session, folder)  # no registry is needed, nor made
     registry = registry_of(session)
-    if folder.is_dir() and _find_version(registry, model) is None:
+    if folder.is_dir() and registry.find(model) is None:
         return _adopt(session, folder)
-    return version_checkpoint(session, registry, resolve_version(registry, model))
+    return version_checkpoint(session, resolve_version(registry, model))
 
 
-def version_checkpoint(session: Session, registry: Registry, version: ModelVersion) -> ArtifactRef:
+def version_checkpoint(session: Session, version: ModelVersion) -> ArtifactRef:
     """The checkpoint artefact of a registered version."""
     found = session.store.find(version.checkpoint.stage, version.checkpoint.key)
     if found is not None and found.digest == version.checkpoint.digest:
         return version.checkpoint  # a training that was refreshed has other weights under the same key
-    return _adopt(session, registry.bundle_folder(version))
+    return _adopt(session, bundle_folder(version))
 
 
 def _adopt(session: Session, folder: Path) -> ArtifactRef:
@@ -136,7 +127,7 @@ def version_of(session: Session, checkpoint: ArtifactRef) -> ModelVersion | None
     """The registered version of a checkpoint; a home without a registry has none, and gets none."""
     if checkpoint.stage != "train" or not session.home.has_tracking:
         return None
-    return Registry(session.resources.tracking).by_digest(checkpoint.digest)
+    return Registry(session.resources.tracking, session.corpus).by_digest(checkpoint.digest)
 
 
 def promote_model(
@@ -188,7 +179,7 @@ def _measured_champion(
     champion = registry.by_alias(CHAMPION)
     if champion is None:
         return None
-    found = version_checkpoint(session, registry, champion)
+    found = version_checkpoint(session, champion)
     if found == checkpoint:
         return Rival(champion.version, found, evaluation)
     (evalset,) = manifest_of(session.store, evaluation).input_refs("evalset")
@@ -207,8 +198,8 @@ def _judged(
     """The verdicts of the gates on a model; of the champion itself, those by which it became champion."""
     inputs = {"checkpoint": checkpoint, "evaluation": evaluation}
     if rival is not None and rival.evaluation == evaluation:
-        known = noted_version(session.store, rival.version)
-        if known is not None and known.gates is not None and session.store.find(known.gates.stage, known.gates.key):
+        known = read_models(session.store, session.corpus).models.get(checkpoint.digest)
+        if known is not None and session.store.find(known.gates.stage, known.gates.key):
             return session.reuse(gates, known.gates)
     elif rival is not None and rival.evaluation is not None:
         inputs["champion"] = rival.evaluation
@@ -224,7 +215,7 @@ def _judged(
 def model_entry(done: Promotion) -> dict[str, Any]:
     """The `model` part of a result."""
     return {
-        "name": MODEL_NAME,
+        "name": done.version.name,
         "version": done.version.version,
         "alias": done.alias,
         "reason": done.reason,
@@ -254,9 +245,9 @@ def champion_entry(registry: Registry) -> dict[str, Any] | None:
         name.removeprefix("sheepfold."): value for name, value in version.tags.items() if name.startswith("sheepfold.")
     }
     return {
-        "name": MODEL_NAME,
+        "name": version.name,
         "version": version.version,
-        "uri": f"models:/{MODEL_NAME}@{CHAMPION}",
+        "uri": f"models:/{version.name}@{CHAMPION}",
         "run_id": version.run_id,
         "checkpoint": asdict(version.checkpoint),
         "tags": figures,

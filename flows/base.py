@@ -16,11 +16,10 @@ from flows.actions import checkpoint_of, registry_of, resolve_version
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import noted_names
-from storage.registry import CHAMPION, Registry
+from storage.registry import CHAMPION, Registry, read_models
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
-from tasks.promotion import trained_on
+from tasks.registry.promote import trained_on
 from tasks.resources import Resources
 from tasks.session import Session
 from tasks.settings import Settings, TokenizerSettings
@@ -88,7 +87,7 @@ def _planned(session: Session, name: str, folder: Path) -> ArtifactRef:
     """A registered model that the store has; a plan takes nothing in."""
     if not folder.is_dir():
         with Resources(session.home) as resources:
-            ref = resolve_version(Registry(resources.tracking), name).checkpoint
+            ref = resolve_version(Registry(resources.tracking, session.corpus), name).checkpoint
         if session.store.find(ref.stage, ref.key) is not None:
             return ref
     raise BaseError(
@@ -124,7 +123,7 @@ def continuing(session: Session, settings: Settings, base: str) -> Settings:
 
 
 def _has_champion(session: Session) -> bool:
-    known = session.home.has_tracking or noted_names(session.store)
+    known = session.home.has_tracking or read_models(session.store, session.corpus).aliases
     return bool(known) and registry_of(session).by_alias(CHAMPION) is not None
 
 

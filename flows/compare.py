@@ -14,7 +14,7 @@ from storage.digest import sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.generation.prompts import read_prompts, sample_prompts
-from tasks.promotion import trained_on
+from tasks.registry.promote import trained_on
 from tasks.resources import Resources
 from tasks.session import Session, artifact
 from tasks.settings import Settings
@@ -44,7 +44,7 @@ def compare_direct(
         settings = changed(settings, evaluate=changed(settings.evaluate, stride=stride))
     place = Home.from_environment(home or None).create()
     with Resources(place) as resources:
-        return compare_models(Session(place, resources), a, b, corpus, settings, on, column, prompts)
+        return compare_models(Session(place, resources, corpus=corpus), a, b, corpus, settings, on, column, prompts)
 
 
 def compare_models(

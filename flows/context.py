@@ -36,7 +36,7 @@ from tasks.evaluation_report.collect import Measured
 from tasks.generation.stage import generate
 from tasks.ingest.records import Limits
 from tasks.ingest.snapshot import snapshot
-from tasks.promotion import Promotion
+from tasks.registry.promote import Promotion
 from tasks.resources import Resources
 from tasks.session import PrefectSession
 from tasks.settings import Settings, load_settings
@@ -162,7 +162,7 @@ def flow_session(
             "prefect.ui_url": "" if os.environ.get(EMBEDDED) else str(flow_run.ui_url or ""),
             "sheepfold.corpus": corpus,
         }
-        yield PrefectSession(place, resources, names, retry_failed)
+        yield PrefectSession(place, resources, names, retry_failed, corpus)
 
 
 def _link_mlflow(session: PrefectSession, run_id: str, promoted: Promotion | None) -> None:
@@ -181,7 +181,7 @@ def _link_mlflow(session: PrefectSession, run_id: str, promoted: Promotion | Non
     if promoted is not None:
         version = promoted.version.version
         create_link_artifact(
-            Registry(session.resources.tracking).page_of(version) or address,
+            Registry(session.resources.tracking, session.corpus).page_of(version) or address,
             link_text=f"Version {version} in the registry",
             key="sheepfold-model-version",
             description="Card, tags and figures of the model",

@@ -23,7 +23,7 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
-from storage.registry import MODEL_NAME, ModelVersion, Registry
+from storage.registry import ModelVersion, Registry, all_versions
 from storage.repair import repair
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_rows
@@ -113,7 +113,7 @@ def generate_direct(
     with Resources(place, workers, deterministic=settings.generate.deterministic) as resources:
         resources.shards_at_once = workers
         resources.on_text = on_text if asked.prompt else None
-        session = Session(place, resources) if workers == 1 else ThreadSession(place, resources)
+        session = (Session if workers == 1 else ThreadSession)(place, resources, corpus=corpus)
         checkpoint = checkpoint_of(session, model)
         made = artifact(pipeline.generate_text(session, settings, checkpoint, prompts))
         pipeline.remember(session, generate=made)
@@ -131,15 +131,15 @@ def _elapsed(between: Sequence[Sequence[float]]) -> float:
     return max(end for _, end in between) - min(begin for begin, _ in between)
 
 
-def status_of(home: str) -> dict[str, Any]:
-    """Addresses, corpora and the champion."""
+def status_of(home: str, corpus: str = "default") -> dict[str, Any]:
+    """Return addresses, corpora and the champion of a corpus."""
     from storage.tracking import Tracking
 
     place = Home.from_environment(home or None)
     store = open_store(place.store, place.cache)
     champion = None
     if place.has_tracking:
-        champion = champion_entry(Registry(Tracking(place)))
+        champion = champion_entry(Registry(Tracking(place), corpus))
     return {
         "home": str(place.path),
         "store": place.store,
@@ -204,7 +204,7 @@ def explain(home: str, thing: str, corpus: str) -> dict[str, Any]:
         or _by_key(place, store, thing)
         or _by_document(place, store, corpus, thing)
         or _forgotten(place, store, thing)
-        or _by_model(place, store, thing)
+        or _by_model(place, store, corpus, thing)
         or _newest_completion(store, thing)
         or _gone_document(place, store, corpus, thing)
     )
@@ -322,18 +322,18 @@ def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[s
     return {"completion": row, "address": f"{manifest.key}/{_name(row)}", **_lineage(store, manifest.ref)}
 
 
-def _by_model(place: Home, store: Store, thing: str) -> dict[str, Any] | None:
+def _by_model(place: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
     """The registered version that goes by this name; a home without a registry has none, and gets none."""
     if not place.has_tracking:
         return None
     from storage.tracking import Tracking
 
     try:
-        version = resolve_version(Registry(Tracking(place)), thing)
+        version = resolve_version(Registry(Tracking(place), corpus), thing)
     except UnknownModel:
         return None
     return {
-        "model": {"name": MODEL_NAME, "version": version.version, "aliases": list(version.aliases)},
+        "model": {"name": version.name, "version": version.version, "aliases": list(version.aliases)},
         "mlflow_run_id": version.run_id,
         "tags": version.tags,
         **_lineage(store, version.checkpoint),
@@ -347,7 +347,7 @@ def registered_versions(place: Home) -> list[ModelVersion]:
         return []
     from storage.tracking import Tracking
 
-    return Registry(Tracking(place)).versions()
+    return all_versions(Tracking(place))
 
 
 def _forgotten(place: Home, store: Store, thing: str) -> dict[str, Any] | None:

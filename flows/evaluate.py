@@ -16,7 +16,7 @@ from flows.drift import measure_drift
 from flows.measuring import judged_by, measure_beside
 from storage.errors import UserError
 from tasks.evaluation.inputs import SPLITS
-from tasks.promotion import trained_on
+from tasks.registry.promote import trained_on
 from tasks.session import artifact
 from tasks.settings import Settings
 
@@ -44,7 +44,7 @@ def evaluate(
     with flow_session(home, corpus, refresh) as session:
         checkpoint = checkpoint_of(session, model)
         version = version_of(session, checkpoint)
-        judged = judged_by(session.store, version)
+        judged = judged_by(session.store, corpus, version)
         settings = replace(judged, stride=stride or judged.stride)
         evalset = pipeline.evaluation_texts(session, corpus, on, column)
         found, metrics = pipeline.evaluate_model(session, checkpoint, evalset, settings)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.page_files import draw_once
-from storage.registered import noted_names, noted_versions
+from storage.registry import Registry
 
 if TYPE_CHECKING:
-    from tasks.promotion import Promotion
+    from tasks.registry.promote import Promotion
     from tasks.session import Session
 
 
@@ -20,7 +20,8 @@ def write_gates_page(session: Session, corpus: str, promoted: Promotion) -> tupl
     Returns:
         The page, and a summary in Markdown.
     """
-    versions, names = noted_versions(session.store), noted_names(session.store)
+    registry = Registry(session.resources.tracking, corpus)
+    versions, names = registry.versions(), registry.aliases()
 
     def draw() -> tuple[str, str]:
         from tasks.gates.page import collect_gates, gates_page, gates_summary  # with it comes what draws

@@ -9,24 +9,23 @@ from flows.actions import version_checkpoint
 from flows.tracing import trace_model
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import noted_version
-from storage.registry import CHAMPION, PREVIOUS, ModelVersion, Registry
+from storage.registry import CHAMPION, PREVIOUS, ModelVersion, Registry, read_models
 from storage.store import Store
 from tasks.evaluation.compare import champion_figures
 from tasks.evaluation_report.collect import Measured
-from tasks.promotion import trained_on
+from tasks.registry.promote import trained_on
 from tasks.session import Session, artifact
 from tasks.settings import EvaluationSettings
 
 
-def judged_by(store: Store, version: ModelVersion | None) -> EvaluationSettings:
+def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> EvaluationSettings:
     """How a model was measured when it was judged last: figures that are taken again compare with those.
 
     Args:
         version: of the model; one that is none, or that no figures are known of, is measured by the usual settings.
     """
-    noted = None if version is None else noted_version(store, version.version)
-    if noted is None or noted.evaluation is None:
+    noted = None if version is None else read_models(store, corpus).models.get(version.checkpoint.digest)
+    if noted is None:
         return EvaluationSettings()
     judged = manifest_of(store, noted.evaluation)
     found = EvaluationSettings(stride=judged.settings["stride"], ngram_order=0, trace=noted.traced)
@@ -76,12 +75,12 @@ def _other_champion(
     """The champion, or of the champion itself the one before it, measured on the same documents."""
     if not session.home.has_tracking:
         return None, {}
-    registry = Registry(session.resources.tracking)
+    registry = Registry(session.resources.tracking, session.corpus)
     for alias, name in ((CHAMPION, "the champion"), (PREVIOUS, "the previous champion")):
         version = registry.by_alias(alias)
         if version is None or version.checkpoint.digest == checkpoint.digest:
             continue
-        found = version_checkpoint(session, registry, version)
+        found = version_checkpoint(session, version)
         if trained_on(session.store, found, evalset):
             return None, {}
         evaluation, figures = pipeline.evaluate_model(session, found, evalset, settings)

@@ -80,6 +80,7 @@ class Session:
         resources: handed to the stages (see `tasks.resources`).
         refresh: names of stages to compute again.
         retry_failed: extract files again whose extraction failed.
+        corpus: whose registered model is meant.
 
     Attributes:
         produced: artefacts by stage, for the ref of the corpus.
@@ -89,9 +90,15 @@ class Session:
     dry = False
 
     def __init__(
-        self, home: Home, resources: Any = None, refresh: Collection[str] = (), retry_failed: bool = False
+        self,
+        home: Home,
+        resources: Any = None,
+        refresh: Collection[str] = (),
+        retry_failed: bool = False,
+        corpus: str = "default",
     ) -> None:
         self.home = home
+        self.corpus = corpus
         remember_in(home.cache / "code.json")
         self.retry_failed = retry_failed
         self.produced: dict[str, list[ArtifactRef]] = {}

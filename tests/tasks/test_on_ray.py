@@ -18,7 +18,7 @@ from storage.errors import UserError
 from storage.home import Home
 from tasks.cluster import on_ray, ray_runner
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.promotion import Promotion
+from tasks.registry.promote import Promotion
 from tasks.resources import Resources
 from tasks.session import Call, PrefectSession, artifact
 
