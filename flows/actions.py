@@ -11,23 +11,13 @@ from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import (
-    CHAMPION,
-    ModelVersion,
-    Registry,
-    bundle_folder,
-    check_champion,
-    may_be_registered,
-    read_models,
-)
+from storage.registry import CHAMPION, ModelVersion, Registry, bundle_folder, may_be_registered, read_models
 from storage.store import Store
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.evaluation import read_metrics
-from tasks.evaluation.compare import champion_figures
 from tasks.gates.facts import known_leaks
 from tasks.gates.stage import gates
 from tasks.generation.stage import COMPLETIONS_FILE, BundleSettings, adopt_bundle
-from tasks.registry.promote import ChampionChanged, Promotion, Rival, promote, trained_on
+from tasks.registry.promote import ChampionChanged, Promotion, Rival, champion_of, promote, trained_on
 from tasks.session import Session, artifact
 from tasks.settings import Settings
 from tasks.suggest import read_suggestion, suggest
@@ -63,7 +53,7 @@ def registry_of(session: Session) -> Registry:
         UserError: if MLflow lacks the champion that the store records.
     """
     registry = Registry(session.resources.tracking, session.corpus)
-    check_champion(session.store, registry)
+    champion_of(session.store, registry)
     return registry
 
 
@@ -153,21 +143,15 @@ def promote_model(
             f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
         )
     run_id = ensure_training_run(session, checkpoint)
-    metrics = read_metrics(session.store, evaluation)
     while True:
         registry = registry_of(session)
         rival = _measured_champion(session, registry, checkpoint, evaluation, settings)
         judged = _judged(session, checkpoint, evaluation, rival, settings)
         try:
             traced = settings.evaluate.trace
-            done = promote(session.store, registry, run_id, checkpoint, evaluation, judged, rival, traced)
+            return promote(session.store, registry, run_id, checkpoint, evaluation, judged, rival, traced), run_id
         except ChampionChanged:
             continue  # another promotion was faster; its champion is measured in turn
-        figures = dict(metrics)
-        if rival is not None and rival.evaluation not in (None, evaluation):
-            figures |= champion_figures(read_metrics(session.store, artifact(rival.evaluation)))
-        log_evaluation(session, run_id, done.version, evalset, figures)
-        return done, run_id
 
 
 def _measured_champion(
@@ -176,7 +160,7 @@ def _measured_champion(
     """The present champion, evaluated on the same set; `evaluation` itself if it is this very checkpoint."""
     from flows.pipeline import evaluate_model
 
-    champion = registry.by_alias(CHAMPION)
+    champion = champion_of(session.store, registry)
     if champion is None:
         return None
     found = version_checkpoint(session, champion)

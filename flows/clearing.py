@@ -55,4 +55,4 @@ def _roots(place: Home, store: Store) -> set[tuple[str, str]]:
     from storage.tracking import Tracking
 
     versions = {(found.checkpoint.stage, found.checkpoint.key) for found in registered_versions(place)}
-    return versions | (trainings - {(train.name, key) for key in Tracking(place).train_keys(deleted=True)})
+    return versions | (trainings - {(train.name, key) for key in Tracking(place).deleted_train_keys()})

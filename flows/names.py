@@ -10,8 +10,7 @@ from storage.home import Home
 from storage.registry import Registry, read_models
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.registry.promote import roll_back
-from tasks.registry.rebuild import rebuild
+from tasks.registry.promote import rebuild, roll_back
 
 
 def roll_back_champion(home: str, corpus: str, reason: str = "", to: str = "") -> dict[str, Any]:
@@ -28,6 +27,6 @@ def roll_back_champion(home: str, corpus: str, reason: str = "", to: str = "") -
 
 
 def rebuild_tracking(home: str) -> dict[str, Any]:
-    """Rebuild MLflow's database from the store; see `tasks.registry.rebuild`."""
+    """Rebuild MLflow's database from the store; see `tasks.registry.promote.rebuild`."""
     place = Home.from_environment(home or None)
     return asdict(rebuild(open_store(place.store, place.cache), Tracking(place)))

@@ -11,15 +11,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.store import Store
 from storage.tracking import Tracking
-
-if TYPE_CHECKING:
-    from mlflow.models.signature import ModelSignature
 
 MODEL_NAME = "sheepfold"
 DEFAULT_CORPUS = "default"
@@ -224,27 +220,15 @@ class Registry:
         return {alias: str(version) for alias, version in sorted(aliases.items())}
 
     def register(
-        self,
-        bundle: Path,
-        script: Path,
-        run_id: str,
-        checkpoint: ArtifactRef,
-        signature: ModelSignature,
-        requirements: list[str],
-        description: str,
-        tags: Mapping[str, str],
+        self, checkpoint: ArtifactRef, run_id: str, description: str, tags: Mapping[str, str], **model: Any
     ) -> ModelVersion:
-        """Register a bundle as a new version, unless its checkpoint is registered already.
+        """Register a checkpoint as a new version.
 
         Args:
-            bundle: folder with weights, configuration, tokeniser and `code/`.
-            script: the models-from-code script.
             description: the model card, Markdown.
+            model: arguments of `mlflow.pyfunc.log_model`.
         """
-        known = self.by_digest(checkpoint.digest)
-        if known is not None:
-            return known
-        source = self._logged_model(bundle, script, run_id, checkpoint, signature, requirements)
+        source = self._logged_model(checkpoint, run_id, model)
         self._ensure_model()
         own = {DIGEST_TAG: checkpoint.digest, KEY_TAG: checkpoint.key, STAGE_TAG: checkpoint.stage}
         # all tags in one request, so that a version can always be found by its digest
@@ -261,38 +245,23 @@ class Registry:
             self.client.delete_model_version(self.name, version)
         return self._read(self.client.get_model_version(self.name, first))
 
-    def _logged_model(
-        self,
-        bundle: Path,
-        script: Path,
-        run_id: str,
-        checkpoint: ArtifactRef,
-        signature: ModelSignature,
-        requirements: list[str],
-    ) -> str:
+    def _logged_model(self, checkpoint: ArtifactRef, run_id: str, model: Mapping[str, Any]) -> str:
         import mlflow
         from mlflow.entities import LoggedModelStatus
 
+        tags = {DIGEST_TAG: checkpoint.digest}
         found = mlflow.search_logged_models(
             experiment_ids=[self.tracking.experiment_id],
             filter_string=f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}'",
             output_format="list",
         )
         # not in the filter: PostgreSQL refuses MLflow's comparison of the status's name with its number
-        ready = [item for item in found if item.status == LoggedModelStatus.READY]
-        if ready:
-            return str(ready[0].model_uri)
+        for item in found:
+            if item.status == LoggedModelStatus.READY:
+                return str(item.model_uri)
         with mlflow.start_run(run_id=run_id), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # MLflow asks for type hints and an example beside the signature
-            info = mlflow.pyfunc.log_model(
-                name=MODEL_NAME,
-                python_model=str(script),
-                artifacts={"bundle": str(bundle)},
-                signature=signature,
-                pip_requirements=requirements,
-                tags={DIGEST_TAG: checkpoint.digest},
-            )
-        return str(info.model_uri)
+            return str(mlflow.pyfunc.log_model(name=MODEL_NAME, tags=tags, **model).model_uri)
 
     def move_alias(self, alias: str, version: str) -> None:
         """Set an alias to a version, unless it is there already."""
@@ -316,14 +285,10 @@ class Registry:
         if name in version.tags:
             self.client.delete_model_version_tag(self.name, version.version, name)
 
-    def description(self, version: str) -> str:
-        """Return the model card of a version."""
-        return str(self.client.get_model_version(self.name, version).description or "")
-
-    def describe(self, version: str, description: str) -> None:
-        """Set the model card of a version if it differs."""
-        if self.description(version) != description:
-            self.client.update_model_version(self.name, version, description)
+    def describe(self, version: str, card: str) -> None:
+        """Set the model card of a version, if it differs."""
+        if self.client.get_model_version(self.name, version).description != card:
+            self.client.update_model_version(self.name, version, card)
 
     def page_of(self, version: str) -> str | None:
         """Return the address of a version's page, or None without a server."""
@@ -349,17 +314,3 @@ def all_versions(tracking: Tracking) -> list[ModelVersion]:
             found += Registry(tracking, corpus).versions()
         page = listed.token or None
     return found
-
-
-def check_champion(store: Store, registry: Registry) -> None:
-    """Check that MLflow has the champion that the store records.
-
-    Raises:
-        UserError: if it has not, because its database is new, older, or was rebuilt in part.
-    """
-    digest = read_models(store, registry.corpus).aliases.get(CHAMPION)
-    if digest and (registry.by_alias(CHAMPION) is None or registry.by_digest(digest) is None):
-        raise UserError(
-            f"MLflow at {registry.tracking.home.shown_tracking_uri} lacks the champion {digest[:12]} of corpus "
-            f"{registry.corpus}, which the store records: restore its database, or run `sheepfold rebuild-tracking`"
-        )

@@ -174,22 +174,21 @@ class Tracking:
             self.client.delete_run(run_id)
         return first
 
-    def train_keys(self, deleted: bool = False) -> set[str]:
-        """Return the keys of trainings that have a run.
-
-        Args:
-            deleted: return those whose runs were all deleted instead.
-        """
+    def deleted_train_keys(self) -> set[str]:
+        """Return the keys of trainings whose runs were all deleted."""
         from mlflow.entities import ViewType
 
-        view = ViewType.DELETED_ONLY if deleted else ViewType.ACTIVE_ONLY
-        keys: set[str] = set()
+        active: dict[str, bool] = {}
         page: str | None = ""
         while page is not None:
-            runs = self.client.search_runs([self.experiment_id], run_view_type=view, page_token=page or None)
-            keys |= {run.data.tags[KEY_TAG] for run in runs if KEY_TAG in run.data.tags}
+            runs = self.client.search_runs(
+                [self.experiment_id], run_view_type=ViewType.ALL, page_token=page or None, max_results=1000
+            )
+            for run in runs:
+                key = run.data.tags.get(KEY_TAG, "")
+                active[key] = active.get(key, False) or run.info.lifecycle_stage == "active"
             page = runs.token or None
-        return keys - self.train_keys() if deleted else keys
+        return {key for key, is_active in active.items() if key and not is_active}
 
     def ensure_run(
         self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str], attempt: str = ""
@@ -232,11 +231,6 @@ class Tracking:
     def page_of_run(self, run_id: str) -> str | None:
         """Return the address of a run's page, or None without a server."""
         return None if self.pages is None else f"{self.pages}/experiments/{self.experiment_id}/runs/{run_id}"
-
-    def tags(self, run_id: str, beginnings: tuple[str, ...]) -> dict[str, str]:
-        """Return the tags of a run whose names start with one of `beginnings`."""
-        found = self.client.get_run(run_id).data.tags
-        return {name: value for name, value in sorted(found.items()) if name.startswith(beginnings)}
 
     def latest_metrics(self, run_id: str) -> dict[str, float]:
         """Return the last value of each metric of a run."""

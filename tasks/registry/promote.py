@@ -1,63 +1,51 @@
-"""Promotion registers a model and moves aliases; rollback takes a champion back.
+"""Promotion registers a model and moves aliases; rollback takes a champion back; a rebuild restores a lost MLflow.
 
 A challenger that passes all gates (`tasks.gates`) becomes champion, which implies fewer bits per byte than the champion
-on the same evaluation set. Both hold the store's lock and can be repeated after a kill at any point: the store records
-the model before MLflow has it, and the aliases after MLflow has moved them.
+on the same evaluation set. The store's record of models and aliases is written first, under a lock, and MLflow is made
+equal to it: after a kill at any point the next command does the rest.
 """
 
 from __future__ import annotations
 
 import platform
-import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from importlib.metadata import version as installed
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from storage.errors import UserError
-from storage.lineage import manifest_of
+from storage.lineage import location_of, manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import (
     ALIASES,
     CHALLENGER,
     CHAMPION,
+    MODELS_REF,
     PREVIOUS,
     Models,
     ModelVersion,
     Registered,
     Registry,
-    check_champion,
     read_models,
     write_models,
 )
 from storage.store import Store
+from storage.tracking import CORPUS_TAG, Tracking
 from tasks.curate.evalset import trains_on_evalset
+from tasks.evaluation.compare import champion_figures
 from tasks.evaluation.tables import read_metrics
 from tasks.gates.facts import curated_of
 from tasks.gates.verdicts import Verdict, failed, read_verdicts
 from tasks.model_card import model_card, parameters_of
-from tasks.settings import GenerateSettings
+from tasks.registry.bundle import prepare_bundle, requirements, signature
+from tasks.training import sync_run, train
 
-if TYPE_CHECKING:
-    from mlflow.models.signature import ModelSignature
-
-LOCK = "promote"  # held while aliases move
+LOCK = "promote"
 DECIDES = "val/bits_per_byte"
 VERDICT_TAG = "sheepfold.verdict"
 WITHDRAWN_TAG = "sheepfold.withdrawn"
 NO_REASON = "no reason was given"
-RUN_TAGS = ("prefect.", "sheepfold.", "git.")  # prefixes of the run's tags that its model version inherits
-SERVED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
-SERVED_CODE = (
-    "tasks/__init__.py",
-    "tasks/bundle.py",
-    "tasks/tokens/__init__.py",
-    *(f"tasks/tokens/{name}.py" for name in ("interface", "subword", "tables", "tokenizer")),
-)
-_MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
+RUN_TAGS = ("prefect.", "git.", "sheepfold.")  # prefixes of the run's tags that its model version inherits
 
 
 @dataclass(frozen=True)
@@ -111,6 +99,23 @@ class Rollback:
     reason: str
 
 
+@dataclass
+class Rebuilt:
+    """Contents of MLflow after a rebuild.
+
+    Attributes:
+        runs: number of trainings with a run.
+        versions: model versions, as NAME/NUMBER.
+        aliases: number of the version by NAME@ALIAS.
+        lost: checkpoints, as STAGE/KEY, that are neither in the store nor in MLflow.
+    """
+
+    runs: int = 0
+    versions: list[str] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+
+
 class ChampionChanged(RuntimeError):
     """Another version became champion after the champion was evaluated; nothing was written."""
 
@@ -155,6 +160,31 @@ def decide(
     return True, next(item.sentence for item in verdicts if item.gate == "bits_per_byte")
 
 
+def champion_of(store: Store, registry: Registry) -> ModelVersion | None:
+    """Return the champion that the store records, or None.
+
+    Raises:
+        UserError: if MLflow lacks it, because its database is new or older.
+    """
+    digest = _record(store, registry).aliases.get(CHAMPION)
+    champion = registry.by_digest(digest) if digest else None
+    if digest and champion is None:
+        raise UserError(
+            f"MLflow at {registry.tracking.home.shown_tracking_uri} lacks the champion {digest[:12]} of corpus "
+            f"{registry.corpus}, which the store records: restore its database, or run `sheepfold rebuild-tracking`"
+        )
+    return champion
+
+
+def _record(store: Store, registry: Registry) -> Models:
+    """Return the store's record, or the aliases of a registry that outlived its store."""
+    known = read_models(store, registry.corpus)
+    if known.models or known.aliases:
+        return known
+    found = ((alias, version.checkpoint.digest) for version in registry.versions() for alias in version.aliases)
+    return Models(aliases={alias: digest for alias, digest in found if alias in ALIASES})
+
+
 def promote(
     store: Store,
     registry: Registry,
@@ -165,7 +195,7 @@ def promote(
     rival: Rival | None,
     traced: bool = True,
 ) -> Promotion:
-    """Register a model and move the aliases by the verdicts of the gates.
+    """Register a model, move the aliases by the verdicts of the gates, and log the metrics.
 
     Args:
         run_id: MLflow run of the training.
@@ -178,39 +208,36 @@ def promote(
         ChampionChanged: if another version became champion meanwhile: evaluate that one and promote again.
         UserError: if MLflow lacks the champion that the store records.
     """
-    verdicts = read_verdicts(store.folder(gates))
+    verdicts, digest = read_verdicts(store.folder(gates)), checkpoint.digest
     with store.lock(LOCK):
-        check_champion(store, registry)
-        champion = registry.by_alias(CHAMPION)
+        champion = champion_of(store, registry)
         evaluated = None if rival is None else rival.version
         if champion is not None and champion.version != evaluated:
             found = "none" if evaluated is None else f"version {evaluated}"
             raise ChampionChanged(f"version {champion.version} is champion, but {found} was evaluated")
+        known, version = _record(store, registry), registry.by_digest(digest)
+        old_tags = known.models[digest].tags if digest in known.models else version.tags if version else {}
+        item = Registered(checkpoint, evaluation, gates, traced, old_tags)
+        same = champion is not None and champion.checkpoint.digest == digest
         own = read_metrics(store, evaluation)[DECIDES]
-        version = registry.by_digest(checkpoint.digest)
-        same = version is not None and champion is not None and champion.version == version.version
-        withdrawn = "" if version is None else version.tags.get(WITHDRAWN_TAG, "")
-        wins, reason = decide(verdicts, own, rival if champion is not None else None, same, withdrawn)
-        item = Registered(checkpoint, evaluation, gates, traced)
-        if version is None:
-            tags = {**search_tags(store, registry, run_id, item), **verdict_tags(verdicts), VERDICT_TAG: reason}
-        else:
-            tags = {**version.tags, **({} if same else {**verdict_tags(verdicts), VERDICT_TAG: reason})}
-        item = replace(item, tags=tags)
-        known = read_models(store, registry.corpus)
-        models = {**known.models, checkpoint.digest: item}
-        write_models(store, registry.corpus, Models(models, known.aliases))
-        version = registered_version(store, registry, run_id, item, update_card=not same)
-        store.check_lock(LOCK)  # registration may take longer than a remote store's lease
-        alias = CHAMPION if wins else CHALLENGER
-        moved = alias not in version.aliases
+        wins, reason = decide(
+            verdicts, own, rival if champion is not None else None, same, old_tags.get(WITHDRAWN_TAG, "")
+        )
+        if not same:
+            tags = old_tags or _search_tags(store, registry.tracking, run_id, item)
+            item = replace(item, tags={**tags, **_verdict_tags(verdicts), VERDICT_TAG: reason})
+        aliases = {**known.aliases, CHAMPION if wins else CHALLENGER: digest}
+        if wins and aliases.get(CHALLENGER) == digest:
+            del aliases[CHALLENGER]
         if wins and champion is not None and not same:
-            registry.move_alias(PREVIOUS, champion.version)  # first: a kill must not lose the former champion
-        registry.move_alias(alias, version.version)
-        if wins:
-            _drop_if_at(registry, CHALLENGER, version.version)
-        record_aliases(store, registry)
-        return Promotion(registry.by_number(version.version) or version, alias, moved, reason, verdicts, gates)
+            aliases[PREVIOUS] = champion.checkpoint.digest
+        write_models(store, registry.corpus, Models({**known.models, digest: item}, aliases))
+        before = _published(store, registry, run_id, item)
+        store.check_lock(LOCK)  # registration may take longer than a remote store's lease
+        _sync(store, registry)
+        alias = CHAMPION if wins else CHALLENGER
+        version = registry.by_number(before.version) or before
+        return Promotion(version, alias, alias not in before.aliases, reason, verdicts, gates)
 
 
 def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") -> Rollback:
@@ -227,107 +254,163 @@ def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") 
         UserError: if MLflow lacks the champion that the store records.
     """
     with store.lock(LOCK):
-        check_champion(store, registry)
-        champion = registry.by_alias(CHAMPION)
+        champion = champion_of(store, registry)
         if champion is None:
             raise RollbackError("there is no champion to take back: `sheepfold run SOURCE` makes the first one")
-        target = _rollback_target(registry, champion, to)
+        known, versions = _record(store, registry), registry.versions()
+        target = _rollback_target(known, versions, to)
+        last = _last_withdrawn(known, versions, champion)
+        if target is None and last is None:
+            raise RollbackError(
+                f"version {champion.version} is the first champion, so there is none to go back to: name a version "
+                "by --to"
+            )
         moved = target is not None and target.version != champion.version
         if target is not None and moved:
-            registry.set_tags(champion, {WITHDRAWN_TAG: reason or NO_REASON})  # first, so that it is not promoted again
+            own, former = target.checkpoint.digest, champion.checkpoint.digest
+            tags = {**_tags(known, champion), WITHDRAWN_TAG: reason or NO_REASON}
+            kept = {name: text for name, text in _tags(known, target).items() if name != WITHDRAWN_TAG}
+            models = {
+                digest: replace(item, tags={former: tags, own: kept}.get(digest, item.tags))
+                for digest, item in known.models.items()
+            }
+            aliases = {name: digest for name, digest in known.aliases.items() if digest != own}
+            known = Models(models, {**aliases, CHAMPION: own, CHALLENGER: former})
+            write_models(store, registry.corpus, known)
+            registry.set_tags(champion, tags)  # here as well, for versions that the store does not record
             registry.delete_tag(target, WITHDRAWN_TAG)
-            registry.move_alias(CHALLENGER, champion.version)
-            registry.move_alias(CHAMPION, target.version)
-        if target is not None:
-            _drop_if_at(registry, PREVIOUS, target.version)
-            _drop_if_at(registry, CHALLENGER, target.version)
-            record_aliases(store, registry)
-            if moved:
-                return Rollback(target.version, champion.version, True, reason or NO_REASON)
-        last = _last_withdrawn(registry, champion)
+            champion, last = target, champion
+        _sync(store, registry)
         if last is None:
             return Rollback(champion.version, "", False, "")
-        return Rollback(champion.version, last.version, False, last.tags[WITHDRAWN_TAG])
+        return Rollback(
+            champion.version, last.version, moved, _tags(known, last).get(WITHDRAWN_TAG, reason or NO_REASON)
+        )
 
 
-def _rollback_target(registry: Registry, champion: ModelVersion, to: str) -> ModelVersion | None:
-    if to:
-        found = registry.by_number(to)
-        if found is None:
-            known = ", ".join(item.version for item in registry.versions())
-            raise RollbackError(f"there is no version {to} to go back to; there are {known}")
-        return found
-    previous = registry.by_alias(PREVIOUS)
-    if previous is not None or _last_withdrawn(registry, champion) is not None:
-        return previous
-    raise RollbackError(
-        f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
-    )
+def _tags(known: Models, version: ModelVersion) -> Mapping[str, str]:
+    recorded = known.models.get(version.checkpoint.digest)
+    return version.tags if recorded is None else recorded.tags
 
 
-def _last_withdrawn(registry: Registry, champion: ModelVersion) -> ModelVersion | None:
-    taken = [item for item in registry.versions() if WITHDRAWN_TAG in item.tags and item.version != champion.version]
-    return max(taken, key=lambda item: (CHALLENGER in item.aliases, int(item.version)), default=None)
+def _rollback_target(known: Models, versions: Sequence[ModelVersion], to: str) -> ModelVersion | None:
+    if not to:
+        return next((item for item in versions if item.checkpoint.digest == known.aliases.get(PREVIOUS)), None)
+    found = next((item for item in versions if item.version == to), None)
+    if found is None:
+        listed = ", ".join(item.version for item in versions)
+        raise RollbackError(f"there is no version {to} to go back to; there are {listed}")
+    return found
 
 
-def _drop_if_at(registry: Registry, alias: str, version: str) -> None:
-    found = registry.by_alias(alias)
-    if found is not None and found.version == version:
-        registry.drop_alias(alias)
+def _last_withdrawn(known: Models, versions: Sequence[ModelVersion], champion: ModelVersion) -> ModelVersion | None:
+    taken = [item for item in versions if WITHDRAWN_TAG in _tags(known, item) and item.version != champion.version]
+    challenger = known.aliases.get(CHALLENGER)
+    return max(taken, key=lambda item: (item.checkpoint.digest == challenger, int(item.version)), default=None)
 
 
-def record_aliases(store: Store, registry: Registry) -> None:
-    """Record MLflow's aliases and the tags of its versions in the store."""
-    known = read_models(store, registry.corpus)
-    versions = {item.checkpoint.digest: item for item in registry.versions()}
-    models = {
-        digest: replace(item, tags=versions[digest].tags) if digest in versions else item
-        for digest, item in known.models.items()
-    }
-    aliases = {alias: digest for digest, item in versions.items() for alias in item.aliases if alias in ALIASES}
-    write_models(store, registry.corpus, Models(models, aliases))
+def rebuild(store: Store, tracking: Tracking) -> Rebuilt:
+    """Restore MLflow's runs, versions, aliases and metrics from the store.
+
+    MLflow assigns new run ids, and may assign other version numbers. Checkpoints that are lost lose their aliases.
+    """
+    with store.lock(LOCK):
+        done = Rebuilt()
+        corpora = [name.removeprefix(MODELS_REF) for name in store.refs(MODELS_REF)]
+        recorded = {digest: item for corpus in corpora for digest, item in read_models(store, corpus).models.items()}
+        unwanted = tracking.deleted_train_keys() - {item.checkpoint.key for item in recorded.values()}
+        runs = {}
+        for manifest in store.manifests(train.name):
+            if manifest.key not in unwanted:
+                tags = recorded[manifest.digest].tags if manifest.digest in recorded else {}
+                own = {name: tags[name] for name in tags if name.startswith(("prefect.", "git.", CORPUS_TAG))}
+                runs[manifest.ref] = sync_run(tracking, store, manifest, own)
+        done.runs = len(runs)
+        for corpus in corpora:
+            registry, known = Registry(tracking, corpus), read_models(store, corpus)
+            for digest, item in known.models.items():
+                if item.checkpoint in runs:
+                    _published(store, registry, runs[item.checkpoint], item)
+                elif registry.by_digest(digest) is None:
+                    done.lost.append(f"{item.checkpoint.stage}/{item.checkpoint.key}")
+            present = {item.checkpoint.digest for item in registry.versions()}
+            aliases = {alias: digest for alias, digest in known.aliases.items() if digest in present}
+            write_models(store, corpus, Models(known.models, aliases))
+            _sync(store, registry)
+            done.versions += [f"{registry.name}/{version.version}" for version in registry.versions()]
+            done.aliases |= {f"{registry.name}@{alias}": version for alias, version in registry.aliases().items()}
+        return done
 
 
-def registered_version(
-    store: Store, registry: Registry, run_id: str, item: Registered, update_card: bool = True
-) -> ModelVersion:
-    """Return the version of a recorded checkpoint, with its tags and card; register it if MLflow lacks it."""
+def _sync(store: Store, registry: Registry) -> None:
+    """Make MLflow's aliases and tags equal to the store's record."""
+    known = _record(store, registry)
+    versions: dict[str, ModelVersion] = {}
+    for version in registry.versions():
+        digest = version.checkpoint.digest
+        versions.setdefault(digest, version)
+        if digest in known.models:
+            registry.set_tags(version, known.models[digest].tags)
+            if WITHDRAWN_TAG not in known.models[digest].tags:
+                registry.delete_tag(version, WITHDRAWN_TAG)
+    for alias in ALIASES:
+        digest = known.aliases.get(alias, "")
+        if digest in versions:
+            registry.move_alias(alias, versions[digest].version)
+        else:
+            registry.drop_alias(alias)
+
+
+def _published(store: Store, registry: Registry, run_id: str, item: Registered) -> ModelVersion:
+    """Return the version of a recorded checkpoint with its tags, card and metrics; register it if MLflow lacks it."""
+    tracking, verdicts = registry.tracking, read_verdicts(store.folder(item.gates))
+    flow_run = tracking.client.get_run(run_id).data.tags.get("prefect.ui_url")
+    links = {"the flow run in Prefect": flow_run, "the training's run in MLflow": tracking.page_of_run(run_id)}
+    known = {name: address for name, address in links.items() if address}
+    card = model_card(store, item.checkpoint, item.evaluation, verdicts, registry.name, known)
     version = registry.by_digest(item.checkpoint.digest)
-    if version is not None and not update_card:
-        return version
-    verdicts = read_verdicts(store.folder(item.gates))
-    card = model_card(store, item.checkpoint, item.evaluation, verdicts, registry.name, _links(registry, run_id))
-    if version is not None:
+    if version is None:
+        with tempfile.TemporaryDirectory(prefix="sheepfold-") as folder:
+            version = registry.register(
+                item.checkpoint,
+                run_id,
+                card,
+                item.tags,
+                python_model=str(Path(__file__).parent.with_name("serving.py")),
+                artifacts={"bundle": str(prepare_bundle(store.folder(item.checkpoint), Path(folder) / "bundle"))},
+                signature=signature(),
+                pip_requirements=requirements(),
+            )
+    else:
         registry.set_tags(version, item.tags)
         registry.describe(version.version, card)
-        return version
-    with tempfile.TemporaryDirectory(prefix="sheepfold-") as folder:
-        bundle = prepare_bundle(store.folder(item.checkpoint), Path(folder) / "bundle")
-        script = Path(__file__).parent.with_name("serving.py")
-        return registry.register(bundle, script, run_id, item.checkpoint, signature(), requirements(), card, item.tags)
+    metrics, compared = read_metrics(store, item.evaluation), manifest_of(store, item.gates)
+    for rival in compared.input_refs("champion") if "champion" in compared.inputs else []:
+        if store.find(rival.stage, rival.key) is not None:
+            metrics |= champion_figures(read_metrics(store, rival))
+    (evalset,) = manifest_of(store, item.evaluation).input_refs("evalset")
+    step, location = manifest_of(store, item.checkpoint).counts["rows"], location_of(store, evalset)
+    tracking.log_figures(run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)
+    return version
 
 
-def _links(registry: Registry, run_id: str) -> dict[str, str]:
-    flow_run = registry.tracking.tags(run_id, ("prefect.ui_url",)).get("prefect.ui_url")
-    found = {"the flow run in Prefect": flow_run, "the training's run in MLflow": registry.tracking.page_of_run(run_id)}
-    return {name: address for name, address in found.items() if address}
-
-
-def verdict_tags(verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return the verdicts as tags of a model version."""
+def _verdict_tags(verdicts: Sequence[Verdict]) -> dict[str, str]:
     held = failed(verdicts)
     summary = "failed: " + ", ".join(item.gate for item in held) if held else "passed"
     return {"sheepfold.gates": summary, **{f"sheepfold.gate.{item.gate}": item.words() for item in verdicts}}
 
 
-def search_tags(store: Store, registry: Registry, run_id: str, item: Registered) -> dict[str, str]:
+def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered) -> dict[str, str]:
     """Return the tags by which versions are searched: metrics, size, inputs, and the tags of the run."""
     made, evaluated = manifest_of(store, item.checkpoint), manifest_of(store, item.evaluation)
     metrics = read_metrics(store, item.evaluation)
-    figures = {name: f"{metrics[name]:.6f}" for name in (DECIDES, "val/loss", "val/perplexity")}
+    of_run = tracking.client.get_run(run_id).data.tags
     return {
-        **registry.tracking.tags(run_id, RUN_TAGS),
-        **{name.replace("val/", "sheepfold."): value for name, value in figures.items()},
+        **{name: text for name, text in of_run.items() if name.startswith(RUN_TAGS)},
+        **{
+            name.replace("val/", "sheepfold."): f"{metrics[name]:.6f}"
+            for name in (DECIDES, "val/loss", "val/perplexity")
+        },
         "sheepfold.evalset": evaluated.inputs["evalset"]["digest"],
         "sheepfold.dataset": made.inputs["dataset"]["digest"],
         "sheepfold.tokenizer": made.inputs["tokenizer"]["digest"],
@@ -335,55 +418,3 @@ def search_tags(store: Store, registry: Registry, run_id: str, item: Registered)
         "sheepfold.parameters": str(parameters_of(made)),
         "sheepfold.python": platform.python_version(),
     }
-
-
-def prepare_bundle(checkpoint_folder: Path, target: Path) -> Path:
-    """Copy a checkpoint and the code that runs it into one folder."""
-    skipped = ("manifest.json", "history.parquet", "telemetry.parquet", "journal.json")  # of the training
-    shutil.copytree(checkpoint_folder, target, ignore=shutil.ignore_patterns(*skipped))
-    root = Path(__file__).resolve().parents[2]
-    code = target / "code"
-    shutil.copytree(root / "model", code / "model", ignore=shutil.ignore_patterns("__pycache__"))
-    (code / "__init__.py").write_text('"""The code this model version was trained with."""\n')
-    for name in SERVED_CODE:
-        (code / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / name, code / name)
-    return target
-
-
-def requirements() -> list[str]:
-    """Return the packages that serve the model, in the installed versions without local build tags such as +cpu."""
-    pinned = [f"{name}=={installed(name).partition('+')[0]}" for name in SERVED_PACKAGES]
-    return [f"mlflow=={installed('mlflow')}", *pinned]
-
-
-def served_parameters() -> dict[str, tuple[str, Any]]:
-    """Return MLflow's type and the default of each parameter of a request; a list's type is that of its items.
-
-    `logit_bias` is a JSON object, and `details` asks for more than texts (see `tasks.serving`).
-    """
-    from model.config import GenerationConfig
-
-    defaults, found = GenerateSettings(), {}
-    hints = get_type_hints(GenerationConfig)
-    for name in (item.name for item in fields(GenerationConfig) if item.name != "eos_id"):
-        (kind, *_) = [item for item in get_args(hints[name]) or (hints[name],) if item is not NoneType]
-        default: Any = getattr(defaults, name)
-        if kind in _MLFLOW_TYPES:
-            found[name] = (_MLFLOW_TYPES[kind], list(default) if isinstance(default, tuple) else default)
-        else:
-            found[name] = ("string", "")
-    return {**found, "ignore_eos": ("boolean", defaults.ignore_eos), "details": ("boolean", False)}
-
-
-def signature() -> ModelSignature:
-    """Return MLflow's signature of the served model: texts to texts, with the parameters of generation."""
-    from mlflow.models.signature import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-
-    params = [
-        ParamSpec(name, DataType[kind], default, (-1,) if isinstance(default, list) else None)
-        for name, (kind, default) in served_parameters().items()
-    ]
-    texts = Schema([ColSpec(DataType.string)])
-    return ModelSignature(inputs=texts, outputs=texts, params=ParamSchema(params))

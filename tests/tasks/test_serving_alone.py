@@ -20,7 +20,7 @@ from tiny_run import Ran, copy_of_store, direct_session
 from flows.actions import promote_model
 from storage.home import Home
 from storage.registry import Registry
-from tasks.registry.promote import served_parameters
+from tasks.registry.bundle import served_parameters
 from tasks.session import artifact
 from tasks.settings import GenerateSettings
 
