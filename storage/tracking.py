@@ -49,16 +49,21 @@ _REMEDIES = {
     "or give the user the permission",
 }
 
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_UV_AUTO_DETECT": "false",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
 Point = tuple[str, int, float]  # metric, step, value
 
 
 def quiet_mlflow() -> None:
-    """Turn off MLflow's telemetry, detection of project files and progress bars, unless the environment says else."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("MLFLOW_UV_AUTO_DETECT", "false")
-    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    """Turn off MLflow's telemetry, pickles, detection of projects, logs and bars, unless the environment says else."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 def client(home: Home) -> MlflowClient:
@@ -198,13 +203,12 @@ class Tracking:
         A run that failed or was killed is marked as running again.
 
         Args:
-            attempt: distinguishes trainings under one key; empty where there is only one.
+            attempt: distinguishes trainings under one key; empty for the first one.
         """
         from mlflow.entities import Param, RunTag
 
-        attempt = attempt or train_key
-        known = self._tagged(ATTEMPT_TAG, attempt)
-        run_id = known[0] if known else self._create_run(train_key, attempt, name, tags)
+        known = self._tagged(ATTEMPT_TAG, attempt) if attempt else self.runs(train_key)
+        run_id = known[0] if known else self._create_run(train_key, attempt or train_key, name, tags)
         run = self.client.get_run(run_id)
         if run.info.status in ("FAILED", "KILLED"):
             self.client.update_run(run_id, status="RUNNING")

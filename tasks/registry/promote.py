@@ -1,8 +1,8 @@
 """Promotion registers a model and moves aliases; rollback takes a champion back; a rebuild restores a lost MLflow.
 
 A challenger that passes all gates (`tasks.gates`) becomes champion, which implies fewer bits per byte than the champion
-on the same evaluation set. The store's record of models and aliases is written first, under a lock, and MLflow is made
-equal to it: after a kill at any point the next command does the rest.
+on the same evaluation set. Under a lock a model is recorded in the store and registered, then the aliases are recorded
+and moved: after a kill at any point the next command does the rest.
 """
 
 from __future__ import annotations
@@ -231,9 +231,11 @@ def promote(
             del aliases[CHALLENGER]
         if wins and champion is not None and not same:
             aliases[PREVIOUS] = champion.checkpoint.digest
-        write_models(store, registry.corpus, Models({**known.models, digest: item}, aliases))
+        models = {**known.models, digest: item}
+        write_models(store, registry.corpus, Models(models, known.aliases))
         before = _published(store, registry, run_id, item)
         store.check_lock(LOCK)  # registration may take longer than a remote store's lease
+        write_models(store, registry.corpus, Models(models, aliases))
         _sync(store, registry)
         alias = CHAMPION if wins else CHALLENGER
         version = registry.by_number(before.version) or before

@@ -15,6 +15,8 @@ from storage.home import Home
 from storage.tracking import REFRESHES_TAG, Tracking
 from tasks.progress import StageProgress
 from tasks.session import Session, artifact
+from tasks.train_settings import ModelSettings
+from tasks.training import TrainStageSettings, model_config, run_name
 
 STEPS = 20
 
@@ -117,3 +119,22 @@ def test_a_training_whose_artefact_was_removed_is_a_new_run(tiny: Ran, tiny_sour
         ensure_training_run(session, again.checkpoint)
         assert [run.info.status for run in runs(session)] == ["FINISHED", "FINISHED"]
         assert curve(session.resources.tracking, runs(session)[1].info.run_id) == Counter(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    ("corpus", "preset", "overrides", "name"),
+    [
+        ("default", "tiny", {}, "default · tiny · 1,200 steps"),
+        ("letters", "tiny", {"n_layer": 1, "d_model": 32}, "letters · {parameters} parameters · 1,200 steps"),
+        ("", "tiny", {}, "tiny · 1,200 steps"),
+    ],
+)
+def test_a_run_is_named_by_corpus_size_and_steps(
+    corpus: str, preset: str, overrides: dict[str, Any], name: str
+) -> None:
+    from model import ModelConfig, count_parameters
+
+    network = model_config(ModelSettings(preset, overrides), vocab_size=512)
+    settings = TrainStageSettings(network, {"max_steps": 1200})
+    parameters = count_parameters(ModelConfig.from_dict(network))["total"]
+    assert run_name(settings, corpus) == name.format(parameters=f"{parameters:,}")
