@@ -176,7 +176,8 @@ def plan(
             "train.seed": seed,
         }
         settings = load_settings(config or None, assign or [], options)
-        planner = Planner(Home.from_environment(home or None), stage_names(",".join(refresh or [])), retry_failed)
+        place = Home.from_environment(home or None)
+        planner = Planner(place, stage_names(",".join(refresh or [])), retry_failed, corpus)
         pipeline.plan(planner, resolve_sources(sources), corpus, settings)
         stages = planner.report_list()
         if as_json:

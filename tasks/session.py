@@ -299,8 +299,10 @@ class Planner(Session):
 
     dry = True
 
-    def __init__(self, home: Home, refresh: Collection[str] = (), retry_failed: bool = False) -> None:
-        super().__init__(home, None, refresh, retry_failed)
+    def __init__(
+        self, home: Home, refresh: Collection[str] = (), retry_failed: bool = False, corpus: str = "default"
+    ) -> None:
+        super().__init__(home, None, refresh, retry_failed, corpus)
         self._expected: dict[str, float] = {}
         self._tools: dict[str, str] | None = None
 
