@@ -16,10 +16,10 @@ from flows.models import checkpoint_of, resolve_version
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import CHAMPION, Registry
+from storage.registry import CHAMPION, Registry, read_models
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
-from tasks.promotion import trained_on
+from tasks.registry.promote import champion_of, trained_on
 from tasks.run import Run
 from tasks.settings import Settings, TokenizerSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
@@ -83,7 +83,7 @@ def _checkpoint(run: Run, name: str) -> ArtifactRef:
 
 def _planned(run: Run, name: str, folder: Path) -> ArtifactRef:
     if not folder.is_dir():
-        ref = resolve_version(Registry(run.tracking), name).checkpoint
+        ref = resolve_version(Registry(run.tracking, run.corpus), name).checkpoint
         if run.store.find(ref.stage, ref.key) is not None:
             return ref
     raise BaseError(
@@ -111,10 +111,15 @@ def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
     """Return the settings of a run that continues from a model, by name; before there is a champion, from scratch."""
     if not base:
         return settings
-    if base == CHAMPION and not (run.home.has_tracking and Registry(run.tracking).by_alias(CHAMPION)):
+    if base == CHAMPION and not _has_champion(run):
         run.note("there is no champion to continue from yet, so this training begins from scratch")
         return settings
     return settings.model_copy(update={"train": replace(settings.train, base=base)})
+
+
+def _has_champion(run: Run) -> bool:
+    known = run.home.has_tracking or read_models(run.store, run.corpus).aliases
+    return bool(known) and champion_of(run.store, Registry(run.tracking, run.corpus)) is not None
 
 
 def check_unread(run: Run, base: Base | None, evalset: ArtifactRef) -> None:

@@ -30,7 +30,7 @@ from storage.tables import stream_rows
 from tasks.ablation import AblateSettings, documents_of
 from tasks.ablation import ablate as ablate_stage
 from tasks.generation.prompts import read_prompts, sample_prompts
-from tasks.promotion import trained_on
+from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import Settings
 from tasks.tokens.dataset import DatasetIndexSettings, dataset

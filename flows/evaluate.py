@@ -18,8 +18,7 @@ from storage.catalog import read_state, waits_for_run
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import noted_version
-from storage.registry import CHAMPION, PREVIOUS, ModelVersion, Registry
+from storage.registry import CHAMPION, PREVIOUS, ModelVersion, Registry, read_models
 from storage.store import Store
 from tasks.curate.curate import curate
 from tasks.evaluation import EvaluateSettings, read_metrics
@@ -42,7 +41,7 @@ from tasks.evaluation_report.collect import Measured
 from tasks.exams.questions import read_questions
 from tasks.exams.stages import ANSWERS_FILE, ExamSettings, QuestionsSettings, exam, keep_questions, read_exam_metrics
 from tasks.executor import act
-from tasks.promotion import trained_on
+from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import EvaluationSettings, Settings
 
@@ -65,7 +64,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef, usual: bool) -> dict[str, Any]:
     model, on = options.model, options.on or ""
     version = version_of(run, checkpoint)
-    judged = judged_by(run.store, version)
+    judged = judged_by(run.store, run.corpus, version)
     settings = replace(judged, stride=options.stride or judged.stride)
     evalset = evaluation_texts(run, on, options.column or "")
     evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings)
@@ -157,14 +156,14 @@ def evaluation_texts(run: Run, on: str, column: str = "") -> ArtifactRef:
     return keep_texts(run, TextsSettings.of(texts), texts=texts)
 
 
-def judged_by(store: Store, version: ModelVersion | None) -> EvaluationSettings:
+def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> EvaluationSettings:
     """Return the settings by which a model was measured when it was judged last, so that new figures compare.
 
     Args:
         version: Registered version; None, or one without known figures, is measured by the usual settings.
     """
-    noted = None if version is None else noted_version(store, version.version)
-    if noted is None or noted.evaluation is None:
+    noted = None if version is None else read_models(store, corpus).models.get(version.checkpoint.digest)
+    if noted is None:
         return EvaluationSettings()
     judged = manifest_of(store, noted.evaluation)
     found = EvaluationSettings(stride=judged.settings["stride"], ngram_order=0, trace=noted.traced)
@@ -203,12 +202,12 @@ def _other_champion(
     """Return the champion, or for the champion itself the one before it, measured on the same documents."""
     if not run.home.has_tracking:
         return None, {}
-    registry = Registry(run.tracking)
+    registry = Registry(run.tracking, run.corpus)
     for alias, name in ((CHAMPION, "the champion"), (PREVIOUS, "the previous champion")):
         version = registry.by_alias(alias)
         if version is None or version.checkpoint.digest == checkpoint.digest:
             continue
-        found = version_checkpoint(run, registry, version)
+        found = version_checkpoint(run, version)
         if trained_on(run.store, found, evalset):
             return None, {}
         evaluation, figures = evaluate_model(run, found, evalset, settings)

@@ -19,7 +19,7 @@ from tasks.suggest import read_suggestion, suggest
 if TYPE_CHECKING:
     from tasks.evaluation_report.collect import Measured
     from tasks.ingest.segments import Sources
-    from tasks.promotion import Promotion
+    from tasks.registry.promote import Promotion
 
 
 def result_of(run: Run, **parts: Any) -> RunResult:
@@ -113,5 +113,5 @@ def _link_mlflow(run: Run, run_id: str, promoted: Promotion | None) -> None:
     leave_link("mlflow-run", "Training curve", f"MLflow run {run_id}", address)
     if promoted is not None:
         version = promoted.version.version
-        page = Registry(run.tracking).page_of(version) or address
+        page = Registry(run.tracking, run.corpus).page_of(version) or address
         leave_link("model-version", "Card, tags and figures of the model", f"Version {version} in the registry", page)

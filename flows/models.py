@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,13 @@ from flows.context import subflow
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import noted_version
-from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
+from storage.registry import ModelVersion, Registry, bundle_folder, may_be_registered, read_models
 from storage.schemas import COUNTS_FILE
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.evaluation import read_metrics
-from tasks.evaluation.compare import champion_figures
 from tasks.executor import act
 from tasks.gates.facts import known_leaks
 from tasks.gates.stage import gates
-from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
+from tasks.registry.promote import ChampionChanged, Promotion, Rival, champion_of, promote, trained_on
 from tasks.run import Run
 from tasks.settings import Settings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
@@ -37,26 +33,14 @@ def resolve_version(registry: Registry, model: str) -> ModelVersion:
     Raises:
         UnknownModel: if there is none.
     """
-    found = _find_version(registry, model)
+    found = registry.find(model)
     if found is None:
         raise UnknownModel(
-            f"no model {model!r}: give an alias (champion, challenger), a version number, models:/{MODEL_NAME}@ALIAS, "
-            "a run id, or a folder with a model; `sheepfold run SOURCE` makes the first one"
+            f"no model {model!r}: give an alias (champion, challenger), a version number, "
+            f"models:/{registry.name}@ALIAS, a run id, or a folder with a model; `sheepfold run SOURCE` makes the "
+            "first one"
         )
     return found
-
-
-def _find_version(registry: Registry, model: str) -> ModelVersion | None:
-    name = _registered_name(model)
-    if name.isascii() and name.isdigit():
-        return registry.by_number(name)
-    return (registry.by_alias(name) or registry.by_run(name)) if name else None
-
-
-def _registered_name(model: str) -> str:
-    """Return the alias, number or run id in a model's name; empty where it can only be a path."""
-    name = model.removeprefix("models:/").removeprefix(f"{MODEL_NAME}@").removeprefix(f"{MODEL_NAME}/")
-    return name if re.fullmatch(r"[\w-]+", name) else ""
 
 
 def checkpoint_of(run: Run, model: str) -> ArtifactRef:
@@ -69,20 +53,21 @@ def checkpoint_of(run: Run, model: str) -> ArtifactRef:
         UnknownModel: if the name leads nowhere.
     """
     folder = Path(model)
-    if folder.is_dir() and not _registered_name(model):
+    if folder.is_dir() and not may_be_registered(model):
         return _add(run, folder)  # needs no registry
-    registry = Registry(run.tracking)
-    if folder.is_dir() and _find_version(registry, model) is None:
+    registry = Registry(run.tracking, run.corpus)
+    champion_of(run.store, registry)  # refuses a registry that lost the champion
+    if folder.is_dir() and registry.find(model) is None:
         return _add(run, folder)
-    return version_checkpoint(run, registry, resolve_version(registry, model))
+    return version_checkpoint(run, resolve_version(registry, model))
 
 
-def version_checkpoint(run: Run, registry: Registry, version: ModelVersion) -> ArtifactRef:
+def version_checkpoint(run: Run, version: ModelVersion) -> ArtifactRef:
     """Return the checkpoint of a registered version."""
     found = run.store.find(version.checkpoint.stage, version.checkpoint.key)
     if found is not None and found.digest == version.checkpoint.digest:
         return version.checkpoint  # a training that was refreshed has other weights under the same key
-    return _add(run, registry.bundle_folder(version))
+    return _add(run, bundle_folder(version))
 
 
 def _add(run: Run, folder: Path) -> ArtifactRef:
@@ -117,7 +102,7 @@ def version_of(run: Run, checkpoint: ArtifactRef) -> ModelVersion | None:
     """Return the registered version of a checkpoint; a home without a registry has none, and gets none."""
     if checkpoint.stage != "train" or not run.home.has_tracking:
         return None
-    return Registry(run.tracking).by_digest(checkpoint.digest)
+    return Registry(run.tracking, run.corpus).by_digest(checkpoint.digest)
 
 
 @subflow("promote")
@@ -144,21 +129,16 @@ def promote_model(
             f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
         )
     run_id = ensure_training_run(run, checkpoint)
-    metrics = read_metrics(run.store, evaluation)
     while True:
-        registry = Registry(run.tracking)
+        registry = Registry(run.tracking, run.corpus)
         rival = _measured_champion(run, registry, checkpoint, evaluation, settings)
         judged = _judged(run, checkpoint, evaluation, rival, settings)
         try:
             move = partial(promote, run.store, registry, run_id, checkpoint, evaluation, judged, rival)
-            done = act(run, "promote", partial(move, settings.evaluate.trace), [checkpoint, evaluation, judged])
+            decide = partial(move, settings.evaluate.trace)
+            return act(run, "promote", decide, [checkpoint, evaluation, judged]), run_id
         except ChampionChanged:
             continue  # another promotion was faster; its champion is measured in turn
-        figures = dict(metrics)
-        if rival is not None and rival.evaluation is not None and rival.evaluation != evaluation:
-            figures |= champion_figures(read_metrics(run.store, rival.evaluation))
-        log_evaluation(run, run_id, done.version, evalset, figures)
-        return done, run_id
 
 
 def _measured_champion(
@@ -167,10 +147,10 @@ def _measured_champion(
     """Return the champion, evaluated on the same set; `evaluation` itself if it is this very checkpoint."""
     from flows.evaluate import evaluate_model
 
-    champion = registry.by_alias(CHAMPION)
+    champion = champion_of(run.store, registry)
     if champion is None:
         return None
-    found = version_checkpoint(run, registry, champion)
+    found = version_checkpoint(run, champion)
     if found == checkpoint:
         return Rival(champion.version, found, evaluation)
     (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
@@ -189,8 +169,8 @@ def _judged(
     """Return the gates' verdicts on a model; of the champion itself, those by which it became champion."""
     inputs = {"checkpoint": checkpoint, "evaluation": evaluation}
     if rival is not None and rival.evaluation == evaluation:
-        known = noted_version(run.store, rival.version)
-        if known is not None and known.gates is not None and run.store.find(known.gates.stage, known.gates.key):
+        known = read_models(run.store, run.corpus).models.get(checkpoint.digest)
+        if known is not None and run.store.find(known.gates.stage, known.gates.key):
             return run.reuse(gates, known.gates)
     elif rival is not None and rival.evaluation is not None:
         inputs["champion"] = rival.evaluation
@@ -206,7 +186,7 @@ def _judged(
 def model_entry(done: Promotion) -> dict[str, Any]:
     """Return the `model` part of a result."""
     return {
-        "name": MODEL_NAME,
+        "name": done.version.name,
         "version": done.version.version,
         "alias": done.alias,
         "reason": done.reason,

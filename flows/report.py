@@ -24,7 +24,7 @@ from storage.store import Store, open_store
 if TYPE_CHECKING:
     from tasks.apart import Apart
     from tasks.evaluation_report.collect import Measured
-    from tasks.promotion import Promotion
+    from tasks.registry.promote import Promotion
     from tasks.run import StageReport
 
 BESIDE_EVALUATION = {"corpus.html", "dataset.html", "training.html", "generation.html"}
@@ -327,9 +327,11 @@ def write_evaluation_page(home: Home, store: Store, corpus: str, measured: Measu
 
 def write_gates_page(home: Home, store: Store, corpus: str, promoted: Promotion) -> Page:
     """Write the page of the gates' verdicts on a registered version."""
-    from storage.registered import noted_names, noted_versions
+    from storage.registry import Registry
+    from storage.tracking import Tracking
 
-    versions, names = noted_versions(store), noted_names(store)
+    registry = Registry(Tracking(home), corpus)
+    versions, names = registry.versions(), registry.aliases()
     number = promoted.version.version
 
     def draw(page: Path) -> str:

@@ -1,8 +1,7 @@
-"""MLflow tracking: a projection of the store that people browse.
+"""MLflow tracking: one run per training attempt, as a projection of the store.
 
-A training has one run, found by its key, however often it was killed. Points are written in batches and each only
-once: what MLflow already holds is asked for before anything is written again. MLflow is imported late, because it
-costs seconds and most commands do not need it.
+Points are written in batches and each only once, also after a kill. MLflow is imported inside functions because the
+import takes seconds and most commands do not need it.
 """
 
 from __future__ import annotations
@@ -31,38 +30,44 @@ logger = logging.getLogger("sheepfold")
 
 EXPERIMENT = "sheepfold"
 KEY_TAG = "sheepfold.train_key"
+CORPUS_TAG = "sheepfold.corpus"
+ATTEMPT_TAG = "sheepfold.attempt"
+REFRESHES_TAG = "sheepfold.refreshes"
 BATCH_POINTS = 1_000
-FAULT_SHARE = 0.03  # of a training's time, at most, is spent on an MLflow that does not answer
-SYSTEM_PREFIX = "system/"  # of the metrics that MLflow shows on a page of their own
-SYSTEM_SECONDS = 10.0  # between two looks at the machine
-ENDING_SECONDS = 5.0  # that the last of them may take
+FAULT_SHARE = 0.03  # upper bound of the share of training time spent on requests to an MLflow that does not answer
+SYSTEM_PREFIX = "system/"  # prefix of the metrics of the machine
+SYSTEM_SECONDS = 10.0  # interval of the machine's metrics
+ENDING_SECONDS = 5.0  # time limit for writing the last of them
 TABLES_TAG = "mlflow.loggedArtifacts"
+DIGEST_LENGTH = 36  # longest dataset digest that MLflow's tables hold
 
-DIGEST_LENGTH = 36  # characters of a dataset's digest that MLflow's tables hold
-
-# How MLflow's client tells of an answer that is not MLflow's usual one, such as the plain text of its own doorkeeper.
+# Message of MLflow's client for responses that are not MLflow's JSON, such as the plain text of its Host header check.
 _REFUSAL = re.compile(r"API request to endpoint (?:was successful|\S+ failed with error code (4\d\d))\b")
 _REMEDIES = {
-    "401": "give the name and password that it takes by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-    "403": "let it answer under this name (--allowed-hosts of `sheepfold up`, MLFLOW_SERVER_ALLOWED_HOSTS of another "
-    "server), or let its user do this",
+    "401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    "403": "allow this host name (--allowed-hosts of `sheepfold up`, MLFLOW_SERVER_ALLOWED_HOSTS of another server), "
+    "or give the user the permission",
+}
+
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_UV_AUTO_DETECT": "false",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 Point = tuple[str, int, float]  # metric, step, value
 
 
 def quiet_mlflow() -> None:
-    """Keep MLflow from phoning home and from reading project files that are not ours."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("MLFLOW_UV_AUTO_DETECT", "false")
-    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    # a progress bar for every database migration and artefact copy would drown ours
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    """Turn off MLflow's telemetry, pickles, detection of projects, logs and bars, unless the environment says else."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 def client(home: Home) -> MlflowClient:
-    """A client of the home's tracking server and registry."""
+    """Return a client of the home's tracking server and registry."""
     quiet_mlflow()
     import mlflow
     from mlflow import MlflowClient
@@ -72,16 +77,15 @@ def client(home: Home) -> MlflowClient:
     for name, value in home.login().items():
         os.environ.setdefault(name, value)
     _create_database(home.tracking_uri)
-    # MLflow puts its address there, too, where another home of this process would take it for the person's word
+    # MLflow also writes its address into the environment, where another home of this process would read it
     with kept_variables("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
-        # the fluent calls of log_model need the address too
         mlflow.set_tracking_uri(home.tracking_uri)
         mlflow.set_registry_uri(home.tracking_uri)
     return MlflowClient(tracking_uri=home.tracking_uri, registry_uri=home.tracking_uri)
 
 
 def _create_database(address: str) -> None:
-    """Put MLflow's SQLite file there whole: killed while it makes its tables, it never gets on with what is there."""
+    """Create MLflow's SQLite file atomically: MLflow cannot open a file with half of its tables."""
     if not address.startswith("sqlite:"):
         return
     from mlflow import MlflowClient
@@ -92,27 +96,27 @@ def _create_database(address: str) -> None:
         return
     path = Path(name)
     with owner_lock(path.with_name(f".{path.name}.lock")):
-        if path.exists():  # made by the owner we waited for
+        if path.exists():  # created by another process meanwhile
             return
         for leftover in path.parent.glob(f".{path.name}.unfinished*"):
             leftover.unlink()
-        # a name of its own for each try: MLflow keeps connections by address, and one to a file that is gone is no use
+        # a new name each time: MLflow caches connections by address
         unfinished = path.with_name(f".{path.name}.unfinished-{uuid.uuid4().hex[:8]}")
         MlflowClient(f"sqlite:///{unfinished}").search_experiments()
         unfinished.rename(path)
 
 
 def pages_under(address: str) -> str | None:
-    """Address under which MLflow shows its pages; None for a database, which shows none."""
+    """Return the base address of MLflow's web pages, or None for a database without a server."""
     return f"{address.rstrip('/')}/#" if address.startswith(("http://", "https://")) else None
 
 
 class Tracking:
-    """The tracking side of one home.
+    """Runs, metrics and datasets in the MLflow of one home.
 
     Raises:
-        Unreachable: MLflow's server does not answer.
-        UserError: it answers, and refuses the name, the password or the address that it was asked under.
+        Unreachable: if MLflow's server does not answer.
+        UserError: if it refuses the user, the password or the host name.
     """
 
     def __init__(self, home: Home) -> None:
@@ -122,17 +126,17 @@ class Tracking:
         self.client = client(home)
         try:
             self.experiment_id = self._experiment()
-        except RestException:  # it answered, that it will not
+        except RestException:
             raise
         except MlflowException as error:
             if not home.tracking_uri.startswith(("http://", "https://")):
                 raise
             if refusal := _REFUSAL.match(str(error)):
-                remedy = _REMEDIES.get(refusal[1], "correct MLFLOW_TRACKING_URI, which leads to something else")
+                remedy = _REMEDIES.get(refusal[1], "correct MLFLOW_TRACKING_URI, which is no MLflow server")
                 raise UserError(f"MLflow at {home.tracking_uri} refuses ({error}): {remedy}") from error
             raise Unreachable(
                 f"MLflow does not answer at {home.tracking_uri} ({error}): start it, or correct MLFLOW_TRACKING_URI, "
-                "and run the same command again; what is finished stays"
+                "and run the same command again; finished stages are kept"
             ) from error
 
     def _experiment(self) -> str:
@@ -142,10 +146,10 @@ class Tracking:
         if found is None:
             location = self.home.artifacts or None
             if location is None and self.home.tracking_uri.startswith("sqlite:"):
-                # MLflow would write its default, which is relative to the folder of whoever came first
+                # MLflow's default is relative to the current folder
                 location = self.home.mlflow_artifacts.as_uri()
             try:
-                # the kind lets MLflow's pages open on training runs instead of on chats
+                # with this tag MLflow's pages open on training runs instead of on chats
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 return str(self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags))
             except MlflowException:
@@ -154,77 +158,69 @@ class Tracking:
                     raise
         return str(found.experiment_id)
 
-    def find_run(self, train_key: str) -> str | None:
-        """Id of the run of a training, or None."""
-        return next(iter(self._runs(train_key)), None)
+    def runs(self, train_key: str) -> list[str]:
+        """Return the ids of all runs of a training, one per attempt, the oldest first."""
+        return self._tagged(KEY_TAG, train_key)
 
-    def _runs(self, train_key: str) -> list[str]:
-        """Ids of the runs of a training, the oldest first; they are several until `_create_run` is through."""
+    def _tagged(self, tag: str, value: str) -> list[str]:
         found = self.client.search_runs(
             [self.experiment_id],
-            filter_string=f"tags.`{KEY_TAG}` = '{train_key}'",
+            filter_string=f"tags.`{tag}` = '{value}'",
             order_by=["attributes.start_time ASC"],
         )
         return [str(run.info.run_id) for run in found]
 
-    def _create_run(self, train_key: str, name: str, tags: Mapping[str, str]) -> str:
-        """Make the run of a training; returns its id.
-
-        MLflow's client asks again when an answer is lost, and then the run is there twice.
-        """
-        self.client.create_run(
-            self.experiment_id, run_name=name, tags={KEY_TAG: train_key, **tags, "mlflow.source.type": "PROJECT"}
-        )
-        first, *again = self._runs(train_key)
-        for run_id in again:
+    def _create_run(self, train_key: str, attempt: str, name: str, tags: Mapping[str, str]) -> str:
+        earlier = self.runs(train_key)
+        own = {KEY_TAG: train_key, ATTEMPT_TAG: attempt, **({REFRESHES_TAG: earlier[-1]} if earlier else {})}
+        self.client.create_run(self.experiment_id, run_name=name, tags={**tags, **own, "mlflow.source.type": "PROJECT"})
+        first, *again = self._tagged(ATTEMPT_TAG, attempt)
+        for run_id in again:  # MLflow's client repeats a request whose response was lost
             self.client.delete_run(run_id)
         return first
 
-    def train_keys(self) -> set[str]:
-        """Keys of the trainings that have a run; a run that was deleted counts for none."""
-        return self._train_keys(deleted=False)
-
     def deleted_train_keys(self) -> set[str]:
-        """Keys of the trainings whose run was deleted, and that have no other one."""
-        deleted = self._train_keys(deleted=True)  # first: a run that is restored meanwhile is a run
-        return deleted - self.train_keys()
-
-    def _train_keys(self, deleted: bool) -> set[str]:
+        """Return the keys of trainings whose runs were all deleted."""
         from mlflow.entities import ViewType
 
-        view = ViewType.DELETED_ONLY if deleted else ViewType.ACTIVE_ONLY
-        keys: set[str] = set()
+        active: dict[str, bool] = {}
         page: str | None = ""
         while page is not None:
-            runs = self.client.search_runs([self.experiment_id], run_view_type=view, page_token=page or None)
-            keys |= {run.data.tags[KEY_TAG] for run in runs if KEY_TAG in run.data.tags}
+            runs = self.client.search_runs(
+                [self.experiment_id], run_view_type=ViewType.ALL, page_token=page or None, max_results=1000
+            )
+            for run in runs:
+                key = run.data.tags.get(KEY_TAG, "")
+                active[key] = active.get(key, False) or run.info.lifecycle_stage == "active"
             page = runs.token or None
-        return keys
+        return {key for key, is_active in active.items() if key and not is_active}
 
-    def ensure_run(self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        """The run of a training, made when it is not there; parameters are written when it is made.
+    def ensure_run(
+        self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str], attempt: str = ""
+    ) -> str:
+        """Return the run of a training attempt; create it with its parameters if it does not exist.
 
-        Returns:
-            The run's id; a run that failed or was killed is marked running again.
+        A run that failed or was killed is marked as running again.
+
+        Args:
+            attempt: distinguishes trainings under one key; empty for the first one.
         """
-        run_id = self.find_run(train_key) or self._create_run(train_key, name, tags)
+        from mlflow.entities import Param, RunTag
+
+        known = self._tagged(ATTEMPT_TAG, attempt) if attempt else self.runs(train_key)
+        run_id = known[0] if known else self._create_run(train_key, attempt or train_key, name, tags)
         run = self.client.get_run(run_id)
         if run.info.status in ("FAILED", "KILLED"):
             self.client.update_run(run_id, status="RUNNING")
         if not run.data.params:
-            from mlflow.entities import Param
-
-            entries = [Param(key, str(value)) for key, value in params.items()]
-            self.client.log_batch(run_id, params=entries)
-        changed = {key: value for key, value in tags.items() if run.data.tags.get(key) != value}
+            self.client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
+        changed = [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]
         if changed:
-            from mlflow.entities import RunTag
-
-            self.client.log_batch(run_id, tags=[RunTag(key, value) for key, value in changed.items()])
+            self.client.log_batch(run_id, tags=changed)
         return run_id
 
     def last_steps(self, run_id: str) -> dict[str, int]:
-        """Last step that MLflow holds of each metric of a run."""
+        """Return the last step in MLflow of each metric of a run."""
         metrics = [key for key in self.latest_metrics(run_id) if not key.startswith(SYSTEM_PREFIX)]
         return {key: max(steps) for key, steps in self._held_steps(run_id, metrics).items()}
 
@@ -233,20 +229,15 @@ class Tracking:
 
     @property
     def pages(self) -> str | None:
-        """Address under which MLflow's server shows its pages; None where there is no server."""
+        """Base address of MLflow's web pages; None without a server."""
         return pages_under(self.home.tracking_uri)
 
     def page_of_run(self, run_id: str) -> str | None:
-        """Address of a run's page."""
+        """Return the address of a run's page, or None without a server."""
         return None if self.pages is None else f"{self.pages}/experiments/{self.experiment_id}/runs/{run_id}"
 
-    def tags(self, run_id: str, beginnings: tuple[str, ...]) -> dict[str, str]:
-        """Tags of a run whose names begin so."""
-        found = self.client.get_run(run_id).data.tags
-        return {name: value for name, value in sorted(found.items()) if name.startswith(beginnings)}
-
     def latest_metrics(self, run_id: str) -> dict[str, float]:
-        """Last value of each metric of a run."""
+        """Return the last value of each metric of a run."""
         return dict(self.client.get_run(run_id).data.metrics)
 
     def log_points(self, run_id: str, points: Iterable[Point]) -> None:
@@ -259,28 +250,28 @@ class Tracking:
             self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_POINTS])
 
     def log_missing(self, run_id: str, points: Iterable[Point]) -> None:
-        """Write those points that MLflow does not hold yet, gaps in the middle of a curve among them."""
+        """Write the points that MLflow does not hold yet; gaps in the middle of a curve are filled."""
         wanted = list(points)
-        # one question each: an evaluated run has many figures more than a training's curve
+        # one request per metric, and an evaluated run has many others
         asked = self.latest_metrics(run_id).keys() & {point[0] for point in wanted}
         held = self._held_steps(run_id, asked)
         self.log_points(run_id, [point for point in wanted if point[1] not in held.get(point[0], ())])
 
     def finish(self, run_id: str, status: str = "FINISHED") -> None:
-        """Set a run's status, unless it has it already."""
+        """Set a run's final status, unless it has it already."""
         if self.client.get_run(run_id).info.status != status:
             self.client.set_terminated(run_id, status=status)
 
     def log_file(self, run_id: str, path: Path) -> None:
-        """Put a file beside a run; one of the same name is replaced."""
+        """Upload a file as artifact of a run, replacing one of the same name."""
         self.client.log_artifact(run_id, str(path))
 
     def has_file(self, run_id: str, name: str) -> bool:
-        """Whether a file of that name lies beside a run."""
+        """Return True if a run has an artifact of that name."""
         return any(entry.path == name for entry in self.client.list_artifacts(run_id))
 
     def remove_files(self, run_id: str, endings: tuple[str, ...]) -> list[str]:
-        """Take files beside a run away whose names end so; returns their names."""
+        """Delete the artifacts of a run whose names have one of these endings; returns their names."""
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         repository = get_artifact_repository(self.client.get_run(run_id).info.artifact_uri)
@@ -290,10 +281,10 @@ class Tracking:
         return names
 
     def log_table(self, run_id: str, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Put a table beside a run, where MLflow's pages show it; one of the same name is replaced.
+        """Upload a table that MLflow's pages show, replacing one of the same name.
 
         Args:
-            name: of its file, ending in `.json`.
+            name: file name, ending in `.json`.
         """
         self.client.log_text(run_id, json.dumps({"columns": list(columns), "data": rows}, ensure_ascii=False), name)
         tables = json.loads(self.client.get_run(run_id).data.tags.get(TABLES_TAG, "[]"))
@@ -303,10 +294,9 @@ class Tracking:
 
     @contextmanager
     def system_metrics(self, run_id: str, seconds: float = SYSTEM_SECONDS) -> Iterator[None]:
-        """Inside, MLflow looks at processors, memory, disk and network every few seconds and notes it beside a run.
+        """Log metrics of processors, memory, disk and network to a run while the context is open.
 
-        After an interruption the numbers go on where they ended. They are a look from outside: without psutil, or with
-        an MLflow that does not answer, there are none, and everything else goes on.
+        Steps continue after an interruption. Without psutil, or when MLflow does not answer, nothing is logged.
         """
         monitor = self._monitor(run_id, seconds)
         if monitor is None:
@@ -316,13 +306,12 @@ class Tracking:
         try:
             yield
         finally:
-            # its last words go over a network that may be gone
+            # in a thread with a time limit: the network may be gone
             ending = threading.Thread(target=monitor.finish, name="end of system metrics", daemon=True)
             ending.start()
             ending.join(ENDING_SECONDS)
 
     def _monitor(self, run_id: str, seconds: float) -> Any:
-        """MLflow's monitor of the machine; None where there cannot be one."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -332,7 +321,7 @@ class Tracking:
             return None
 
         class Monitor(SystemMetricsMonitor):
-            """Leaves out the first reading of the processors' load, which is always 0."""
+            """Omits the first reading of the processors' load, which is always 0."""
 
             read_before = False
 
@@ -350,7 +339,7 @@ class Tracking:
             return None
 
     def log_datasets(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
-        """Tie a dataset to a run, once."""
+        """Log a dataset as input of a run, once."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = self.client.get_run(run_id).inputs.dataset_inputs
@@ -375,12 +364,12 @@ class Tracking:
         digest: str,
         location: str,
     ) -> None:
-        """Tie figures to a run, a logged model and the dataset that they were measured on, each once.
+        """Log metrics of a run, tied to a logged model and a dataset, each once.
 
         Args:
-            model_id: of the logged model, whose page shows them; empty where there is none.
-            step: of the training, at whose curve's end they stand.
-            name, digest, location: of the dataset.
+            model_id: id of the logged model, or empty.
+            step: last step of the training.
+            name, digest, location: the dataset that they were measured on.
         """
         from mlflow.entities import Metric
 
@@ -411,15 +400,12 @@ class Tracking:
 
 
 class PointBuffer:
-    """Collects points and writes them now and then, each once, even after a resume.
-
-    MLflow is a projection: while it does not answer, points wait and the training goes on. Writing them takes it 13 ms,
-    however few they are.
+    """Buffers points and writes each once, also after a resume; keeps them while MLflow does not answer.
 
     Args:
-        tracking: where to.
+        tracking: the MLflow to write to.
         run_id: the training's run.
-        seconds: longest time a point waits.
+        seconds: longest time that a point is buffered.
     """
 
     def __init__(self, tracking: Tracking, run_id: str, seconds: float) -> None:
@@ -433,7 +419,7 @@ class PointBuffer:
         self._not_before = self._flushed
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of one step; those MLflow holds from before a kill are left out."""
+        """Buffer the metrics of one step, except those written before a kill."""
         self._points.extend(
             (key, step, float(value)) for key, value in metrics.items() if step > self._written.get(key, -1)
         )
@@ -441,11 +427,11 @@ class PointBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, as far as MLflow takes it."""
+        """Write the buffered points, unless MLflow does not answer."""
         began = time.monotonic()
         if began < self._not_before:
             return
-        # what failed may have been written in part
+        # the write that failed may have been done in part
         write = self._tracking.log_missing if self._failed else self._tracking.log_points
         if self._attempt(lambda: write(self._run_id, self._points)):
             self._points = []
@@ -454,11 +440,11 @@ class PointBuffer:
         self._flushed = time.monotonic()
 
     def fail(self) -> None:
-        """Write what waits and mark the run as failed, as far as MLflow takes it."""
+        """Write the buffered points and mark the run as failed, if MLflow answers."""
         self._end("FAILED")
 
     def stop(self) -> None:
-        """Write what waits and mark the run as killed, to be gone on with, as far as MLflow takes it."""
+        """Write the buffered points and mark the run as killed, to be resumed, if MLflow answers."""
         self._end("KILLED")
 
     def _end(self, status: str) -> None:
@@ -466,7 +452,6 @@ class PointBuffer:
         self._attempt(lambda: self._tracking.finish(self._run_id, status))
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Whether MLflow did it; the first time that it does not is told."""
         from mlflow.exceptions import MlflowException
 
         try:

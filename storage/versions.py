@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 from storage.errors import Unreachable, UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG
+from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, model_name
 
 ANSWER_SECONDS = 5.0
 _DELETED = "Deleted_Internal"  # MLflow keeps the rows of deleted versions under this stage
@@ -47,11 +47,6 @@ class RegisteredVersion:
     checkpoint: ArtifactRef
     tags: Mapping[str, str]
     aliases: tuple[str, ...]
-
-
-def model_name(corpus: str) -> str:
-    """Return the name of the registered model of a corpus."""
-    return MODEL_NAME if corpus == "default" else f"{MODEL_NAME}-{corpus}"
 
 
 def registered_versions(home: Home) -> list[RegisteredVersion]:

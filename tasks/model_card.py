@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.registry import MODEL_NAME
 from storage.store import Store
 from tasks.bundle import WEIGHTS_FILE
 from tasks.evaluation.sums import baselines_of
@@ -24,6 +23,7 @@ def model_card(
     checkpoint: ArtifactRef,
     evaluation: ArtifactRef,
     verdicts: Sequence[Verdict],
+    name: str,
     links: Mapping[str, str] | None = None,
 ) -> str:
     """Description of a version, in Markdown.
@@ -31,6 +31,7 @@ def model_card(
     Args:
         evaluation: the figures that it was registered with.
         verdicts: of the gates.
+        name: of the registered model.
         links: addresses by what they lead to.
     """
     made, found = manifest_of(store, checkpoint), read_evaluation(store, evaluation)
@@ -42,7 +43,7 @@ def model_card(
         *_gates(verdicts),
         *_data(store, checkpoint, curated),
         *_limits(found, corpus_facts(store, curated)),
-        *_use(),
+        *_use(name),
         *_lineage(store, made, evalset, links or {}),
     ]
     return "\n".join(parts) + "\n"
@@ -136,9 +137,9 @@ def _weakest(slices: Sequence[Slice]) -> list[Slice]:
     return sorted(chosen, key=lambda item: -item.sums.bits_per_byte)[:_SLICES]
 
 
-def _use() -> Iterator[str]:
+def _use(name: str) -> Iterator[str]:
     yield from ("", "### Use", "", "```python", "import mlflow")
-    yield f'model = mlflow.pyfunc.load_model("models:/{MODEL_NAME}@champion")'
+    yield f'model = mlflow.pyfunc.load_model("models:/{name}@champion")'
     yield 'model.predict(["Once"], params={"max_new_tokens": 40, "temperature": 0.8})'
     yield "```"
 

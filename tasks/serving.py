@@ -20,7 +20,6 @@ from typing import Any
 import mlflow
 from mlflow.exceptions import MlflowException
 
-DEFAULTS = {"max_new_tokens": 64, "temperature": 0.8, "top_k": 0, "top_p": 0.95, "seed": 0}
 DETAILS = "details"  # the parameter that is no setting of generation
 PROMPT_COLUMN = "prompt"
 
@@ -65,7 +64,7 @@ def settings_of(params: dict[str, Any] | None) -> dict[str, Any]:
     Raises:
         ValueError: for a bias that is no JSON object.
     """
-    settings = {**DEFAULTS, **{name: value for name, value in (params or {}).items() if value is not None}}
+    settings = {name: value for name, value in (params or {}).items() if value is not None}
     settings.pop(DETAILS, None)
     bias = settings.pop("logit_bias", None) or "{}"
     try:

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from storage.atomic import write_file
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.lineage import location_of, manifest_of
@@ -24,7 +26,7 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import COUNTS_FILE, HISTORY
 from storage.store import Store
 from storage.tables import read_rows, write_table
-from storage.tracking import Tracking
+from storage.tracking import CORPUS_TAG, Tracking
 from tasks.blame import name_documents
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.launch import Callbacks, Job, Launched, launch
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sheepfold")
 
 HISTORY_FILE = "history.parquet"
+ATTEMPT_FILE = "attempt"  # in the scratch folder, which a refreshed training does not share with the first one
+ATTEMPT_MODE = "attempt"  # in the manifest
 PRESET_BATCH = 8  # sequences; where the shape is chosen, the batch is, too
 CHECKPOINT_SECONDS = 2.0  # a kill costs about so much training, more where a network is large and slow to save
 COUNTED_AT_ONCE = 2**16  # positions of the order, of which an epoch may have more than memory holds
@@ -169,14 +173,38 @@ def _flat(settings: TrainStageSettings) -> dict[str, Any]:
     }
 
 
-def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[str, str]) -> str:
-    """Make MLflow hold the whole curve of a finished training and its dataset, and say so; returns the run's id.
+def attempt_of(scratch: Path) -> str:
+    """Return the id of the training attempt in a scratch folder; it is kept there, so that a resume has the same."""
+    path = scratch / ATTEMPT_FILE
+    if not path.exists():
+        write_file(path, uuid.uuid4().hex.encode())
+    return path.read_text()
 
-    MLflow is a projection of the store: a run that a kill left unfinished, or that was lost, is completed from the
-    artefact. Nothing is written when all is there.
+
+def run_name(settings: TrainStageSettings, corpus: str) -> str:
+    """Return the name of a training's MLflow run: corpus, preset or number of parameters, steps.
+
+    Args:
+        corpus: empty if it is not known.
+    """
+    from model import PRESETS, ModelConfig, count_parameters
+    from model.presets import preset
+
+    network = settings.model
+    presets = (name for name in PRESETS if preset(name, network["vocab_size"]).to_dict() == network)
+    size = f"{count_parameters(ModelConfig.from_dict(network))['total']:,} parameters"
+    parts = (corpus, next(presets, size), f"{settings.train['max_steps']:,} steps")
+    return " · ".join(part for part in parts if part)
+
+
+def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[str, str]) -> str:
+    """Complete the MLflow run of a finished training from its artefact and mark it as finished; returns the run's id.
+
+    Nothing is written where nothing is missing.
     """
     settings, folder = TrainStageSettings(**manifest.settings), store.folder(manifest.ref)
-    run_id = tracking.ensure_run(manifest.key, f"train-{manifest.key[:8]}", _flat(settings), tags)
+    name, attempt = run_name(settings, tags.get(CORPUS_TAG, "")), manifest.modes.get(ATTEMPT_MODE, "")
+    run_id = tracking.ensure_run(manifest.key, name, _flat(settings), tags, attempt)
     (dataset,) = manifest.input_refs("dataset")
     tracking.log_datasets(run_id, "dataset", dataset.digest, location_of(store, dataset), "training")
     points = [(row["metric"], row["step"], row["value"]) for row in read_rows(folder / HISTORY_FILE)]
@@ -302,9 +330,12 @@ def train(
 
     network = ModelConfig.from_dict(settings.model)
     work.seed(settings.train["seed"])
-    execution = execution or ExecutionSettings()
+    execution, tags = execution or ExecutionSettings(), dict(tags or {})
     tracking = Tracking(work.home)
-    run_id = tracking.ensure_run(work.key, f"train-{work.key[:8]}", _flat(settings), dict(tags or {}))
+    attempt = attempt_of(work.scratch)
+    name = run_name(settings, tags.get(CORPUS_TAG, ""))
+    run_id = tracking.ensure_run(work.key, name, _flat(settings), tags, attempt)
+    work.modes[ATTEMPT_MODE] = attempt
     tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
     watch = Watch(
         work.scratch,

@@ -26,9 +26,8 @@ def clear_pages(home: Home, trainings: Collection[str]) -> None:
     from tasks.train_report.watch import SAMPLES_FILE
 
     tracking = Tracking(home)
-    for key in sorted(tracking.train_keys().intersection(trainings)):
-        run_id = tracking.find_run(key)
-        if run_id is not None:
+    for key in sorted(trainings):
+        for run_id in tracking.runs(key):
             tracking.remove_files(run_id, (*PAGES, SAMPLES_FILE))
 
 
@@ -40,7 +39,7 @@ def show_samples(home: Home, store: Store, trainings: Collection[str]) -> None:
     from tasks.train_report.watch import sync_samples
 
     tracking = Tracking(home)
-    for key in sorted(tracking.train_keys().intersection(trainings)):
-        run_id, training = tracking.find_run(key), store.find(TRAIN, key)
-        if run_id is not None and training is not None:
-            sync_samples(tracking, run_id, store.folder(training.ref))
+    for key in sorted(trainings):
+        runs, training = tracking.runs(key), store.find(TRAIN, key)
+        if runs and training is not None:
+            sync_samples(tracking, runs[-1], store.folder(training.ref))

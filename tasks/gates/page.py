@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registered import Registered
+from storage.registry import ModelVersion
 from storage.store import Store
 from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
 from tasks.evaluation_report import charts
@@ -54,7 +54,7 @@ class GateFigures:
     version: str
     verdicts: Sequence[Verdict]
     comparison: Comparison | None
-    versions: Sequence[Registered]
+    versions: Sequence[ModelVersion]
     names: Mapping[str, str]
 
     @property
@@ -69,7 +69,7 @@ class GateFigures:
 
 
 def collect_gates(
-    store: Store, gates: ArtifactRef, version: str, versions: Sequence[Registered], names: Mapping[str, str]
+    store: Store, gates: ArtifactRef, version: str, versions: Sequence[ModelVersion], names: Mapping[str, str]
 ) -> GateFigures:
     """Read what the page shows.
 
@@ -224,6 +224,6 @@ def _versions_section(figures: GateFigures) -> str:
     return section("versions", "Versions", why, scrolled(table(head, rows, ""), "Versions", tall=len(rows) > 20))
 
 
-def _registered_bits(item: Registered) -> str:
+def _registered_bits(item: ModelVersion) -> str:
     value = item.tags.get(_BITS)
     return "–" if value is None else f"{float(value):.4f}"

@@ -179,7 +179,7 @@ def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path,
     assert found["metrics"]["exam/exact_match/accuracy"] == 0
     assert Path(found["answers"]).is_file()
     assert "guessing" in invoke(home, "evaluate", "--tasks", str(file)).stdout
-    registry = Registry(Tracking(Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")))
+    registry = Registry(Tracking(Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")), "default")
     champion = registry.by_alias("champion")
     assert champion is not None
     points = registry.client.get_logged_model(champion.model_id).metrics or []

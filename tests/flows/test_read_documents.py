@@ -53,7 +53,7 @@ def home(trained: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home
 
 def figures(home: Home) -> dict[str, float]:
     """What stands at the champion's page in MLflow, each figure at its latest."""
-    registry = Registry(Tracking(home))
+    registry = Registry(Tracking(home), "default")
     champion = registry.by_alias(CHAMPION)
     assert champion is not None
     points = registry.client.get_logged_model(champion.model_id).metrics or []

@@ -55,7 +55,7 @@ def test_two_runs_that_begin_at_once_make_each_artefact_once_and_one_version(tmp
     assert one["model"]["version"] == other["model"]["version"] == "1"
     assert one["metrics"] == other["metrics"] == alone["metrics"]
     tracking = Tracking(Home(tmp_path / "home", "", f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}"))
-    (version,) = Registry(tracking).versions()
+    (version,) = Registry(tracking, "default").versions()
     assert version.aliases == ("champion",)
     (run,) = tracking.client.search_runs([tracking.experiment_id])
     steps = [point.step for point in tracking.client.get_metric_history(run.info.run_id, "train/loss")]

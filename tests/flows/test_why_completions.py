@@ -126,8 +126,8 @@ def test_looking_for_a_completion_makes_no_database(home: Home) -> None:
 
 
 def test_a_model_version_comes_before_a_completion_of_that_name(home: Home) -> None:
-    registry = Registry(Tracking(home))
-    registry.by_digest("none yet")
+    registry = Registry(Tracking(home), "default")
+    registry.client.create_registered_model(MODEL_NAME)
     tags = {STAGE_TAG: "generate", KEY_TAG: OLD, DIGEST_TAG: OLD}
     registry.client.create_model_version(MODEL_NAME, source=str(home.path / "nowhere"), tags=tags)
     found = explain(home, open_store(home.store), "1", "default")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def registry(tracking: Tracking) -> Registry:
-    return Registry(tracking)
+    return Registry(tracking, "default")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run_id(tracking: Tracking) -> str:
 
 def add_version(registry: Registry, run_id: str, digest: str) -> ModelVersion:
     """A version with the tags that `Registry.register` gives it, and no files."""
-    registry.by_digest("")  # makes the registered model
+    registry._ensure_model()
     tags = {DIGEST_TAG: digest, KEY_TAG: f"key of {digest}", STAGE_TAG: "train"}
     created = registry.client.create_model_version(MODEL_NAME, source=f"runs:/{run_id}/none", run_id=run_id, tags=tags)
     found = registry.by_number(str(created.version))
@@ -62,7 +62,7 @@ def test_of_two_versions_with_the_same_weights_the_first_is_found(registry: Regi
 def test_a_version_names_the_logged_model_behind_it(registry: Registry, run_id: str) -> None:
     client(registry.tracking.home)  # other tests of this process have databases of their own
     logged = registry.client.create_logged_model(registry.tracking.experiment_id, name="logged")
-    registry.by_digest("")
+    registry._ensure_model()
     created = registry.client.create_model_version(MODEL_NAME, source=f"models:/{logged.model_id}", run_id=run_id)
     found = registry.by_number(str(created.version))
     assert found is not None and found.model_id == logged.model_id
@@ -100,7 +100,7 @@ def test_an_alias_can_be_dropped_twice(registry: Registry, run_id: str) -> None:
 def test_tags_of_a_version_are_added_to_those_it_has(registry: Registry, run_id: str) -> None:
     digest = uuid.uuid4().hex
     version = add_version(registry, run_id, digest)
-    registry.tag(version.version, {"sheepfold.bits_per_byte": "2.5"})
+    registry.set_tags(version, {"sheepfold.bits_per_byte": "2.5"})
     found = registry.by_digest(digest)
     assert found is not None
     assert found.tags == {**version.tags, "sheepfold.bits_per_byte": "2.5"}

@@ -81,14 +81,14 @@ def test_asking_for_a_run_again_gives_the_same_run_with_the_same_parameters(
     tracking: Tracking, key: str, run_id: str
 ) -> None:
     again = tracking.ensure_run(key, "other name", {"model.n_layer": 3}, {"prefect.flow_run_id": "second"})
-    assert again == run_id == tracking.find_run(key)
+    assert again == run_id and tracking.runs(key) == [run_id]
     data = tracking.client.get_run(run_id).data
     assert data.params == {"model.n_layer": "2"}
     assert data.tags[KEY_TAG] == key and data.tags["prefect.flow_run_id"] == "second"
 
 
 def test_an_unknown_training_has_no_run(tracking: Tracking, key: str) -> None:
-    assert tracking.find_run(key) is None
+    assert tracking.runs(key) == []
 
 
 def test_parameters_that_a_kill_left_out_are_written_when_the_run_is_asked_for_again(
@@ -100,8 +100,7 @@ def test_parameters_that_a_kill_left_out_are_written_when_the_run_is_asked_for_a
     with monkeypatch.context() as patch, pytest.raises(Cut):
         patch.setattr(tracking.client, "log_batch", cut)
         tracking.ensure_run(key, "train-test", {"model.n_layer": 2}, {})
-    run_id = tracking.find_run(key)
-    assert run_id is not None
+    (run_id,) = tracking.runs(key)
     assert tracking.ensure_run(key, "train-test", {"model.n_layer": 2}, {}) == run_id
     assert tracking.client.get_run(run_id).data.params == {"model.n_layer": "2"}
 

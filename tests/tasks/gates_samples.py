@@ -6,10 +6,14 @@ import math
 
 from evaluation_report_samples import CHECKPOINT, HOSTILE, pair
 
-from storage.registered import Registered
+from storage.registry import ModelVersion
 from tasks.gates.definitions import GATES
 from tasks.gates.page import GateFigures
 from tasks.gates.verdicts import Verdict
+
+
+def version(number: str, tags: dict[str, str]) -> ModelVersion:
+    return ModelVersion("sheepfold", number, "", CHECKPOINT, tags, ())
 
 
 def rich() -> GateFigures:
@@ -20,9 +24,9 @@ def rich() -> GateFigures:
     verdicts[6] = Verdict("size_mb", "skipped", 12.5, None, "the weights take 12.5 MB; no limit is set")
     tags = {"sheepfold.bits_per_byte": "2.100000", "sheepfold.gates": "failed: worst_slice"}
     versions = [
-        Registered("1", CHECKPOINT, tags={**tags, "sheepfold.withdrawn": f"it swears {HOSTILE}"}),
-        Registered("2", CHECKPOINT, tags={"sheepfold.gates": "passed"}),
-        Registered("3", CHECKPOINT, tags={**tags, "sheepfold.verdict": f"source {HOSTILE} is worse"}),
+        version("1", {**tags, "sheepfold.withdrawn": f"it swears {HOSTILE}"}),
+        version("2", {"sheepfold.gates": "passed"}),
+        version("3", {**tags, "sheepfold.verdict": f"source {HOSTILE} is worse"}),
     ]
     return GateFigures("3", verdicts, pair().comparison, versions, {"champion": "2", "challenger": "3"})
 
@@ -30,4 +34,4 @@ def rich() -> GateFigures:
 def bare() -> GateFigures:
     """The first version, with no champion to compare with and no name."""
     verdicts = [Verdict(gate.name, "skipped", None, None, "nothing is known") for gate in GATES]
-    return GateFigures("1", verdicts, None, [Registered("1", CHECKPOINT)], {})
+    return GateFigures("1", verdicts, None, [version("1", {})], {})

@@ -125,7 +125,7 @@ def test_it_is_no_version_and_not_the_training_that_promotion_takes(tiny: Ran, h
     from storage.registry import Registry
     from storage.tracking import Tracking
 
-    assert Registry(Tracking(home)).versions() == []
+    assert Registry(Tracking(home), "default").versions() == []
     store = open_store(home.store)
     assert read_state(store, "default")["train"] == [tiny.checkpoint]
     assert verify_home(home, open_store(home.store), "default")["ok"]

@@ -112,7 +112,7 @@ def test_a_challenger_stands_beside_the_champion_that_it_met(home: Home, tiny: R
 def test_figures_stand_at_the_model_with_the_evaluation_set(home: Home, worse: Ran) -> None:
     assert worse.metrics is not None and worse.checkpoint is not None
     with direct_session(home) as session:
-        version = Registry(session.resources.tracking).by_digest(worse.checkpoint.digest)
+        version = Registry(session.resources.tracking, "default").by_digest(worse.checkpoint.digest)
         assert version is not None
         points = session.resources.tracking.client.get_logged_model(version.model_id).metrics or []
     held = {(point.key, point.value, point.dataset_name, point.dataset_digest) for point in points}

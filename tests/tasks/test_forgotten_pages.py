@@ -67,7 +67,7 @@ def home(tmp_path: Path, empty_tracking: Path) -> Home:
 def beside(home: Home) -> dict[str, set[str]]:
     """Names of the files beside each training's run."""
     tracking = Tracking(home)
-    runs = {name: tracking.find_run(sha256_json(["train", name])) for name in ("own", "measured", "third")}
+    runs = {name: tracking.runs(sha256_json(["train", name]))[0] for name in ("own", "measured", "third")}
     return {
         name: {entry.path for entry in tracking.client.list_artifacts(run_id)}
         for name, run_id in runs.items()

@@ -29,8 +29,8 @@ def test_they_are_those_of_its_last_judgement(
     (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
     settings, checkpoint = tiny_settings(*assignments), artifact(tiny.checkpoint)
     with direct_session(home) as session:
-        assert judged_by(session.store, version_of(session, checkpoint)) == EvaluationSettings()
+        assert judged_by(session.store, "default", version_of(session, checkpoint)) == EvaluationSettings()
         promote_model(session, checkpoint, artifact(tiny.evaluation))
         made, _ = pipeline.evaluate_model(session, checkpoint, tiny.prepared.evalset, settings.evaluate)
         promote_model(session, checkpoint, artifact(made), settings)
-        assert judged_by(session.store, version_of(session, checkpoint)) == settings.evaluate
+        assert judged_by(session.store, "default", version_of(session, checkpoint)) == settings.evaluate

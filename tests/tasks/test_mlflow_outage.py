@@ -163,7 +163,7 @@ def test_what_is_asked_for_again_because_the_answer_was_lost_is_there_once(
             promote_model(session, ran.checkpoint, artifact(ran.evaluation))
         tracking = Tracking(home)
         runs = tracking.client.search_runs([tracking.experiment_id])
-        versions = Registry(tracking).versions()
+        versions = Registry(tracking, "default").versions()
     finally:
         proxy.close()
         server.kill()

@@ -60,14 +60,14 @@ def test_what_leads_nowhere_is_told_in_a_sentence(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UnknownModel, match="no model"):
-        resolve_version(Registry(session.resources.tracking), name)
+        resolve_version(Registry(session.resources.tracking, "default"), name)
     if name:
         with pytest.raises(UnknownModel, match="no model"):
             checkpoint_of(session, name)
 
 
 def test_every_way_to_name_a_registered_model_leads_to_it(session: Session) -> None:
-    registry = Registry(session.resources.tracking)
+    registry = Registry(session.resources.tracking, "default")
     version = resolve_version(registry, "champion")
     names = ["1", "models:/sheepfold/1", "models:/sheepfold@champion", version.run_id]
     assert [resolve_version(registry, name) for name in names] == [version] * 4

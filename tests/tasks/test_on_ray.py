@@ -20,7 +20,7 @@ from flows import pipeline
 from storage.errors import UserError
 from storage.home import Home
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.promotion import Promotion
+from tasks.registry.promote import Promotion
 
 NODES = 2
 

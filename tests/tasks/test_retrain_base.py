@@ -16,7 +16,7 @@ from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.ingest.sources.resolve import resolve_sources
-from tasks.promotion import Promotion
+from tasks.registry.promote import Promotion
 from tasks.settings import load_settings, parse_assignments
 
 # the network is that of the champion, so it is not asked for again

@@ -82,7 +82,7 @@ def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Pat
 def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> None:
     tracking = Tracking(runs.first.session.home)
     assert runs.first.checkpoint is not None
-    run_id = tracking.find_run(runs.first.checkpoint.key)
+    (run_id,) = tracking.runs(runs.first.checkpoint.key)
     assert run_id is not None
     (tmp_path / "report.md").write_text("a report")
     tracking.log_file(run_id, tmp_path / "report.md")

@@ -20,7 +20,8 @@ from tasks.session import artifact
 from tiny_run import Ran, copy_of_store, direct_session
 
 from storage.home import Home
-from storage.registry import PARAMETERS, Registry
+from storage.registry import Registry
+from tasks.registry.bundle import served_parameters
 from tasks.settings import GenerateSettings
 
 ASK = """
@@ -202,7 +203,7 @@ def test_a_bad_parameter_is_refused_by_its_name(answers: dict[str, Any], name: s
 
 def test_a_request_may_set_all_that_a_generation_has(tiny: Ran) -> None:
     sampling = json.loads(json.dumps(GenerateSettings().sampling()))
-    offered = {name: default for name, (_, default) in PARAMETERS.items() if name != "details"}
+    offered = {name: default for name, (_, default) in served_parameters().items() if name != "details"}
     assert offered == {**sampling, "logit_bias": ""}
 
 
@@ -291,10 +292,10 @@ def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, 
     evalset = artifact(tiny.prepared.evalset)
     shutil.copytree(Path(served_home.store) / "evalset", tmp_path / "store" / "evalset")
     with direct_session(empty) as session:
-        registry = Registry(session.resources.tracking)
+        registry = Registry(session.resources.tracking, "default")
         champion = registry.by_alias("champion")
         assert champion is not None
-        checkpoint = version_checkpoint(session, registry, champion)
+        checkpoint = version_checkpoint(session, champion)
         assert checkpoint.stage == "bundle"
         found = session.run(evaluate, EvaluateSettings(), checkpoint=checkpoint, evalset=evalset)
         known = {name: value for name, value in (tiny.metrics or {}).items() if "ngram" not in name}  # its text is gone

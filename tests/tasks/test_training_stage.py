@@ -87,7 +87,7 @@ def kept_points(folder: Path) -> list[tuple[str, int]]:
 
 def run_of(session: Session, checkpoint: ArtifactRef) -> Any:
     tracking = session.resources.tracking
-    return tracking.client.get_run(tracking.find_run(checkpoint.key))
+    return tracking.client.get_run(tracking.runs(checkpoint.key)[-1])
 
 
 def bits(session: Session, checkpoint: ArtifactRef) -> bytes:

@@ -114,7 +114,7 @@ class Trainings:
         assert not [path for path in (self.box.home.path / "store" / ".work").rglob("*") if path.is_file()]
         address = self.box.run("status")["mlflow_tracking_uri"]
         tracking = Tracking(Home(self.box.home.path, "", address))
-        versions = Registry(tracking).versions()
+        versions = Registry(tracking, "default").versions()
         assert {version.checkpoint.key for version in versions} == _of(expected, "train")
         assert len(versions) == len(self.runs)
         aliases = Counter(alias for version in versions for alias in version.aliases)

@@ -12,14 +12,13 @@ from tasks.session import Session, artifact
 from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
 
 from storage.manifest import ArtifactRef
-from storage.registered import noted_names, noted_versions
-from storage.registry import MODEL_NAME, Registry
+from storage.registry import MODEL_NAME, Models, Registry, read_models
 from storage.tables import read_columns
 from tasks.gates.verdicts import Outcome, Verdict
 from tasks.model_card import model_card
 from tasks.pages.markdown import plain
-from tasks.promotion import Promotion, Rival, decide
-from tasks.registration import DECIDES, prepare_bundle, requirements
+from tasks.registry.bundle import prepare_bundle, requirements
+from tasks.registry.promote import DECIDES, Promotion, Rival, decide
 
 
 def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdict]:
@@ -57,8 +56,7 @@ class Names:
     aliases: dict[str, str]
     tags: dict[str, str]
     card: str
-    book: dict[str, dict[str, str]]
-    booked_names: dict[str, str]
+    record: Models
 
 
 @dataclass
@@ -75,15 +73,14 @@ class History:
 
 
 def read_names(session: Session, done: Promotion) -> Names:
-    registry = Registry(session.resources.tracking)
+    registry = Registry(session.resources.tracking, "default")
     found = registry.client.search_model_versions(f"name = '{MODEL_NAME}'")
     model = registry.client.get_registered_model(MODEL_NAME)
     version = registry.by_number(done.version.version)
     assert version is not None
     aliases = {name: str(number) for name, number in model.aliases.items()}
-    book = {item.version: dict(item.tags) for item in noted_versions(session.store)}
-    card = registry.description(version.version)
-    return Names(done, len(found), aliases, version.tags, card, book, noted_names(session.store))
+    card = registry.client.get_model_version(MODEL_NAME, version.version).description or ""
+    return Names(done, len(found), aliases, version.tags, card, read_models(session.store, "default"))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +119,7 @@ def test_a_better_model_is_champion_and_the_old_one_previous(history: History) -
 def test_promoting_again_changes_nothing(history: History, name: str) -> None:
     once, again = getattr(history, name), getattr(history, f"{name}_again")
     assert (again.versions, again.aliases, again.tags) == (once.versions, once.aliases, once.tags)
-    assert (again.card, again.book) == (once.card, once.book)
+    assert (again.card, again.record) == (once.card, once.record)
     assert again.done.verdicts == once.done.verdicts
     assert not again.done.moved
     assert again.done.alias == once.done.alias
@@ -175,14 +172,17 @@ def test_the_card_says_what_it_is_how_good_judged_how_made_from_what_and_what_it
 def test_the_card_leads_to_the_pages_of_what_trained_it(tiny: Ran) -> None:
     assert tiny.checkpoint is not None and tiny.evaluation is not None
     links = {"the flow run in Prefect": "http://127.0.0.1:4200/runs/flow-run/1"}
-    card = model_card(tiny.session.store, tiny.checkpoint, tiny.evaluation, verdicts(), links)
+    card = model_card(tiny.session.store, tiny.checkpoint, tiny.evaluation, verdicts(), "sheepfold-other", links)
     assert "[the flow run in Prefect](http://127.0.0.1:4200/runs/flow-run/1)" in card
+    assert "models:/sheepfold-other@champion" in card
 
 
-def test_the_store_keeps_a_book_of_versions_and_names(history: History) -> None:
-    assert history.tiny_later.booked_names == history.tiny_later.aliases
-    assert list(history.tiny_later.book) == ["1", "2", "3"]
-    assert history.tiny_later.book["1"] == history.tiny_later.tags
+def test_the_store_records_the_models_in_order_and_their_aliases(history: History) -> None:
+    record, made = history.tiny_later.record, (history.tiny, history.worse, history.better)
+    digests = [names.done.version.checkpoint.digest for names in made]
+    assert list(record.models) == digests
+    assert record.aliases == {alias: digests[int(n) - 1] for alias, n in history.tiny_later.aliases.items()}
+    assert record.models[digests[0]].tags.items() <= history.tiny_later.tags.items()
 
 
 def test_a_bundle_holds_the_weights_and_the_code_and_nothing_of_the_store(tiny: Ran, tmp_path: Path) -> None:

@@ -15,15 +15,13 @@ from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_setting
 from flows import actions
 from storage.errors import UserError
 from storage.home import Home
-from storage.registered import noted_names
-from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry
+from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, read_models
 from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.gates.page import collect_gates, gates_page
 from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
-from tasks.promotion import ChampionChanged, Promotion, promote
-from tasks.rollback import roll_back
+from tasks.registry.promote import ChampionChanged, Promotion, promote, roll_back
 
 WORSE = ("train.max_steps=2",)
 
@@ -59,10 +57,10 @@ def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_stays_unti
             "model version 1, which is champion, was trained on documents of this evaluation set; its figures on it "
             "would say nothing, so the two were not compared and it stays champion"
         ]
-        registry = Registry(session.resources.tracking)
-        assert registry.names() == {CHAMPION: "1", CHALLENGER: "2"}
+        registry = Registry(session.resources.tracking, "default")
+        assert registry.aliases() == {CHAMPION: "1", CHALLENGER: "2"}
         roll_back(session.store, registry, "another split", to="2")
-        assert registry.names()[CHAMPION] == "2"
+        assert registry.aliases()[CHAMPION] == "2"
 
 
 def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_source: Path, home: Home) -> None:
@@ -72,7 +70,7 @@ def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_s
         evaluation, _ = evaluate_model(session, tiny.checkpoint, other.prepared.evalset)
         with pytest.raises(UserError, match=r"was trained on documents of the evaluation set .* train on the present"):
             promote_model(session, tiny.checkpoint, artifact(evaluation))
-        assert Registry(session.resources.tracking).by_alias(CHAMPION) is None
+        assert Registry(session.resources.tracking, "default").by_alias(CHAMPION) is None
 
 
 def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
@@ -83,10 +81,10 @@ def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
     assert worse.evaluation is not None
     with direct_session(home) as session:
         promote_ran(session, tiny)
-        registry = Registry(session.resources.tracking)
+        registry = Registry(session.resources.tracking, "default")
         inputs = {"checkpoint": worse.checkpoint, "evaluation": worse.evaluation}
         judged = artifact(session.run(gates, GateSettings(), **inputs))
-        with pytest.raises(ChampionChanged, match="version 1 is champion, but none was measured"):
+        with pytest.raises(ChampionChanged, match="version 1 is champion, but none was evaluated"):
             promote(session.store, registry, "", worse.checkpoint, worse.evaluation, judged, None)
         assert registry.by_digest(worse.checkpoint.digest) is None
 
@@ -107,7 +105,7 @@ def test_a_champion_of_another_process_is_measured_before_names_move(
         done = promote_ran(session, worse)
         assert [item.alias for item in overtaken] == [CHAMPION]
         assert done.alias == CHALLENGER
-        champion = Registry(session.resources.tracking).by_alias(CHAMPION)
+        champion = Registry(session.resources.tracking, "default").by_alias(CHAMPION)
     assert champion is not None
     assert tiny.checkpoint is not None
     assert champion.checkpoint.digest == tiny.checkpoint.digest
@@ -120,13 +118,15 @@ def test_of_two_promotions_at_once_the_better_model_is_champion(tiny: Ran, tiny_
         with direct_session(home) as session:
             return promote_ran(session, ran)
 
-    Registry(Tracking(home)).by_digest("")  # the database and the model are there; which version is first is open
+    Tracking(home)  # creates the database; which version is first is open
     with ThreadPoolExecutor(2) as threads:
         done = list(threads.map(promote_alone, (worse, tiny)))
     assert {item.version.version for item in done} == {"1", "2"}
     assert done[1].alias == CHAMPION
-    names = Registry(Tracking(home)).names()
+    names = Registry(Tracking(home), "default").aliases()
     assert names[CHAMPION] == done[1].version.version
     other = PREVIOUS if done[0].alias == CHAMPION else CHALLENGER
     assert names == {CHAMPION: done[1].version.version, other: done[0].version.version}
-    assert noted_names(open_store(home.store)) == names
+    digests = {item.version.version: item.version.checkpoint.digest for item in done}
+    recorded = read_models(open_store(home.store), "default").aliases
+    assert recorded == {alias: digests[number] for alias, number in names.items()}

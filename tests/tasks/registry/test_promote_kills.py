@@ -70,7 +70,7 @@ def promote(home: Home, ran: Ran) -> None:
 def names(home: Home) -> tuple[dict[str, str], list[dict[str, str]]]:
     """The aliases, and the tags of all versions."""
     with direct_session(home) as session:
-        registry = Registry(session.resources.tracking)
+        registry = Registry(session.resources.tracking, "default")
         aliases = registry.client.get_registered_model(MODEL_NAME).aliases
         return {name: str(version) for name, version in aliases.items()}, [one.tags for one in registry.versions()]
 

@@ -1,0 +1,1 @@
+"""The model registry: promotion, rollback and the served model."""

@@ -1,0 +1,38 @@
+"""Promotion and its result in a home of three models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flows.actions import promote_model
+from tasks.session import artifact
+from tiny_run import Ran, direct_session
+
+from storage.home import Home
+from storage.registry import Registry
+from storage.tracking import Tracking
+from tasks.registry.promote import Promotion
+
+WORSE = ("train.max_steps=2",)
+BETTER = ("train.max_steps=80", "train.lr=0.01")
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A home in which three models were promoted: 3 is champion, 1 was, 2 did not win.
+
+    Beside its registry lies `older.db`, which is the registry before the third.
+    """
+
+    home: Home
+    better: Ran
+
+
+def promote(home: Home, ran: Ran) -> Promotion:
+    assert ran.checkpoint is not None
+    with direct_session(home) as session:
+        return promote_model(session, ran.checkpoint, artifact(ran.evaluation))[0]
+
+
+def aliases(home: Home) -> dict[str, str]:
+    return Registry(Tracking(home), "default").aliases()
