@@ -349,7 +349,7 @@ def _refuse_failed(rows: list[dict[str, Any]]) -> None:
 _LOOKUPS: tuple[Callable[..., None], ...] = (sql, why, verify, status, sample, inspect, count)
 _UPKEEP: tuple[Callable[..., None], ...] = (forget, gc, compact, export, export_corpus, rollback, rebuild_tracking)
 for _command in (*_LOOKUPS, *_UPKEEP, up, down):
-    app.command()(_command)
+    app.command()(_command)  # type: ignore[type-var]
 app.command("import")(import_)
 
 

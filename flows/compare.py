@@ -24,16 +24,16 @@ from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
+from storage.schemas import GROUPS_FILE, SELECTION_FILE
 from storage.store import Store
 from storage.tables import stream_rows
 from tasks.ablation import AblateSettings, documents_of
 from tasks.ablation import ablate as ablate_stage
-from tasks.curate.curate import SELECTION_FILE
 from tasks.generation.prompts import read_prompts, sample_prompts
 from tasks.promotion import trained_on
 from tasks.run import Run
 from tasks.settings import Settings
-from tasks.tokens.dataset import GROUPS_FILE, DatasetIndexSettings, dataset
+from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.mix import MixSettings
 from tasks.training import TrainStageSettings, train
 

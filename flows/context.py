@@ -1,8 +1,8 @@
 """Run functions as Prefect flows.
 
 `@flow(Options)` declares a flow by its option model: the function takes the options, Prefect's form and the command
-line take their fields. `@subflow` makes a part of one show as a flow run of its own. Prefect is imported when a flow is run,
-so that plans and prompts at the keyboard start without it.
+line take their fields. `@subflow` makes a part of one show as a flow run of its own. Prefect is imported when a flow is
+run, so that plans and prompts at the keyboard start without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flows.embedded import EMBEDDED
 from flows.options import CorpusOptions, IngestOptions, Options
 from storage.errors import UserError
 from storage.home import Home, check_corpus_name
-from tasks.executor import in_flow, task_runner
+from tasks.executor import edge_from, in_flow, task_runner
 from tasks.ingest.records import Limits
 from tasks.machine import Machine
 from tasks.run import Run
@@ -140,13 +140,7 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
 
 def _after(run: Run) -> list[Any]:
     """Return the state of the subflow before, by which Prefect draws an edge from it."""
-    if run.last_subflow is None:
-        return []
-    from prefect.client.schemas.objects import StateDetails, StateType
-    from prefect.states import State
-
-    details = StateDetails(task_run_id=run.last_subflow)
-    return [State(type=StateType.COMPLETED, data=True, state_details=details)]
+    return [] if run.last_subflow is None else [edge_from(run.last_subflow)]
 
 
 def check_attempts() -> None:

@@ -95,8 +95,11 @@ def prefect_api(home: Home) -> Iterator[None]:
     """
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    # what a command has to say it says itself; Prefect's own log is kept with the flow run
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    # records go to the flow run's log, ours among them; the terminal shows what the command itself prints
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "sheepfold")
+    os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "7")  # the server may be started again meanwhile
     if configured_api_url() is not None:
         yield
         return

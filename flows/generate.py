@@ -13,9 +13,10 @@ from flows.options import GenerateOptions
 from flows.state import publish
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import COMPLETIONS_FILE
 from tasks.generation.prompts import Prompt, read_prompts, sample_prompts
 from tasks.generation.shards import cut_prompts
-from tasks.generation.stage import COMPLETIONS_FILE, JoinSettings, PromptsSettings, complete, joined, keep_prompts
+from tasks.generation.stage import JoinSettings, PromptsSettings, complete, joined, keep_prompts
 from tasks.generation.stage import generate as join_completions
 from tasks.run import Run
 from tasks.settings import Settings

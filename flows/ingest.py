@@ -16,19 +16,20 @@ from flows.state import publish
 from storage.digest import rows_digest
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import CUTS_FILE, DOCUMENTS_FILE, MEASURES_FILE, SCORES_FILE
 from storage.tables import read_columns, stream_rows
 from storage.tombstones import read_tombstones
 from tasks.apart import TABLE_BYTES_PER_FILE, WORTH_A_PROCESS
 from tasks.corpora.importing import SUFFIX, ImportSettings, cut_imports, import_index, import_segment
-from tasks.corpora.parts import Part, parts_of
+from tasks.corpora.parts import LINES, Part, parts_of
 from tasks.curate.classifier.examples import example_files
-from tasks.curate.classifier.stages import SCORES_FILE, ClassifierStageSettings, ScoreSettings, classifier, score
+from tasks.curate.classifier.stages import ClassifierStageSettings, ScoreSettings, classifier, score
 from tasks.curate.contamination import EvaluationSetSettings, evaluation_sets
-from tasks.curate.curate import CUTS_FILE, CurationSettings, curate
+from tasks.curate.curate import CurationSettings, curate
 from tasks.curate.dedup import evaluation_files
 from tasks.curate.duplicates import dedup
-from tasks.curate.measure import MEASURES_FILE, MeasureSettings, measure
-from tasks.curate.normalise import DOCUMENTS_FILE, normalise
+from tasks.curate.measure import MeasureSettings, measure
+from tasks.curate.normalise import normalise
 from tasks.curate.readiness import get_ready
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
 from tasks.executor import show_found
@@ -46,10 +47,10 @@ from tasks.ingest.segments import (
     segment_index,
     wants_retry,
 )
-from tasks.ingest.snapshot import CONTAINERS, ListedFile, Listing, list_files, refuse_large, snapshot
+from tasks.ingest.snapshot import CONTAINERS, ListedFile, Listing, list_files, snapshot
 from tasks.ingest.sources.documents import is_corpus
-from tasks.ingest.sources.hashing import HashMemo, digest_files
-from tasks.ingest.sources.resolve import list_sources, resolve_sources
+from tasks.ingest.sources.hashing import HashMemo
+from tasks.ingest.sources.resolve import resolve_sources, walk_sources
 from tasks.run import Run
 from tasks.settings import Settings
 from tasks.stage import Call, Stage
@@ -228,14 +229,20 @@ def _list(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], 
     run.forgotten = frozenset(forgotten.documents)
     own = [run.home.path, Path(run.home.store)]  # never documents
     run.home.create()
-    walked = list_sources(resolve_sources([source]), settings.sources, run.home.cache, exclude=own)
+    walked = walk_sources(
+        resolve_sources([source]),
+        settings.sources,
+        settings.extract.max_file_bytes,
+        run.home.cache,
+        HashMemo(run.home.hash_memo),
+        exclude=own,
+        fetch=not run.plan,
+    )
     if walked.n_ignored:
         run.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
-    files = refuse_large(walked.files, settings.extract.max_file_bytes)
-    digests = digest_files(files, HashMemo(run.home.hash_memo), workers=2)
-    found = zip(files, digests, strict=True)
-    locations = {digest: file.location for file, digest in found if isinstance(digest, str)}
-    return list_files(files, digests, forgotten.contents), locations
+    if walked.n_pending:
+        run.note(f"{walked.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them")
+    return list_files(walked.files, walked.digests, forgotten.contents), walked.locations
 
 
 def _extract(run: Run, files: Sequence[ListedFile], sources: Sources, settings: Settings) -> _Segments:
@@ -340,12 +347,16 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: Sources, settin
         return _Segments([], [], [], [])
     chosen = ImportSettings(settings.documents, settings.normalise.repair_mojibake, ())
     contents = dict.fromkeys(file.sha256 for file in files if file.sha256 is not None)
-    parts = [part for sha256 in contents for part in parts_of(sources.paths[sha256], sha256, run.home.cache)]
+    paths = sources.paths
+    parts = [Part(sha256, LINES) for sha256 in contents if sha256 not in paths]  # a plan fetches nothing
+    parts += [
+        part for sha256 in contents if sha256 in paths for part in parts_of(paths[sha256], sha256, run.home.cache)
+    ]
     located = {} if import_segment.name in run.refresh else import_index(run.store, chosen)
     located = {part: located[part] for part in parts if part in located}
     calls = []
     for cut in cut_imports((part for part in parts if part not in located), dict(sources.sizes)):
-        locations = [sources.paths[part.sha256] for part in cut]
+        locations = [paths.get(part.sha256, "") for part in cut]
         calls.append(Call(replace(chosen, parts=cut), {"locations": locations}, len(cut)))
     made = import_segment.map(run, calls)
     show_found(run, import_segment, sorted(set(located.values())))

@@ -13,6 +13,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registered import noted_version
 from storage.registry import CHAMPION, MODEL_NAME, ModelVersion, Registry
+from storage.schemas import COUNTS_FILE
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.evaluation import read_metrics
 from tasks.evaluation.compare import champion_figures
@@ -22,7 +23,6 @@ from tasks.gates.stage import gates
 from tasks.promotion import ChampionChanged, Promotion, Rival, promote, trained_on
 from tasks.run import Run
 from tasks.settings import Settings
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.training import sync_run
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -176,7 +176,7 @@ def _sampling_fields() -> dict[str, Any]:
         tuple[str, ...]: list[str] | None,
     }
     names = [f"generate.{item.name}" for item in fields(Sampling)]
-    kinds = {name: simple.get(setting(name).annotation) for name in names}
+    kinds = {name: simple.get(cast(Any, setting(name).annotation)) for name in names}
     return {name.partition(".")[2]: (kind, setting_field(name)) for name, kind in kinds.items() if kind}
 
 

@@ -16,9 +16,10 @@ from flows.state import pin, pinned, publish
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import OVERLAP_FILE
 from tasks.curate.evalset import EvalsetSettings, freeze_evalset
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
-from tasks.curate.evalset_overlap import OVERLAP_FILE, EvalsetOverlapSettings, evalset_overlap
+from tasks.curate.evalset_overlap import EvalsetOverlapSettings, evalset_overlap
 from tasks.machine import detect_device
 from tasks.run import Run
 from tasks.settings import Settings

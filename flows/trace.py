@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flows.context import subflow
 from storage.digest import rows_digest
 from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
@@ -36,6 +37,7 @@ def trace_indexes(run: Run, texts: RefSet) -> RefSet:
     return _as_set(trace_index.map(run, [Call(TraceIndexSettings(), {"documents": ref}) for ref in texts.refs]))
 
 
+@subflow("trace")
 def trace_model(
     run: Run, settings: EvaluationSettings, checkpoint: ArtifactRef, evalset: ArtifactRef, completions: ArtifactRef
 ) -> tuple[ArtifactRef | None, ArtifactRef | None]:

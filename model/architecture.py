@@ -39,33 +39,34 @@ class ModelConfig(Settings):
         pos: "learned" or "sinusoidal" positions added to the embedding, "rope" (queries and keys are
             rotated, Su et al. 2021) or "none".
         pos_base: base of the wavelengths of sinusoidal and rotary positions; None means 10000.
-        rope_layout: which columns of a head form a rotated pair: "half" (i and i + rope_dim / 2, as in most published
+        rope_layout: columns of a head that form a rotated pair: "half" (i and i + rope_dim / 2, as in most published
             checkpoints) or "interleaved" (2i and 2i + 1). None means "half".
         rope_dim: rotated columns of each head, the first ones, an even number; None means all.
-        rope_scaling: how wavelengths are stretched for longer contexts: "none", "linear" (all of them, Chen et al.
+        rope_scaling: stretching of the wavelengths for longer contexts: "none", "linear" (all of them, Chen et al.
             2023), "ntk" (by a larger base), "yarn" (Peng et al. 2023) or "llama3" (the long ones, Llama 3.1).
-        rope_factor: by how much; above 1 with any scaling.
+        rope_factor: factor of that stretching, above 1 with any scaling.
         rope_original_len: context before scaling; needed by "yarn" and "llama3".
         rope_ramp: turns within rope_original_len below which a pair is fully stretched and above which not at all; None
             means (1, 32) for "yarn" and (1, 4) for "llama3".
-        norm: "layernorm" or "rmsnorm".
+        norm: kind of norm, "layernorm" or "rmsnorm".
         norm_order: "pre" (a branch reads the normalised stream) or "post" (the sum is normalised, as in 2017).
-        norm_eps: added inside the norms' root.
-        norm_bias: a shift in each LayerNorm; None means True for "layernorm".
-        final_norm: a norm before the head.
+        norm_eps: epsilon inside the norms' root.
+        norm_bias: bias of each LayerNorm; None means True for "layernorm".
+        final_norm: norm before the head.
         qk_norm: RMSNorm on each head's queries and keys.
-        window: each token sees itself and so many minus one tokens before it; None means all.
-        act: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu", "relu2" (squared) or "swiglu".
+        window: size of the sliding attention window in tokens, the token itself included; None means no window.
+        act: activation of the feed-forward layer, "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu",
+            "relu2" (squared) or "swiglu".
         attn_bias: biases in the four projections of attention.
         ffn_bias: biases in the feed-forward layer.
         head_bias: a bias on the logits.
         tie_weights: the output head shares the token embedding's matrix.
-        vocab_multiple: the tables get rows up to a multiple of it; the logits of those rows are -inf.
+        vocab_multiple: multiple to which the rows of the token tables are padded; padded logits are -inf.
         drop_embed: dropout of the embedding with its position.
         drop_attn: dropout of the attention weights.
         drop_ffn: dropout behind the feed-forward activation.
         drop_resid: dropout of both branches before they join the residual stream.
-        init: "normal" or "xavier" (Glorot and Bengio 2010; embeddings stay normal) initial weights.
+        init: initial weights, "normal" or "xavier" (Glorot and Bengio 2010; embeddings stay normal).
         init_std: standard deviation of normal initial weights.
         init_residual_scaling: divide the two projections that write to the residual stream by sqrt(2 * n_layer).
     """

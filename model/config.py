@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
+from .validation import Settings, check_bool, check_choice, check_int, check_number, derived, limited
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
@@ -25,39 +25,39 @@ class TrainConfig(Settings):
         max_steps: optimiser steps.
         batch_size: sequences per micro-batch.
         grad_accum: micro-batches per optimiser step.
-        optimizer: "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step, Loshchilov and
-            Hutter 2019), "adam" (no decay, Kingma and Ba 2015), "adam_l2" (coupled decay: weight_decay * weights
-            joins the gradient before the moments) or "muon" (orthogonalised momentum for the matrices of the blocks,
-            Jordan et al. 2024; "adamw" for everything else).
+        optimizer: optimiser, "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step,
+            Loshchilov and Hutter 2019), "adam" (no decay, Kingma and Ba 2015), "adam_l2" (coupled decay: weight_decay *
+            weights joins the gradient before the moments) or "muon" (orthogonalised momentum for the matrices of the
+            blocks, Jordan et al. 2024; "adamw" for everything else).
         lr: highest learning rate.
         muon_lr: highest learning rate of the matrices that "muon" trains; it follows the schedule as lr does. None
             means 0.02.
-        schedule: "warmup_cosine" (linear warm-up, then a cosine down to the floor), "cosine" (from the first step),
-            "constant", "noam" (linear warm-up, then the inverse square root of the step, Vaswani et al. 2017) or "wsd"
-            (linear warm-up, a plateau, a linear fall to the floor).
+        schedule: learning rate schedule, "warmup_cosine" (linear warm-up, then a cosine down to the floor), "cosine"
+            (from the first step), "constant", "noam" (linear warm-up, then the inverse square root of the step, Vaswani
+            et al. 2017) or "wsd" (linear warm-up, a plateau, a linear fall to the floor).
         min_lr_ratio: the floor of a cosine or of "wsd" as a share of lr; None means 0.1.
         warmup_ratio: share of max_steps with a linearly rising learning rate; None means 0.05. With "noam" above 0.
         decay_ratio: share of max_steps, at the end, in which "wsd" falls; None means 0.2.
-        weight_decay: how strongly weights are pulled towards zero; None means 0.1, and 0 with "adam".
+        weight_decay: strength of the decay; None means 0.1, and 0 with "adam".
         decay_groups: decay matrices and tables only; False decays biases and norms too.
         betas: Adam's two decay rates.
-        eps: Adam's epsilon, added outside the root.
+        eps: Adam's epsilon, outside the root.
         clip_norm: largest global gradient norm; 0 turns clipping off.
-        precision: "fp32", "bf16" (autocast) or "fp16" (autocast with loss scaling).
-        seed: initial weights, data order and dropout each draw from their own stream of it.
+        precision: number format, "fp32", "bf16" (autocast) or "fp16" (autocast with loss scaling).
+        seed: seed of initial weights, data order and dropout, each of which has its own stream.
         eval_every: optimiser steps between two evaluations; the last step is always evaluated.
-        patience: the run ends after so many evaluations in a row without a lower validation loss than before, with the
-            weights of the best one; 0 never ends it early.
-        spike_action: what a step whose loss or gradient leaps out of the last ones' range leads to: "report" says so,
-            "skip" leaves its update out, "rollback" also goes back to the last checkpoint and leaves its sequences out.
-        spike_zscore: standard deviations of the last steps' values above their mean from which on it is a leap.
+        patience: evaluations in a row without a lower validation loss after which the run ends, with the weights of the
+            best one; 0 never ends it early.
+        spike_action: reaction to a spike of loss or gradient norm: "report" it, "skip" the update, or "rollback" to the
+            last checkpoint and leave the sequences out.
+        spike_zscore: standard deviations above the mean of the last steps from which a value is a spike.
     """
 
     max_steps: int
-    batch_size: int = 16
-    grad_accum: int = 1
+    batch_size: int = limited(16, ge=1)
+    grad_accum: int = limited(1, ge=1)
     optimizer: str = "adamw"
-    lr: float = 1e-3
+    lr: float = limited(1e-3, gt=0)
     muon_lr: float = derived()
     schedule: str = "warmup_cosine"
     min_lr_ratio: float = derived()
@@ -66,27 +66,21 @@ class TrainConfig(Settings):
     weight_decay: float = derived()
     decay_groups: bool = True
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    clip_norm: float = 1.0
+    eps: float = limited(1e-8, gt=0, le=1)
+    clip_norm: float = limited(1.0, ge=0)
     precision: str = "fp32"
-    seed: int = 1337
-    eval_every: int = 100
-    patience: int = 0
+    seed: int = limited(1337, ge=0)
+    eval_every: int = limited(100, ge=1)
+    patience: int = limited(0, ge=0)
     spike_action: str = "report"
-    spike_zscore: float = 8.0
+    spike_zscore: float = limited(8.0, gt=0)
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_size", "grad_accum", "eval_every"):
-            check_int(name, getattr(self, name), 1)
-        check_int("seed", self.seed, 0)
-        check_int("patience", self.patience, 0)
+        self.check_limits()
+        check_int("max_steps", self.max_steps, 1)
         check_choice("spike_action", self.spike_action, SPIKE_ACTIONS)
-        check_number("spike_zscore", self.spike_zscore, 0.0, math.inf, open_low=True)
-        check_number("lr", self.lr, 0.0, math.inf, open_low=True)
         self._check_schedule()
         self._check_decay()
-        check_number("eps", self.eps, 0.0, 1.0, open_low=True)
-        check_number("clip_norm", self.clip_norm, 0.0, math.inf)
         check_choice("precision", self.precision, PRECISIONS)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise ValueError(f"betas={self.betas!r}; expected two numbers such as (0.9, 0.95)")
@@ -148,17 +142,17 @@ class Sampling(Settings):
     Args:
         max_new_tokens: longest continuation, in tokens.
         temperature: divisor of the logits; 0 is greedy decoding.
-        top_k: keep the k likeliest tokens; None and 0 keep all.
-        top_p: keep the smallest set of likeliest tokens whose probabilities reach p; None and 1 keep all.
+        top_k: keep the k likeliest tokens; 0 and None keep all.
+        top_p: keep the smallest set of likeliest tokens whose probabilities reach p; 1 and None keep all.
         seed: seed of the sampling noise.
         suppress: ids of tokens that are never drawn, such as padding.
         min_new_tokens: least number of new tokens before a continuation may end.
         stop_ids: ids of further tokens that end a continuation.
         stop: strings that end a continuation, also across the borders of tokens and within one.
         n_samples: continuations per prompt, each with its own noise.
-        min_p: keep tokens whose probability is at least this share of the likeliest one's; None and 0 keep all.
+        min_p: keep tokens whose probability is at least this share of the likeliest one's; 0 and None keep all.
         typical_p: keep the smallest set of tokens whose surprise is closest to the entropy and whose probabilities
-            reach p (Meister et al. 2023); None and 1 keep all.
+            reach p (Meister et al. 2023); 1 and None keep all.
         repetition_penalty: divisor of positive and factor of negative logits of tokens that the context holds already
             (Keskar et al. 2019); 1 changes nothing.
         frequency_penalty: number subtracted from a token's logit for each of its occurrences in the continuation.
@@ -166,45 +160,35 @@ class Sampling(Settings):
         no_repeat_ngram: length of token n-grams that may not occur twice in prompt and continuation; 0 allows all.
         logit_bias: pairs of a token's id and a number that is added to its logit.
         top_logprobs: number of likeliest tokens recorded with each token, with their log-probabilities.
-        overflow: "roll" (a prompt longer than the context keeps its end; a row that fills the context goes on from the
-            last half of it), "stop" (the same prompt, but the row ends where the context is full) or "refuse" (prompt
-            and max_new_tokens together must fit the context).
+        overflow: handling of a full context: "roll" (a prompt longer than the context keeps its end; a row that fills
+            the context goes on from the last half of it), "stop" (the same prompt, but the row ends where the context
+            is full) or "refuse" (prompt and max_new_tokens together must fit the context).
         deterministic: bit-exact results, whatever else is in the batch; slower.
     """
 
-    max_new_tokens: int = 64
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
+    max_new_tokens: int = limited(64, ge=1)
+    temperature: float = limited(1.0, ge=0)
+    top_k: int | None = limited(None, ge=0)
+    top_p: float | None = limited(None, ge=0, le=1)
+    seed: int = limited(0, ge=0)
     suppress: tuple[int, ...] = ()
-    min_new_tokens: int = 0
+    min_new_tokens: int = limited(0, ge=0)
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    n_samples: int = 1
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float = 1.0
+    n_samples: int = limited(1, ge=1)
+    min_p: float | None = limited(None, ge=0, le=1)
+    typical_p: float | None = limited(None, ge=0, le=1)
+    repetition_penalty: float = limited(1.0, gt=0)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    no_repeat_ngram: int = 0
+    no_repeat_ngram: int = limited(0, ge=0)
     logit_bias: tuple[tuple[int, float], ...] = ()
-    top_logprobs: int = 0
+    top_logprobs: int = limited(0, ge=0)
     overflow: str = "roll"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("max_new_tokens", 1), ("n_samples", 1), ("seed", 0), ("min_new_tokens", 0)):
-            check_int(name, getattr(self, name), low)
-        for name in ("no_repeat_ngram", "top_logprobs"):
-            check_int(name, getattr(self, name), 0)
-        check_number("temperature", self.temperature, 0.0, math.inf)
-        if self.top_k is not None:
-            check_int("top_k", self.top_k, 0)
-        for name in ("top_p", "min_p", "typical_p"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 0.0, 1.0)
-        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        self.check_limits()
         for name in ("frequency_penalty", "presence_penalty"):
             check_number(name, getattr(self, name), -math.inf, math.inf, open_low=True)
         check_choice("overflow", self.overflow, OVERFLOWS)
@@ -245,12 +229,7 @@ class GenerationConfig(Sampling):
         eos_id: token that ends a continuation; None never stops early.
     """
 
-    eos_id: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.eos_id is not None:
-            check_int("eos_id", self.eos_id, 0)
+    eos_id: int | None = limited(None, ge=0)
 
     @property
     def ending_ids(self) -> tuple[int, ...]:

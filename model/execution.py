@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .validation import Settings, check_bool, check_choice, check_int
+from .validation import Settings, check_bool, check_choice, limited
 
 SHARDINGS = ("ddp", "fsdp")
 
@@ -18,13 +18,12 @@ class Execution(Settings):
     """How a training is computed.
 
     Args:
-        compile: let torch.compile fuse the network; where it cannot, the run goes on without it and says why.
-        recompute: forget the activations of each block and compute them again in the backward pass, which takes less
-            memory and a third more time.
-        sharding: on several devices, "ddp" (each holds all weights) or "fsdp" (each holds a part of weights,
+        compile: fuse the network by torch.compile; where that fails, the run goes on without it and reports why.
+        recompute: compute the activations of each block again in the backward pass: less memory, a third more time.
+        sharding: placement on several devices, "ddp" (each holds all weights) or "fsdp" (each holds a part of weights,
             gradients and optimiser state).
-        halve_batch: when a device runs out of memory, compute each micro-batch in two halves, and so on, instead of
-            stopping; the effective batch stays.
+        halve_batch: when a device runs out of memory, split micro-batches in halves instead of stopping; the effective
+            batch stays.
         keep: number of newest checkpoints that are kept; the one with the lowest validation loss is kept beside them.
     """
 
@@ -32,10 +31,10 @@ class Execution(Settings):
     recompute: bool = False
     sharding: str = "ddp"
     halve_batch: bool = True
-    keep: int = 2
+    keep: int = limited(2, ge=1)
 
     def __post_init__(self) -> None:
+        self.check_limits()
         for name in ("compile", "recompute", "halve_batch"):
             check_bool(name, getattr(self, name))
         check_choice("sharding", self.sharding, SHARDINGS)
-        check_int("keep", self.keep, 1)

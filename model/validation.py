@@ -17,8 +17,29 @@ def derived() -> Any:
     return dataclasses.field(default=None)
 
 
+def limited(default: Any, **limits: float) -> Any:
+    """Return a dataclass field for a number that is at least `ge` or above `gt`, and at most `le`."""
+    return dataclasses.field(default=default, metadata=limits)
+
+
 class Settings:
     """What the three configurations share: the way to and from a dictionary, and fields that follow from others."""
+
+    def check_limits(self) -> None:
+        """Refuse numbers outside the limits of their fields; called from __post_init__.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, limits = getattr(self, item.name), item.metadata
+            if not limits.keys() & {"ge", "gt"} or (value is None and item.default is None):
+                continue
+            low = limits.get("ge", limits.get("gt"))
+            if "int" in str(item.type):
+                check_int(item.name, value, low)
+            else:
+                check_number(item.name, value, low, limits.get("le", math.inf), open_low="gt" in limits)
 
     def resolve(self, name: str, default: Any) -> None:
         """Gives a field that was left out its value; called from __post_init__ only."""

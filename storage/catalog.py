@@ -53,23 +53,23 @@ class QueryError(UserError):
 
 
 def corpus_ref(corpus: str) -> str:
-    """Name of the ref that holds a corpus's last completed run.
+    """Return the name of the ref that holds a corpus's last completed run.
 
     Raises:
-        UserError: if a corpus cannot be called that.
+        UserError: if the corpus has a name that is not allowed.
     """
     check_corpus_name(corpus)
     return f"{CORPUS_REF}/{corpus}"
 
 
 def read_state(store: Store, corpus: str) -> dict[str, list[ArtifactRef]]:
-    """Artefacts of the last completed run, by stage; empty when there was none."""
+    """Return the artefacts of the last completed run, by stage; empty if there was none."""
     value = store.read_ref(corpus_ref(corpus)) or {}
     return {name: [ArtifactRef(**ref) for ref in refs] for name, refs in value.items()}
 
 
 def waits_for_run(store: Store, corpus: str) -> str:
-    """What to say of a corpus of which a document was forgotten since its last run; else empty."""
+    """Return a sentence if documents of a corpus were forgotten since its last run; else an empty string."""
     state = read_state(store, corpus)
     if not state or state.get("snapshot"):
         return ""
@@ -80,12 +80,12 @@ def waits_for_run(store: Store, corpus: str) -> str:
 
 
 def corpora(store: Store) -> list[str]:
-    """Names of the corpora that have a completed run."""
+    """Return the names of the corpora that have a completed run."""
     return [name.partition("/")[2] for name in store.refs(f"{CORPUS_REF}/")]
 
 
 def unknown_corpus(store: Store, corpus: str) -> StoreError:
-    """What to say of a corpus without a completed run."""
+    """Return the error for a corpus without a completed run."""
     known = ", ".join(corpora(store)) or "none"
     return StoreError(
         f"corpus {corpus!r} has no completed run in this store (corpora with one: {known}): "
@@ -97,8 +97,8 @@ class Catalog:
     """Views of one corpus.
 
     Args:
-        store: where the tables lie.
-        corpus: whose tables.
+        store: holds the tables.
+        corpus: name of the corpus.
     """
 
     def __init__(self, store: Store, corpus: str) -> None:
@@ -114,7 +114,7 @@ class Catalog:
         self._views()
 
     def query(self, sql: str) -> list[dict[str, Any]]:
-        """Rows of a query, with values that JSON knows.
+        """Return the rows of a query, with values that JSON can hold.
 
         Raises:
             QueryError: if DuckDB refuses the query.
@@ -138,7 +138,7 @@ class Catalog:
         return self.store.folder(ref, *wanted) / table
 
     def _base(self, name: str, schema: pa.Schema, paths: Sequence[Path]) -> None:
-        """A view over some files; an empty one of the right columns where there are none."""
+        """Create a view over some files, or an empty one with the columns of the schema."""
         if paths:
             listed = ", ".join(_quote(_GLOB.sub(r"[\1]", str(path))) for path in paths)
             self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
@@ -148,9 +148,9 @@ class Catalog:
             self.connection.execute(f"create view {name} as select {columns}, '' as filename where false")
 
     def _segments(self, name: str, stage: str, table: str) -> None:
-        """Which segment each file of a per-segment stage belongs to."""
+        """Create a table with the segment of each file of a per-segment stage."""
         refs, segments = self.state.get(stage, []), self.state.get("extract", [])
-        # a run notes them in the same order; what lineage says may be another segment with the same documents
+        # a run records them in the same order; lineage may lead to another segment with the same documents
         keys = (
             [ref.key for ref in segments] if len(refs) == len(segments) else [segment_of(self.store, r) for r in refs]
         )
@@ -177,7 +177,7 @@ class Catalog:
         ):
             self._base(f"all_{stage}", schema, self._paths(stage, table))
             self._segments(f"segments_{stage}", stage, table)
-            # a document may lie in several segments: the live one decides, where one of them is it
+            # a document may lie in several segments: it is read from the live one if that is among them
             execute(
                 f"create view holders_{stage} as select a.doc_id, "
                 "arg_max(a.filename, coalesce((s.segment = l.segment)::int, 0)) as filename "
@@ -190,19 +190,21 @@ class Catalog:
             )
         execute("create view pages as select * from live_extract")
         self._curated_views()
-        self._base("all_dataset", SEQUENCES, self._paths("dataset", "sequences.parquet"))
-        execute("create view dataset as select * exclude (filename) from all_dataset")
-        self._base("all_completions", COMPLETIONS, self._paths("generate", "completions.parquet"))
-        execute("create view completions as select * exclude (filename) from all_completions")
-        self._base("all_metrics", METRICS, self._paths("evaluate", "metrics.parquet"))
-        execute("create view metrics as select * exclude (filename) from all_metrics")
-        self._base("all_evaluated", EVALUATED, self._paths("evaluate", "documents.parquet"))
-        execute("create view evaluated as select * exclude (filename) from all_evaluated")
-        self._base("all_slices", SLICES, self._paths("evaluate", "slices.parquet"))
-        execute("create view slices as select * exclude (filename) from all_slices")
+        for view, stage, table, schema in (
+            ("near_pairs", "dedup", "pairs.parquet", NEAR_PAIRS),
+            ("clusters", "dedup", "clusters.parquet", CLUSTERS),
+            ("cuts", "curate", "cuts.parquet", CUTS),
+            ("dataset", "dataset", "sequences.parquet", SEQUENCES),
+            ("completions", "generate", "completions.parquet", COMPLETIONS),
+            ("metrics", "evaluate", "metrics.parquet", METRICS),
+            ("evaluated", "evaluate", "documents.parquet", EVALUATED),
+            ("slices", "evaluate", "slices.parquet", SLICES),
+        ):
+            self._base(f"all_{view}", schema, self._paths(stage, table))
+            execute(f"create view {view} as select * exclude (filename) from all_{view}")
 
     def _token_view(self) -> None:
-        """Documents of token shards; their ids are read from the shards only if a query asks for them."""
+        """Create the view of tokenised documents; ids are read from the shards only if a query selects them."""
         self.connection.create_function(
             "token_ids", _read_ids, ["varchar", "bigint", "bigint"], "uinteger[]", type="arrow"
         )
@@ -229,12 +231,6 @@ class Catalog:
             "from live_normalise d join live_refine r using (doc_id) join measures m using (doc_id) "
             "join all_selection s using (doc_id) where s.kept"
         )
-        self._base("all_pairs", NEAR_PAIRS, self._paths("dedup", "pairs.parquet"))
-        execute("create view near_pairs as select * exclude (filename) from all_pairs")
-        self._base("all_clusters", CLUSTERS, self._paths("dedup", "clusters.parquet"))
-        execute("create view clusters as select * exclude (filename) from all_clusters")
-        self._base("all_cuts", CUTS, self._paths("curate", "cuts.parquet"))
-        execute("create view cuts as select * exclude (filename) from all_cuts")
         self._token_view()
         execute(
             "create view quarantine as "
@@ -258,7 +254,7 @@ _SQL_TYPES = {
 
 
 def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListArray:
-    """Ids of documents, read from the flat shards that lie beside the tables."""
+    """Return the token ids of documents from the flat shards beside the tables."""
     shards: dict[str, np.ndarray] = {}
     parts = [np.zeros(0, np.uint32)]
     for table, offset, length in zip(tables.to_pylist(), offsets.to_pylist(), lengths.to_pylist(), strict=True):
@@ -270,7 +266,7 @@ def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.List
 
 
 def _sql_type(kind: pa.DataType) -> str:
-    """DuckDB's name of an Arrow type."""
+    """Return DuckDB's name of an Arrow type."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"{_sql_type(kind.value_type)}[]"
     if pa.types.is_struct(kind):
@@ -287,7 +283,7 @@ def _quote(text: str) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Column names of a result, each once: the second `doc_id` of a join becomes `doc_id_1` and hides nothing."""
+    """Return unique column names: the second `doc_id` of a join becomes `doc_id_1`."""
     distinct: list[str] = []
     for name in names:
         free, number = name, 0

@@ -172,7 +172,7 @@ class S3Store(Store):
             found = self._get(name)
             if found is None:
                 return False
-            self._put(name, found.data, {"e_tag": found.etag}, found.attributes)
+            return self._put(name, found.data, {"e_tag": found.etag}, found.attributes) is not None
         return True
 
     def last_used(self, stage: str, key: str) -> float:
@@ -208,8 +208,8 @@ class S3Store(Store):
             now = time.monotonic()
             until = now + max(LISTING_SECONDS, LISTING_TIMES * (now - started))
             known = self._listings[stage] = _Listing(dict(artifacts), begun, until)
-        self._drop_removed(stage, known)  # outside: it waits for a lock whose owner may wait for the listing
-        return known.artifacts
+            self._drop_removed(stage, known)
+            return known.artifacts
 
     def _ask(self, stage: str, key: str) -> _Objects:
         """Request the objects of one artefact, and correct the listing of its stage."""
@@ -234,19 +234,11 @@ class S3Store(Store):
 
     def _drop_removed(self, stage: str, listing: _Listing) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
-
-        def is_older(folder: Path) -> bool:  # than the listing, so that a later upload is not in it
-            try:
-                return (folder / ETAG_NAME).stat().st_mtime < listing.begun - 1
-            except GONE:
-                return False
-
-        for key in super().keys(stage):
+        for key in set(super().keys(stage)) - listing.artifacts.keys():
             folder = self.root / stage / key
-            if key not in listing.artifacts and is_older(folder):
-                with self._cache_lock(stage, key):
-                    if is_older(folder):  # still, after we waited for another process
-                        shutil.rmtree(folder)
+            with suppress(*GONE):  # another process of this machine deletes it too
+                if (folder / ETAG_NAME).stat().st_mtime < listing.begun - 1:  # else it may be newer than the listing
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _manifest(self, stage: str, key: str, objects: _Objects) -> Manifest | None:
         record = objects.get(MANIFEST_NAME)
@@ -320,9 +312,9 @@ class S3Store(Store):
     def _finish_commit(self, stage: str, key: str) -> str | None:
         self._held[stage, key] = {}
         there = self._ask(stage, key).get(MANIFEST_NAME)
-        out = self.root / ".work" / stage / key / "out"
-        if there is None and (out / MANIFEST_NAME).is_file():
-            self._upload(out, parse_manifest((out / MANIFEST_NAME).read_bytes(), str(out)), None)
+        made = self.root / ".work" / stage / key / "complete"
+        if there is None and made.is_dir():
+            self._upload(made, parse_manifest((made / MANIFEST_NAME).read_bytes(), str(made)), None)
             there = self._objects(stage, key)[MANIFEST_NAME]
         return None if there is None else there.etag
 
@@ -337,23 +329,24 @@ class S3Store(Store):
             StoreError: if another machine made this artefact meanwhile, with another result.
         """
         manifest = list_files(workspace.out, manifest)
-        fsync_tree(workspace.out)  # before the manifest, by which the next owner knows that `out` is complete
         write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
-        return self._upload(workspace.out, manifest, workspace.replaces)
+        fsync_tree(workspace.out)
+        made = workspace.out.rename(workspace.out.with_name("complete"))  # what a kill leaves of it is uploaded later
+        return self._upload(made, manifest, workspace.replaces)
 
-    def _upload(self, out: Path, manifest: Manifest, replaces: str | None) -> Manifest:
+    def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         import obstore
 
         place, before = f"{manifest.stage}/{manifest.key}", self._objects(manifest.stage, manifest.key)
 
         def upload(entry: FileEntry) -> tuple[str, _Object]:
             with self._explained("write to"):
-                put = obstore.put(self._bucket, f"{place}/{_object_name(entry)}", out / entry.name)
+                put = obstore.put(self._bucket, f"{place}/{_object_name(entry)}", made / entry.name)
             return _object_name(entry), _Object(entry.size, str(put["e_tag"]), time.time())
 
         with ThreadPoolExecutor(TRANSFERS) as threads:
             objects = dict(threads.map(upload, manifest.files))
-        text = (out / MANIFEST_NAME).read_bytes()
+        text = (made / MANIFEST_NAME).read_bytes()
         owner = {name: str(value) for name, value in owner_record().items()}
         etag = self._put(f"{place}/{MANIFEST_NAME}", text, {"e_tag": replaces} if replaces else "create", owner)
         if etag is None:
@@ -361,9 +354,9 @@ class S3Store(Store):
         objects[MANIFEST_NAME] = _Object(len(text), etag, time.time())
         self._know(manifest.stage, manifest.key, objects)
         self._delete(f"{place}/{name}" for name in before.keys() - objects.keys())
-        write_file(out / ETAG_NAME, etag.encode())
+        write_file(made / ETAG_NAME, etag.encode())
         with self._cache_lock(manifest.stage, manifest.key):
-            self._publish(out, manifest)
+            self._publish(made, manifest)
         return manifest
 
     def _yield_to_winner(self, manifest: Manifest, uploaded: Iterable[str]) -> Manifest:

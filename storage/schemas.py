@@ -1,4 +1,4 @@
-"""Every Parquet schema of Sheepfold, versioned, in one place.
+"""Every Parquet schema of Sheepfold, versioned, and the names of the files in artefacts, in one place.
 
 No table holds a time: two runs over the same documents write the same rows. `digest` columns hold the sha256 of the
 row's content and make logical digests cheap.
@@ -9,6 +9,34 @@ from __future__ import annotations
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
+
+# Names of the files in artefacts that more than one module reads. They stand here so that a reader of a table does not
+# import the code that makes it, which would count as the reader's own code (see `tasks.fingerprint`).
+FILES_FILE = "files.parquet"
+EXTRACTS_FILE = "extracts.parquet"
+PAGES_FILE = "pages.parquet"
+DOCUMENTS_FILE = "documents.parquet"
+MEASURES_FILE = "measures.parquet"
+SCORES_FILE = "scores.parquet"
+PAIRS_FILE = "pairs.parquet"
+VERIFIED_FILE = "verified.parquet"
+CLUSTERS_FILE = "clusters.parquet"
+SELECTION_FILE = "selection.parquet"
+DROPPED_FILE = "dropped.parquet"
+CUTS_FILE = "cuts.parquet"
+GRAMS_FILE = "grams.npy"
+OFFSETS_FILE = "gram_offsets.npy"
+OVERLAP_FILE = "overlap.parquet"
+RUNS_FILE = "runs.npy"
+TOKENS_FILE = "tokens.parquet"
+SHARD_COUNTS_FILE = "counts.npy"
+GROUPS_FILE = "groups.parquet"
+SEQUENCES_FILE = "sequences.parquet"
+DATASET_FILE = "dataset.json"
+COUNTS_FILE = "token_counts.parquet"
+COMPLETIONS_FILE = "completions.parquet"
+SPANS_FILE = "spans.parquet"
+SHARD_FILE = "tokens.npy"
 
 
 def _schema(name: str, *fields: pa.Field) -> pa.Schema:
@@ -155,7 +183,6 @@ DROPPED = _schema(
 )
 
 # One row for every document of a token shard; `offset` and `length` find its ids in the flat shard beside the table.
-SHARD_FILE = "tokens.npy"
 TOKENS = _schema(
     "tokens",
     _required("doc_id", pa.string()),

@@ -190,9 +190,9 @@ class Store:
         self._publish(workspace.out, manifest)
         return manifest
 
-    def _publish(self, out: Path, manifest: Manifest) -> None:
-        discard = out.with_name("replaced")
-        publish(out, self.root / manifest.stage / manifest.key, discard)
+    def _publish(self, made: Path, manifest: Manifest) -> None:
+        discard = made.with_name("replaced")
+        publish(made, self.root / manifest.stage / manifest.key, discard)
         shutil.rmtree(discard, ignore_errors=True)
 
     def add(self, kind: str, source: Path | Mapping[str, Path], digest: str | None = None) -> ArtifactRef:

@@ -18,9 +18,8 @@ from storage.catalog import Catalog, QueryError
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
-from storage.schemas import CUTS, DROPPED, SELECTION
+from storage.schemas import CUTS, CUTS_FILE, DROPPED, DROPPED_FILE, SELECTION, SELECTION_FILE
 from storage.tables import read_rows, stream_rows, write_table
-from tasks.curate.curate import CUTS_FILE, DROPPED_FILE, SELECTION_FILE
 from tasks.stage import Work, stage
 
 REASON_CODE = "ablated"

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from storage.lineage import ancestor
 from storage.manifest import ArtifactRef
+from storage.schemas import SEQUENCES_FILE
 from storage.store import Store
-from tasks.tokens.index import SEQUENCES_FILE
 
 NAMED = 5  # documents that a sentence names
 

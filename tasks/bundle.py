@@ -22,7 +22,6 @@ from .tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-OFF = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}  # values that leave a filter out
 
 _CONTEXT = 8  # tokens before a piece of text: some tokenisers write a token otherwise at the start of a text
 
@@ -156,9 +155,9 @@ class Bundle:
         """How tokens are drawn, as `model.GenerationConfig` says it, from settings in the form that people give.
 
         Args:
-            sampling: fields of that configuration, but `eos_id`, which is the model's. `top_k` 0 and 1 for `top_p` and
-                `typical_p` mean off, as 0 does for `min_p`; `suppress` is added to the ids that stand for no text; with
-                `ignore_eos` the id that ends a text is never drawn. At least one token is drawn by default.
+            sampling: fields of that configuration, but `eos_id`, which is the model's; `suppress` is added to the ids
+                that stand for no text; with `ignore_eos` the id that ends a text is never drawn. At least one token is
+                drawn by default.
 
         Raises:
             ValueError: for a name that is none of these, or a value that is not to be had.
@@ -169,9 +168,6 @@ class Bundle:
         unknown = sorted(given.keys() - known)
         if unknown:
             raise ValueError(f"there is no setting {unknown[0]}; expected some of {', '.join(sorted(known))}")
-        for name, off in OFF.items():
-            if given.get(name) == off:
-                given[name] = None
         never = [*self.ids_without_text(), *given.get("suppress", ())]
         if ignore_eos and self.end_id is not None:
             never.append(self.end_id)

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from storage.errors import UserError, lasting_fault
 from storage.manifest import ArtifactRef, Manifest
@@ -99,19 +100,26 @@ def _arguments(run: Run, request: Request) -> dict[str, Any]:
 
 
 def _states(run: Run, request: Request) -> list[Any]:
-    return states_behind(run, [*request.refs(), *request.after])
+    return edges_from(run, [*request.refs(), *request.after])
 
 
-def states_behind(run: Run, refs: Iterable[ArtifactRef]) -> list[Any]:
-    """Return the states of the task runs of this flow run that gave some artefacts, each once."""
+def edges_from(run: Run, refs: Iterable[ArtifactRef]) -> list[Any]:
+    """Return an edge from each task run of this flow run that gave one of some artefacts."""
     from prefect.context import FlowRunContext
 
     context = FlowRunContext.get()
     here = context.flow_run.id if context is not None and context.flow_run is not None else None
-    found = (run.states.get((ref.stage, ref.key)) for ref in refs)
-    states = {state.state_details.task_run_id: state for state in found if state is not None}
+    found = (run.task_runs.get((ref.stage, ref.key)) for ref in refs)
     # a task of another flow run is no node of this one's graph
-    return [state for state in states.values() if state.state_details.flow_run_id == here]
+    return [edge_from(task_run) for task_run, flow_run in dict.fromkeys(filter(None, found)) if flow_run == here]
+
+
+def edge_from(task_run: UUID) -> Any:
+    """Return a state by which Prefect's graph draws an edge from a task run; it holds nothing else to be traced."""
+    from prefect.client.schemas.objects import StateDetails, StateType
+    from prefect.states import State
+
+    return State(type=StateType.COMPLETED, data=True, state_details=StateDetails(task_run_id=task_run))
 
 
 def show_found(
@@ -130,8 +138,8 @@ def show_found(
 
     name = f"{stage.name} · {len(refs)} in the store · {run.corpus}" if many else f"{stage.name} · {run.corpus}"
     made = task(name=stage.name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(cached)
-    state = made(return_state=True, wait_for=states_behind(run, inputs))
-    run.states.update({(ref.stage, ref.key): state for ref in refs})
+    state = made(return_state=True, wait_for=edges_from(run, inputs))
+    run.task_runs.update({(ref.stage, ref.key): _ids(state) for ref in refs})
 
 
 def _outcome(run: Run, request: Request, state: Any) -> Outcome:
@@ -142,9 +150,13 @@ def _outcome(run: Run, request: Request, state: Any) -> Outcome:
             f"the task of stage {request.stage.name} ended, but the store does not have its artefact: do the machines "
             "share the store?"
         )
-    run.states[made.stage, made.key] = state
+    run.task_runs[made.stage, made.key] = _ids(state)
     cached = state.name == "Cached"
     return Outcome(made, cached, 0.0 if cached else made.seconds)
+
+
+def _ids(state: Any) -> tuple[UUID, UUID]:
+    return state.state_details.task_run_id, state.state_details.flow_run_id
 
 
 def _task(stage: Stage) -> Task[..., Any]:
@@ -189,7 +201,7 @@ def act(run: Run, name: str, function: Callable[[], T], after: Iterable[Artifact
     made = task(name=name, task_run_name=f"{name} · {run.corpus}", cache_policy=NO_CACHE, persist_result=False)(
         function
     )
-    result: T = made(wait_for=states_behind(run, after))
+    result: T = made(wait_for=edges_from(run, after))
     return result
 
 

@@ -14,11 +14,9 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
 from storage.versions import RegisteredVersion
-from tasks.tokens.index import SEQUENCES_FILE
-
-SELECTION_FILE = "selection.parquet"
 
 
 @dataclass(frozen=True)

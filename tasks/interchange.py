@@ -15,7 +15,7 @@ from typing import Any
 
 from storage.digest import sha256_file
 from storage.errors import UserError
-from storage.schemas import TOKEN_COUNTS
+from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import write_table
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
 from tasks.tokens.foreign import (
@@ -25,7 +25,6 @@ from tasks.tokens.foreign import (
     ForeignTokenizerError,
     read_tokenizer_file,
 )
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.subword import byte_spellings
 from tasks.tokens.tokenizer import (
     N_SPECIAL,

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from storage.damage import explain_damage
 from storage.digest import plain
@@ -73,7 +74,7 @@ class Run:
         produced: Artefacts by stage, for the ref of the corpus.
         forgotten: Documents that were forgotten when this run listed its files; None before that.
         tags: Tags of MLflow runs.
-        states: Prefect's states of the tasks behind artefacts, by (stage, key).
+        task_runs: Prefect's task run and flow run behind each artefact, by (stage, key).
         last_subflow: Task run that stands for the latest subflow in its parent's graph.
         travelled: This is a copy in another process, whose machine ends with the task.
     """
@@ -99,8 +100,8 @@ class Run:
         self.produced: dict[str, list[ArtifactRef]] = {}
         self.forgotten: frozenset[str] | None = None
         self.tags: dict[str, str] = {}
-        self.states: dict[tuple[str, str], Any] = {}
-        self.last_subflow: Any = None
+        self.task_runs: dict[tuple[str, str], tuple[UUID, UUID]] = {}
+        self.last_subflow: UUID | None = None
         self.travelled = False
         self._machine = machine
         self._refreshed: set[tuple[str, str]] = set()

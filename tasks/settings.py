@@ -14,7 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -159,19 +159,24 @@ class DatasetSettings:
             )
 
 
+def _usual(name: str, default: Any) -> Any:
+    """Return a field of `Sampling` with another default."""
+    return field(default=default, metadata=Sampling.__dataclass_fields__[name].metadata)
+
+
 @dataclass(frozen=True, config=STRICT)
 class GenerateSettings(Sampling):
     """Text generation: the sampling parameters of `model.config.Sampling`, and how the work is divided."""
 
-    temperature: float = 0.8
-    top_k: int = option(0, "Keep the k likeliest tokens; 0 keeps all.", ge=0)
+    temperature: float = _usual("temperature", 0.8)
+    top_k: int = _usual("top_k", 0)
     top_p: float = option(
         0.95, "Keep the smallest set of likeliest tokens whose probabilities reach p; 1 keeps all.", gt=0, le=1
     )
     seed: int = option(0, "Seed of the sampling noise.", ge=0, le=MAX_SEED)
-    min_new_tokens: int = 1
-    min_p: float = 0.0
-    typical_p: float = 1.0
+    min_new_tokens: int = _usual("min_new_tokens", 1)
+    min_p: float = _usual("min_p", 0.0)
+    typical_p: float = _usual("typical_p", 1.0)
     ignore_eos: bool = option(False, "Never draw the token that ends a text.")
     shard_tokens: int = option(
         2**17, "New tokens per shard of a file of prompts; work that is lost is lost by shards.", ge=1
@@ -369,9 +374,12 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
     try:
-        return _flatten(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+        tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
         raise SettingsError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    if not isinstance(tree, Mapping):
+        raise SettingsError(f"{path}: holds a {type(tree).__name__}, expected an object with the sections")
+    return _flatten(tree)
 
 
 def _environment() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.lineage import location_of, manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import HISTORY
+from storage.schemas import COUNTS_FILE, HISTORY
 from storage.store import Store
 from storage.tables import read_rows, write_table
 from storage.tracking import Tracking
@@ -30,7 +30,7 @@ from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.launch import Callbacks, Job, Launched, launch
 from tasks.machine import describe_device, threads_each
 from tasks.stage import Work, stage
-from tasks.tokens.index import COUNTS_FILE, ReadGroup, groups_of, load_index
+from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.sequences import open_sequences
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 from tasks.train_report.samples import Sampler, first_ids

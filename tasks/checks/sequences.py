@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import RefSet
+from storage.schemas import SEQUENCES_FILE
 from storage.store import Store
 from storage.verify import Check
 from tasks.checks.split import State
 from tasks.tokens.documents import TokenDocuments, kept_tokens
-from tasks.tokens.index import SEQUENCES_FILE, load_index, read_record
+from tasks.tokens.index import load_index, read_record
 from tasks.tokens.packing import Pieces, account, is_isolated
 
 

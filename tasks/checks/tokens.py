@@ -10,12 +10,12 @@ import numpy as np
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.schemas import SHARD_FILE
+from storage.schemas import SHARD_COUNTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_places
 from storage.verify import Check
 from tasks.checks.split import State
-from tasks.tokens.shards import SHARD_COUNTS_FILE, TOKENS_FILE, TokeniseSettings
+from tasks.tokens.shards import TokeniseSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
 
 DECODED = 500  # documents of a shard whose ids are turned into text again, those of lowest hash

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from storage.catalog import read_state
 from storage.digest import canonical_json
 from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import EXTRACTS_FILE, PAGES_FILE
 from storage.store import Store, StoreError
 from storage.tables import stream_rows
 from storage.tombstones import FORGETTING_LOCK
 from tasks.compaction.following import INGESTED, corpora_with, follow
-from tasks.compaction.merging import EXTRACTS_FILE, PAGES_FILE, SEGMENTS, merge_segments
+from tasks.compaction.merging import SEGMENTS, merge_segments
 from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
 
 COMPACTION_LOCK = "compaction"

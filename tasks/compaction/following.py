@@ -17,16 +17,14 @@ from typing import Any
 from storage.catalog import read_state
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
-from storage.schemas import FILES
+from storage.schemas import CUTS_FILE, FILES, FILES_FILE
 from storage.store import Store
 from storage.tables import read_columns, stream_rows, write_columns
 from tasks.compaction.merging import SEGMENTS, merge_stage, order_of
-from tasks.curate.curate import CUTS_FILE
 from tasks.curate.refine import RefineStageSettings
 from tasks.ingest.journal import Content
 from tasks.ingest.snapshot import Listing
 
-FILES_FILE = "files.parquet"
 State = dict[str, list[ArtifactRef]]
 # stages of a segment that ingestion runs, in their order
 INGESTED = ("normalise", "measure", "score", "refine")

@@ -19,18 +19,30 @@ import pyarrow.parquet as pq
 
 from storage.digest import rows_digest
 from storage.manifest import Input, Manifest, RefSet, describe_inputs
-from storage.schemas import EVALSET_OVERLAP, EXTRACTS, MEASURES, NORMALISED, PAGES, REFINED, SCORES, SHARD_FILE
+from storage.schemas import (
+    DOCUMENTS_FILE,
+    EVALSET_OVERLAP,
+    EXTRACTS,
+    EXTRACTS_FILE,
+    MEASURES,
+    MEASURES_FILE,
+    NORMALISED,
+    OVERLAP_FILE,
+    PAGES,
+    PAGES_FILE,
+    REFINED,
+    RUNS_FILE,
+    SCORES,
+    SCORES_FILE,
+    SHARD_COUNTS_FILE,
+    SHARD_FILE,
+    TOKENS_FILE,
+)
 from storage.store import Store
 from storage.tables import ROW_GROUP_ROWS, TableWriter, read_columns, union_digest
-from tasks.curate.classifier.stages import SCORES_FILE
 from tasks.curate.dedup import Signatures
-from tasks.curate.evalset_overlap import OVERLAP_FILE, RUNS_FILE
-from tasks.curate.measure import MEASURES_FILE
-from tasks.curate.normalise import DOCUMENTS_FILE
-from tasks.tokens.shards import SHARD_COUNTS_FILE, TOKENS_FILE, write_placements
+from tasks.tokens.shards import write_placements
 
-EXTRACTS_FILE = "extracts.parquet"
-PAGES_FILE = "pages.parquet"
 SEGMENTS = "segments"  # the input under which a joined segment names those that it replaces
 
 Order = Mapping[str, int]  # the place of each document

@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import SHARD_FILE
+from storage.schemas import DOCUMENTS_FILE, SHARD_FILE
 from storage.store import Store
 from tasks.corpora.view import DocumentView, kept_by_segment, paths_of, segment_tables
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
-from storage.schemas import EXTRACTS, NORMALISED, PAGES
+from storage.schemas import DOCUMENTS_FILE, EXTRACTS, EXTRACTS_FILE, NORMALISED, PAGES, PAGES_FILE
 from storage.store import Store
 from storage.tables import ROW_GROUP_BYTES, ROW_GROUP_ROWS, write_table
 from storage.tombstones import FORGOTTEN, Tombstone, Tombstones, read_tombstones
@@ -28,14 +28,11 @@ from tasks.corpora.parts import Part, unchanged
 from tasks.corpora.rows import Refusal, Row, Unusable, read_part
 from tasks.corpora.settings import DocumentsSettings
 from tasks.curate.hygiene import normalise_text
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.ingest.segments import cut_segments, document_id
 from tasks.ingest.text import clean
 from tasks.stage import Work, stage
 from tasks.tokens.texts import text_array
 
-EXTRACTS_FILE = "extracts.parquet"
-PAGES_FILE = "pages.parquet"
 SUFFIX = "documents:"  # stands for a suffix in the identity of what was read this way
 MAX_NAME_CHARS = 200
 CHARACTERS_AT_ONCE = 2**20

@@ -23,12 +23,9 @@ import pyarrow.parquet as pq
 from storage import schemas
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE, SCORES_FILE, SELECTION_FILE
 from storage.store import Store, StoreError
-from tasks.curate.classifier.stages import SCORES_FILE
-from tasks.curate.curate import SELECTION_FILE
 from tasks.curate.kept import holders, shelves_of
-from tasks.curate.measure import MEASURES_FILE
-from tasks.curate.normalise import DOCUMENTS_FILE
 
 if TYPE_CHECKING:
     import duckdb

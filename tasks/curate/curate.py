@@ -17,24 +17,29 @@ import pyarrow.parquet as pq
 
 from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import CUTS, DROPPED, SELECTION
+from storage.schemas import (
+    CLUSTERS_FILE,
+    CUTS,
+    CUTS_FILE,
+    DOCUMENTS_FILE,
+    DROPPED,
+    DROPPED_FILE,
+    GRAMS_FILE,
+    MEASURES_FILE,
+    PAIRS_FILE,
+    SCORES_FILE,
+    SELECTION,
+    SELECTION_FILE,
+)
 from storage.store import StoreError
 from storage.tables import read_columns, unpacked_size, write_columns, write_table
-from tasks.curate.classifier.stages import SCORES_FILE
-from tasks.curate.contamination import GRAMS_FILE
-from tasks.curate.duplicates import CLUSTERS_FILE, PAIRS_FILE
 from tasks.curate.kept import Shelf, folders_beside, holders, shelves_of
 from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
-from tasks.curate.measure import MEASURES_FILE
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.policy import PolicySettings, may_be_refused, measures_needed, refusals
 from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
 from tasks.curate.settings import CurateSettings
 from tasks.stage import Work, stage
 
-SELECTION_FILE = "selection.parquet"
-DROPPED_FILE = "dropped.parquet"
-CUTS_FILE = "cuts.parquet"
 UNUSED = "none"  # the side of a cluster none of whose documents are in use
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
 

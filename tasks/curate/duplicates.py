@@ -15,18 +15,22 @@ import numpy as np
 
 from storage.digest import rows_digest, sha256_json
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import CLUSTERS, NEAR_PAIRS, VERIFIED_PAIRS
+from storage.schemas import (
+    CLUSTERS,
+    CLUSTERS_FILE,
+    DOCUMENTS_FILE,
+    NEAR_PAIRS,
+    PAIRS_FILE,
+    VERIFIED_FILE,
+    VERIFIED_PAIRS,
+)
 from storage.tables import read_columns, read_places, stream_rows, unpacked_size, write_columns, write_table
 from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
 from tasks.curate.dedup.minhash import N_PERMUTATIONS
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.settings import DedupSettings
 from tasks.stage import Work, stage
 
-PAIRS_FILE = "pairs.parquet"
-VERIFIED_FILE = "verified.parquet"
-CLUSTERS_FILE = "clusters.parquet"
 GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
 
 

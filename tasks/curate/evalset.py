@@ -18,19 +18,15 @@ import numpy as np
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import EVALSET
+from storage.schemas import DOCUMENTS_FILE, EVALSET, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.curate.dedup import Hashes
 from tasks.curate.dedup.words import joined
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.leaks import SignedShelf
-from tasks.curate.measure import MEASURES_FILE
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
-GRAMS_FILE = "grams.npy"
-OFFSETS_FILE = "gram_offsets.npy"
 FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
 
 

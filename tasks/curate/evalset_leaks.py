@@ -21,13 +21,11 @@ import pyarrow.parquet as pq
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, DROPPED_FILE, OVERLAP_FILE, RUNS_FILE, SELECTION_FILE
 from storage.tables import members, read_columns
-from tasks.curate.curate import DROPPED_FILE, SELECTION_FILE
 from tasks.curate.dedup import GramIndex, judged_share
 from tasks.curate.dedup.words import I64, U64
 from tasks.curate.evalset import load_grams
-from tasks.curate.evalset_overlap import OVERLAP_FILE, RUNS_FILE
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
 LEAKS_FILE = "leaks.json"

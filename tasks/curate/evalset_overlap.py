@@ -19,15 +19,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from storage.manifest import ArtifactRef
-from storage.schemas import EVALSET_OVERLAP
+from storage.schemas import EVALSET_OVERLAP, MEASURES_FILE, OVERLAP_FILE, RUNS_FILE
 from storage.tables import union_digest, unpacked_size, write_columns
 from tasks.curate.dedup import GramIndex, Signatures, common
 from tasks.curate.evalset import load_grams
-from tasks.curate.measure import MEASURES_FILE
 from tasks.stage import Work, stage
-
-OVERLAP_FILE = "overlap.parquet"
-RUNS_FILE = "runs.npy"
 
 
 @dataclass(frozen=True)

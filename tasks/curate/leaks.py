@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE
 from storage.tables import read_columns, read_places
 from tasks.curate.dedup import GramIndex, Hashes, Signatures, containment, duplicate_paragraphs, overlapping_spans
 from tasks.curate.dedup.words import joined
-from tasks.curate.measure import MEASURES_FILE
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.redaction import cut
 
 Span = tuple[int, int]

@@ -12,15 +12,13 @@ from typing import Any
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
-from storage.schemas import MEASURES
+from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.dedup import Signatures, signatures
 from tasks.curate.measures import digest_of, measure_documents
 from tasks.curate.measures.language import look_in
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
-MEASURES_FILE = "measures.parquet"
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256
 BATCH_CHARS = 2**22

@@ -16,11 +16,9 @@ from typing import Any
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
-from storage.schemas import REFINED
+from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE, REFINED
 from storage.store import StoreError
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
-from tasks.curate.measure import MEASURES_FILE
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.curate.redaction import STAND_INS, cut, redact
 from tasks.stage import Work, stage
 

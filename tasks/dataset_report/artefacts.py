@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.lineage import manifest_of
+from storage.schemas import COUNTS_FILE, DATASET_FILE
 from storage.store import StoreError
 from tasks.dataset_report.figures import Account, Engine, MixedGroup, Packed, TokenizerFacts
-from tasks.tokens.index import COUNTS_FILE, DATASET_FILE, read_record
+from tasks.tokens.index import read_record
 from tasks.tokens.mix import MixSettings, realised
 from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 

@@ -15,7 +15,7 @@ import numpy as np
 from storage.digest import rows_digest, sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import EVALSET
+from storage.schemas import EVALSET, SELECTION_FILE
 from storage.store import Store
 from storage.tables import read_columns, write_table
 from tasks.curate.evalset import evaluation_rows
@@ -24,8 +24,6 @@ from tasks.evaluation.bootstrap import LEVEL, RESAMPLES, Difference
 from tasks.evaluation.compare import all_nats
 from tasks.evaluation.tables import Evaluated
 from tasks.stage import Work, stage
-
-SELECTION_FILE = "selection.parquet"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
+from storage.schemas import COUNTS_FILE
 from storage.tables import read_columns
 from tasks.bundle import Bundle
 from tasks.evaluation.kneser_ney import KneserNey
@@ -32,7 +33,6 @@ from tasks.evaluation.tables import (
 )
 from tasks.evaluation.windows import EncodedDocuments, charged_nats, encode_documents, predicted_places, windows_of
 from tasks.stage import Work, stage
-from tasks.tokens.index import COUNTS_FILE
 
 if TYPE_CHECKING:
     from model.scoring import TokenScores
@@ -53,7 +53,13 @@ class EvaluateSettings:
     stride: int = 0
 
 
-@stage("evaluate", version=4, tables=TABLES, keep_with=("checkpoint", "evalset"))
+@stage(
+    "evaluate",
+    version=4,
+    modules=("model.checkpoint",),
+    tables=TABLES,
+    keep_with=("checkpoint", "evalset"),
+)
 def evaluate(
     work: Work,
     settings: EvaluateSettings,

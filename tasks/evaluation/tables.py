@@ -19,13 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.manifest import ArtifactRef
-from storage.schemas import CALIBRATION, EVALUATED, METRICS, POSITIONS, SLICES
+from storage.schemas import CALIBRATION, DOCUMENTS_FILE, EVALUATED, METRICS, POSITIONS, SLICES
 from storage.store import Store
 from storage.tables import read_rows, write_columns, write_table
 from tasks.evaluation.sums import SUMS, Sums
 
 METRICS_FILE = "metrics.parquet"
-DOCUMENTS_FILE = "documents.parquet"
 SLICES_FILE = "slices.parquet"
 CALIBRATION_FILE = "calibration.parquet"
 POSITIONS_FILE = "positions.parquet"

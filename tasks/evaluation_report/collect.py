@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from storage.lineage import ancestors
 from storage.manifest import ArtifactRef
+from storage.schemas import COMPLETIONS_FILE, SPANS_FILE
 from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from tasks.blame import first_paths
@@ -21,9 +22,8 @@ from tasks.evaluation import compare_evaluations, read_documents, read_evaluatio
 from tasks.evaluation.compare import all_nats
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
 from tasks.evaluation_report.figures import Completion, Document, EvaluationFigures, Mark, Rival
-from tasks.generation.stage import COMPLETIONS_FILE
 from tasks.tracing.contamination import by_exposure, read_contamination
-from tasks.tracing.echoes import SPANS_FILE, read_echo_metrics
+from tasks.tracing.echoes import read_echo_metrics
 from tasks.tracing.sources import datasets_of
 
 MOST_DOCUMENTS = 8  # of the best, and of the worst

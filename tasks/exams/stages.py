@@ -53,7 +53,7 @@ def keep_questions(work: Work, settings: QuestionsSettings, *, questions: list[Q
     return settings.digest
 
 
-@stage("exam", version=2, keep_with=("checkpoint",))
+@stage("exam", version=2, modules=("model.checkpoint", "model.generation"), keep_with=("checkpoint",))
 def exam(work: Work, settings: ExamSettings, *, checkpoint: ArtifactRef, questions: ArtifactRef) -> str:
     """Put questions to a model."""
     work.seed(0)

@@ -21,17 +21,27 @@ import numpy as np
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import CUTS, DROPPED, EVALSET, EXTRACTS, FILES, PAGES, SELECTION
+from storage.schemas import (
+    CUTS,
+    DOCUMENTS_FILE,
+    DROPPED,
+    EVALSET,
+    EXTRACTS,
+    FILES,
+    FILES_FILE,
+    GRAMS_FILE,
+    OFFSETS_FILE,
+    PAGES,
+    SELECTION,
+)
 from storage.store import Store, Workspace
 from storage.tables import TableWriter, read_rows, stream_rows, union_digest, write_table
 from storage.tombstones import Tombstones
-from tasks.curate.evalset import GRAMS_FILE, OFFSETS_FILE, load_grams
+from tasks.curate.evalset import load_grams
 from tasks.ingest.journal import Content, is_doubtful
 from tasks.ingest.segments import document_id, forgotten_row
 from tasks.train_report.journal import JOURNAL_FILE
 
-DOCUMENTS_FILE = "documents.parquet"
-FILES_FILE = "files.parquet"
 SELECTION_FILES = {"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}
 
 

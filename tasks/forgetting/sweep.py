@@ -30,14 +30,13 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, FILES_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
 from tasks.curate.dedup.minhash import gram_hashes
 from tasks.forgetting.pages import TRAIN, clear_pages, show_samples
 from tasks.forgetting.rewriting import (
-    DOCUMENTS_FILE,
-    FILES_FILE,
     SELECTION_FILES,
     holds,
     lists,
@@ -48,7 +47,7 @@ from tasks.forgetting.rewriting import (
     trim_selection,
     trim_snapshot,
 )
-from tasks.forgetting.targets import EXTRACTS_FILE, SEGMENT_STAGES
+from tasks.forgetting.targets import SEGMENT_STAGES
 from tasks.generation.prompts import SAMPLED_ID
 from tasks.ingest.segments import present_segments
 from tasks.tokens.interface import Tokenizer

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 
 from storage.catalog import LISTED, read_state
 from storage.manifest import ArtifactRef
+from storage.schemas import EXTRACTS_FILE
 from storage.store import Store
 from storage.tombstones import place_digest
 from tasks.ingest.segments import document_id
 from tasks.ingest.sources.git import without_commit
 
 SEGMENT_STAGES = ("extract", "import")  # whose artefacts hold documents as they were read
-EXTRACTS_FILE = "extracts.parquet"
 _ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
 
 

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import DOCUMENTS_FILE
 from storage.store import Store
 from storage.tables import read_columns
 from tasks.bundle import WEIGHTS_FILE
 from tasks.curate.kept import kept_documents
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.evaluation.compare import Comparison, compare_evaluations
 from tasks.evaluation.tables import read_metrics
 

@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from storage.manifest import ArtifactRef
+from storage.schemas import COMPLETIONS_FILE
 from storage.store import Store
 from storage.tables import stream_columns, stream_rows
-from tasks.generation.stage import COMPLETIONS_FILE
 from tasks.pages.markdown import plain
 from tasks.pages.wording import counted
 from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer

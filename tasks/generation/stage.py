@@ -23,7 +23,7 @@ import pyarrow as pa
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import COMPLETIONS
+from storage.schemas import COMPLETIONS, COMPLETIONS_FILE
 from storage.tables import TableWriter, read_rows, stream_rows, write_table
 from tasks.apart import WORTH_A_PROCESS
 from tasks.bundle import Bundle, TextCompletion
@@ -32,7 +32,6 @@ from tasks.settings import GenerateSettings
 from tasks.stage import Work, stage
 
 PROMPTS_FILE = "prompts.parquet"
-COMPLETIONS_FILE = "completions.parquet"
 BATCH_SIZES = {"cpu": 32, "cuda": 256}  # continuations that grow at once
 
 PROMPTS = pa.schema(
@@ -70,6 +69,7 @@ def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Pro
     "complete",
     version=1,
     unit="shard",
+    modules=("model.checkpoint", "model.generation"),
     tables={"completions.parquet": COMPLETIONS},
     keep_with=("checkpoint",),
     unkeyed=("batch_size", "own_process"),

@@ -33,7 +33,7 @@ _READERS: dict[str, Callable[[bytes, ExtractOptions], Parsed]] = {
 
 
 def extract_document(data: bytes, suffix: str, options: ExtractOptions, passwords: Sequence[str] = ()) -> Extraction:
-    """Extracts one document in this process.
+    """Extract one document in this process.
 
     Args:
         data: The file's bytes.
@@ -69,7 +69,7 @@ def yield_document(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText | MemberStarted | Extraction | None, None, Extraction]:
-    """Extracts one document page by page, or a container member by member.
+    """Extract one document page by page, or a container member by member.
 
     Args:
         data: The file's bytes.
@@ -112,7 +112,6 @@ def yield_document(
 
 
 def _outcome(detected: Detected) -> Extraction:
-    """The outcome of a document before it is read."""
     return Extraction(
         "ok",
         kind=detected.kind,
@@ -129,7 +128,7 @@ def _yield_pages(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, Extraction]:
-    """The pages of a document that is no container; returns its outcome without them."""
+    """The pages of a document that is no container; return its outcome without them."""
     outcome = _outcome(detected)
     seen: list[PageText] = []
     try:

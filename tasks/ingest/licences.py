@@ -152,7 +152,6 @@ def _gnu(wording: str, version: str, suffix: str) -> str | None:
 
 
 def _gnu_notice(folded: str) -> str | None:
-    """The notice that files under a GNU licence carry."""
     at = folded.find(_GNU_NOTICE)
     if at < 0:
         return None

@@ -72,12 +72,12 @@ class PageText:
     error_code: ReasonCode = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return {name: getattr(self, name) for name in _PAGE_FIELDS}  # asdict takes ten times as long
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> PageText:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         return cls(**values)
 
 
@@ -119,11 +119,11 @@ class Extraction:
     members: Sequence[Extraction] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return {**self.to_dict_alone(), "members": [member.to_dict() for member in self.members]}
 
     def to_dict_alone(self) -> dict[str, Any]:
-        """Returns the record without its members."""
+        """Return the record without its members."""
         values = {name: getattr(self, name) for name in _EXTRACTION_FIELDS}
         values["pages"] = [page.to_dict() for page in self.pages]
         values["members"] = []
@@ -131,7 +131,7 @@ class Extraction:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Extraction:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         pages = [PageText.from_dict(page) for page in values.get("pages", [])]
         members = [cls.from_dict(member) for member in values.get("members", [])]
         return cls(**{**values, "pages": pages, "members": members})
@@ -176,12 +176,12 @@ class ExtractOptions:
     sqlite_query: str = option("", "Query whose rows are the documents of a SQLite file; empty skips such files.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ExtractOptions:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         return cls(**values)
 
 
@@ -189,7 +189,12 @@ class ExtractOptions:
 class Limits:
     """Limits at which an extraction is killed; no part of a result's identity."""
 
-    page_seconds: float = option(60.0, "Longest time between two pages of a document.", gt=0)
+    page_seconds: float = option(
+        60.0,
+        "Longest time between two pages of a document. A page that takes longer, or ends its process, is lost; after "
+        "50 lost pages or members the rest of the file is not read.",
+        gt=0,
+    )
     document_seconds: float = option(1800.0, "Longest time for a document or a member of a container.", gt=0)
     memory_bytes: int = option(
         2 * 1024**3,
@@ -198,17 +203,17 @@ class Limits:
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-able values."""
+        """Return the record as JSON-able values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Limits:
-        """Returns the record that `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         return cls(**values)
 
 
 def judge_pages(outcome: Extraction, ocr: bool) -> None:
-    """Sets status and reason of a document by its pages: is there text, and if not, why.
+    """Set status and reason of a document by its pages: is there text, and if not, why.
 
     Args:
         outcome: The document; its `kind` and `pages` are read.

@@ -66,12 +66,9 @@ class Sources:
 
     def of(self, contents: Iterable[Content]) -> Sources:
         """Return the part of some contents."""
-        wanted = [content.sha256 for content in contents]
-        return replace(
-            self,
-            paths={sha256: self.paths[sha256] for sha256 in wanted},
-            sizes={sha256: self.sizes[sha256] for sha256 in wanted},
-        )
+        wanted = {content.sha256 for content in contents}
+        paths = {sha256: self.paths[sha256] for sha256 in wanted if sha256 in self.paths}
+        return replace(self, paths=paths, sizes={sha256: self.sizes[sha256] for sha256 in wanted})
 
 
 def document_id(sha256: str, locator: str = "") -> str:
@@ -302,7 +299,7 @@ def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
 def _extract_contents(
     work: Work, settings: SegmentSettings, files: Sources, journal: Journal, forgotten: Tombstones
 ) -> dict[Content, list[_Rows]]:
-    """Extract what the journal lacks, on all workers; returns rows of those files for which there was room."""
+    """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
     missing = [content for content in settings.contents if content not in journal]
     total = len(settings.contents)
     made: dict[Content, list[_Rows]] = {}

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
 from os.path import splitext
@@ -23,7 +23,6 @@ from storage.tombstones import FORGOTTEN
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.ingest.sources.documents import is_corpus
 from tasks.ingest.sources.walk import WalkedFile, encode_path
 from tasks.stage import Work, stage
 
@@ -86,23 +85,6 @@ def _stream_digest(items: Iterable[Any]) -> str:
     for item in items:
         digest.update(canonical_json(item).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
-
-
-def refuse_large(walked: Iterable[WalkedFile], limit: int) -> list[WalkedFile]:
-    """Settle files that are too large to be read by their size alone: hashing a terabyte of holes takes an hour.
-
-    Corpora are not: their rows are read one after the other.
-    """
-    return [
-        replace(
-            entry,
-            status="rejected",
-            reason=f"the file has {entry.size} bytes; the limit is {limit} (extract.max_file_bytes)",
-        )
-        if entry.size > limit and not entry.status and not is_corpus(entry.source)
-        else entry
-        for entry in walked
-    ]
 
 
 def list_files(
@@ -307,7 +289,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
 def write_snapshot(
     files: str, contents: str, segments: dict[str, str], out: str, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Write the table of files; returns counts and a digest of the licences that folders give.
+    """Write the table of files; return counts and a digest of the licences that folders give.
 
     Args:
         files: JSON lines with the fields of each `ListedFile`.

@@ -66,7 +66,7 @@ class Decoded:
 
 
 def clean(text: str) -> str:
-    """Returns the text with line feeds only, no control characters (but tab, form feed) or lone surrogates."""
+    """Return the text with line feeds only, no control characters (but tab, form feed) or lone surrogates."""
     if "\r" in text:
         text = _LINE_ENDS.sub("\n", text)
     text = _CONTROLS.sub("", text)
@@ -77,7 +77,7 @@ def clean(text: str) -> str:
 
 
 def decode(data: bytes) -> Decoded:
-    """Decodes a text file of unknown encoding.
+    """Decode a text file of unknown encoding.
 
     Args:
         data: The whole file.
@@ -106,13 +106,12 @@ def decode(data: bytes) -> Decoded:
 
 
 def _count_controls(text: str) -> int:
-    """How many control characters `clean` takes out of a text."""
     encoded = text.encode("utf-8", "surrogatepass")
     return len(encoded) - len(encoded.translate(None, _CONTROL_BYTES))
 
 
 def find_encoding(data: bytes) -> tuple[str, float, int]:
-    """Finds the encoding of a text.
+    """Find the encoding of a text.
 
     Args:
         data: The whole file.
@@ -154,7 +153,7 @@ def _first_broken_byte(data: bytes) -> int | None:
 
 
 def utf16_without_mark(data: bytes) -> str | None:
-    """Tells UTF-16 and UTF-32 without a byte-order mark.
+    """Tell UTF-16 and UTF-32 without a byte-order mark.
 
     Latin text in UTF-16 has zeros in every second byte and none in the others; other scripts still have them at
     spaces, digits and line ends. So one side must be rich in zeros, the other free of them, and the whole must
@@ -213,7 +212,7 @@ def _is_plausible(sample: bytes, encoding: str, controls: float = 0.01) -> bool:
 
 
 def _guess(data: bytes, first_odd_byte: int) -> tuple[str, float]:
-    """Guesses the encoding of data that is not UTF-8, from a sample around the first byte that proves it."""
+    """Guess the encoding of data that is not UTF-8, from a sample around the first byte that proves it."""
     if _is_nearly_utf8(data):
         return "utf-8", 0.5
     import chardet  # only here: a tenth of the time that an extraction process takes to start
@@ -246,7 +245,6 @@ def _choose(sample: bytes, found: Sequence[Any]) -> tuple[str, float]:
 
 
 def _is_coherent(sample: bytes, encoding: str) -> bool:
-    """Whether the sample decodes to words in one script each."""
     text = sample.decode(encoding, errors="replace")
     beyond = sum(map(len, _BEYOND_ASCII.findall(text)))
     return len(_INCOHERENT.findall(text)) + text.count("\ufffd") <= 0.05 * beyond

@@ -23,11 +23,10 @@ import pyarrow.parquet as pq
 from storage.digest import plain, sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import SEQUENCES, TOKEN_COUNTS
+from storage.schemas import COUNTS_FILE, DATASET_FILE, GROUPS_FILE, SEQUENCES, SEQUENCES_FILE, TOKEN_COUNTS
 from storage.store import StoreError
 from tasks.stage import Work, stage
 from tasks.tokens.documents import TokenDocuments, count_ids, kept_tokens
-from tasks.tokens.index import COUNTS_FILE, DATASET_FILE, SEQUENCES_FILE
 from tasks.tokens.packing import (
     PACKINGS,
     Account,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from tasks.settings import DatasetSettings
     from tasks.tokens.mix import MixSettings
 
-GROUPS_FILE = "groups.parquet"
 EVERYTHING = "all"  # the one group there is without a mix
 ROWS_AT_ONCE = 2**16
 ZSTD_LEVEL = 1  # it halves names, as higher levels do: they are random, and take twice the time there

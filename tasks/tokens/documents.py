@@ -17,11 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import SHARD_FILE
+from storage.schemas import SHARD_COUNTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store, StoreError
 from storage.tables import members
 from tasks.curate.kept import shelves_of
-from tasks.tokens.shards import SHARD_COUNTS_FILE, TOKENS_FILE
 
 IDS_AT_ONCE = 2**21
 LONG_SPAN = 2**14  # ids from which on a span is counted by itself: one count costs as much as the vocabulary is large

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE
 from tasks.curate.kept import holders, shelves_of
 from tasks.stage import Work, stage
 from tasks.tokens.foreign import digest_of_tokenizer_file, read_tokenizer_file
@@ -41,7 +42,6 @@ from tasks.tokens.tokenizer import (
 if TYPE_CHECKING:
     from tasks.settings import TokenizerSettings
 
-DOCUMENTS_FILE = "documents.parquet"
 CHOICE_FILE = "choice.json"
 
 # Below this much text most merges would be seen a handful of times; single characters are learned better.

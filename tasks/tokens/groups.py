@@ -32,9 +32,8 @@ from storage.digest import rows_digest
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import GROUPS
+from storage.schemas import DOCUMENTS_FILE, GROUPS, GROUPS_FILE
 from tasks.corpora.view import kept_by_segment, paths_of, segment_tables
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.ingest.pool.messages import MessageReader, write_ascii_message
 from tasks.stage import Work, stage
 from tasks.tokens.mix import ADVICE, MixError, MixSettings, shown
@@ -42,7 +41,6 @@ from tasks.tokens.mix import ADVICE, MixError, MixSettings, shown
 if TYPE_CHECKING:
     from tasks.run import Run
 
-GROUPS_FILE = "groups.parquet"
 MOST_GROUPS = 10_000
 START_SECONDS = 60.0  # importing takes half a second; a machine that swaps may take a hundred times as long
 CHECK_SECONDS = 60.0  # on no documents

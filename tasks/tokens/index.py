@@ -12,11 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage.schemas import DATASET_FILE, SEQUENCES_FILE
 from tasks.tokens.packing import is_isolated
-
-SEQUENCES_FILE = "sequences.parquet"
-COUNTS_FILE = "token_counts.parquet"
-DATASET_FILE = "dataset.json"
 
 
 @dataclass(frozen=True)

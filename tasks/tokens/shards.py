@@ -26,18 +26,14 @@ import pyarrow.parquet as pq
 from storage.digest import rows_digest
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
+from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, TOKENS, TOKENS_FILE
 from storage.schemas import SHARD_FILE as SHARD_FILE
-from storage.schemas import TOKENS
 from storage.tables import ROWS_AT_ONCE, ZSTD_LEVEL, unpacked_size
 from tasks.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
 from tasks.tokens.engines import Encoded, Engine, EngineError, engine_errors
 from tasks.tokens.texts import Texts, batches, number_array, text_array, texts_of
 from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
-
-DOCUMENTS_FILE = "documents.parquet"
-TOKENS_FILE = "tokens.parquet"
-SHARD_COUNTS_FILE = "counts.npy"
 
 STRETCH_BYTES = 2**20  # of texts that are encoded and written before the next ones
 BLOCK_IDS = 2**18

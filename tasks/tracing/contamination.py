@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from model.metrics import bits_per_byte
 from storage.digest import sha256_file, sha256_json
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import CONTAMINATION
+from storage.schemas import CONTAMINATION, DOCUMENTS_FILE
 from storage.tables import read_columns, unpacked_size, write_table
 from tasks.curate.dedup import GramIndex, Hashes, gram_hashes
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
 SEEN_FILE = "seen.npy"

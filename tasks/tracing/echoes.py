@@ -13,17 +13,15 @@ from typing import Any
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import ECHO_SPANS, ECHOES, METRICS
+from storage.schemas import COMPLETIONS_FILE, ECHO_SPANS, ECHOES, METRICS, SPANS_FILE
 from storage.store import Store
 from storage.tables import read_rows, write_table
-from tasks.generation.stage import COMPLETIONS_FILE
 from tasks.stage import Work, stage
 from tasks.tracing.anchors import FOUND_WORDS
 from tasks.tracing.index import TracedSegment
 from tasks.tracing.spans import SharedSpan, covered_chars, outstanding, shared_spans
 
 ECHOES_FILE = "echoes.parquet"
-SPANS_FILE = "spans.parquet"
 METRICS_FILE = "metrics.parquet"
 MOST_DOCUMENTS = 3  # that are noted for one span; a stock phrase stands in thousands
 

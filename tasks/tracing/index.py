@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
-from storage.schemas import TRACED
+from storage.schemas import DOCUMENTS_FILE, TRACED
 from storage.tables import read_columns, unpacked_size, write_columns
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 from tasks.tracing.anchors import ANCHOR_WORDS, ANCHORS_FILE, STRIDE, AnchorIndex, build_anchors
 

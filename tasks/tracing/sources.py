@@ -12,13 +12,11 @@ import pyarrow.parquet as pq
 
 from storage.lineage import ancestors, manifest_of
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
 from storage.tables import union_digest
 from tasks.blame import first_paths
-from tasks.curate.curate import SELECTION_FILE
 from tasks.curate.kept import holders, kept_documents, shelves_of
-from tasks.curate.normalise import DOCUMENTS_FILE
-from tasks.tokens.index import SEQUENCES_FILE
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import DATASET_FILE
 from storage.store import Store
 from tasks.speed import flops_per_token
-from tasks.tokens.index import DATASET_FILE, read_record
+from tasks.tokens.index import read_record
 from tasks.train_report.figures import Ancestor, Cost, Curve, Epoch, TrainingFigures
 from tasks.train_report.journal import TELEMETRY_FILE, read_notes
 

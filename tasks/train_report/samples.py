@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from storage.schemas import SHARD_FILE
+from storage.schemas import SHARD_FILE, TOKENS_FILE
 from storage.tables import read_columns
 from tasks.tokens.index import Index
-from tasks.tokens.shards import TOKENS_FILE
 from tasks.tokens.tokenizer import Tokenizer
 from tasks.train_report.journal import Sample
 

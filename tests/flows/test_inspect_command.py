@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from flows.cli_lookup import inspect
 from model import PRESETS, ModelConfig, Transformer, save_weights
+from storage.schemas import COUNTS_FILE
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.inspection.subject import Subject
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import TOKENIZER_FILE, CharTokenizer
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage.digest import sha256_json
-from storage.schemas import NORMALISED
+from storage.schemas import DOCUMENTS_FILE, NORMALISED
 from storage.tables import union_digest, write_table
 from tasks.apart import Apart
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
 PARTS = ["pump", "valve", "filter", "housing", "gear", "shaft", "seal", "lever", "spindle", "bearing", "gauge", "belt"]

@@ -14,11 +14,10 @@ from tiny_run import direct_session
 from flows import pipeline
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
-from storage.schemas import TOKEN_COUNTS
+from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_rows, write_table
 from tasks.generation.prompts import Prompt
 from tasks.settings import load_settings, parse_assignments
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import AsciiTokenizer, Tokenizer
 
 CONTEXT = 48

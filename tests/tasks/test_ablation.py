@@ -14,10 +14,10 @@ from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
+from storage.schemas import DATASET_FILE, SEQUENCES_FILE
 from storage.store import Store, open_store
 from storage.tables import read_rows
 from tasks.ablation import documents_of
-from tasks.tokens.index import DATASET_FILE, SEQUENCES_FILE
 from tasks.upkeep.verify import verify_home
 
 WITHOUT = "text-0[0-4].txt"

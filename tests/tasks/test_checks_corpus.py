@@ -17,13 +17,12 @@ from tiny_run import Ran, copy_of_store, home_at
 
 from storage.catalog import read_state
 from storage.manifest import ArtifactRef
-from storage.schemas import EVALSET, SELECTION, SEQUENCES, TOKENS
+from storage.schemas import EVALSET, SELECTION, SEQUENCES, SHARD_COUNTS_FILE, TOKENS
 from storage.store import Store
 from storage.tables import read_rows, write_table
 from tasks.checks.sequences import check_sequences
 from tasks.checks.split import check_split
 from tasks.checks.tokens import check_tokens
-from tasks.tokens.shards import SHARD_COUNTS_FILE
 
 State = dict[str, list[ArtifactRef]]
 

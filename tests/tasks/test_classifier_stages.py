@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from classifier_samples import HeldSettings, Means, held, manuals, rubbishes, write_files, write_lines
 
-from storage.schemas import SCORES
+from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.store import Store
 from storage.tables import read_rows
 from tasks.apart import WORTH_A_PROCESS, Apart
@@ -18,7 +18,6 @@ from tasks.curate.classifier.examples import ExamplesError
 from tasks.curate.classifier.features import BUCKETS
 from tasks.curate.classifier.stages import (
     METRICS_FILE,
-    SCORES_FILE,
     WEIGHTS_FILE,
     ClassifierStageSettings,
     ScoreSettings,
@@ -27,7 +26,6 @@ from tasks.curate.classifier.stages import (
     score,
     score_segment,
 )
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Outcome
 
 

@@ -16,11 +16,10 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from model import ModelConfig, Transformer, save_weights
-from storage.schemas import TOKEN_COUNTS
+from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_columns, write_table
 from tasks.bundle import Bundle
 from tasks.interchange import ExchangeError, export_bundle, import_folder, read_hf_tokenizer, write_hf_tokenizer
-from tasks.tokens.index import COUNTS_FILE
 from tasks.tokens.tokenizer import (
     BOS,
     EOS,

@@ -15,13 +15,13 @@ from tiny_run import Ran, home_at, plan_of, run_prepare, run_whole, text_of, tin
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.manifest import RefSet
+from storage.schemas import SHARD_FILE
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_columns, read_rows
 from tasks.checks import check_split, check_tokens
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.selection import hash_share
 from tasks.tokens.index import load_index
-from tasks.tokens.shards import SHARD_FILE
 from tasks.tokens.tokenizer import BOS, EOS, load_tokenizer
 
 IN_TRAINING = 13  # a text whose hash puts it there

@@ -14,7 +14,8 @@ import fingerprints
 import pytest
 from fingerprints import Entries, complaints
 
-from tasks.fingerprint import PLUMBING, _parsed, fingerprint, modules_of
+from flows.stages import all_stages
+from tasks.fingerprint import PLUMBING, _read, _source_of, fingerprint, modules_of
 
 SHOP = {
     "__init__.py": '"""A shop."""\n',
@@ -23,6 +24,7 @@ SHOP = {
 from typing import TYPE_CHECKING
 
 from . import prices
+from shop.lazy import give_change
 from shop.deep.tax import rate as tax_rate
 
 if TYPE_CHECKING:
@@ -48,6 +50,19 @@ def total(items: "list[Kind]") -> float:
 ''',
     "late.py": "PRICES = {'apple': 1.0}\n",
     "kinds.py": "Kind = str\n",
+    "lazy/__init__.py": """import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .change import give_change
+    from .receipts import print_receipt
+
+
+def __getattr__(name: str) -> object:
+    return getattr(importlib.import_module(".change", __name__), name)
+""",
+    "lazy/change.py": "def give_change(paid: float, total: float) -> float:\n    return paid - total\n",
+    "lazy/receipts.py": "def print_receipt() -> None:\n    print(1)\n",
     "deep/__init__.py": "",
     "deep/tax.py": "from ..rates import RATE\n\n\ndef rate() -> float:\n    return RATE\n",
     "rates.py": "RATE = 0.19\n",
@@ -81,11 +96,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> str:
     return fingerprint_of(tmp_path_factory.mktemp("shop"))[0]
 
 
-def test_the_modules_of_a_stage_are_those_it_imports_directly_late_relatively_and_through_others(
+def test_the_modules_of_a_stage_are_those_it_executes_directly_late_relatively_lazily_and_through_others(
     tmp_path: Path,
 ) -> None:
     _, modules = fingerprint_of(tmp_path)
-    names = ["", "deep.tax", "kinds", "late", "prices", "rates", "stage"]
+    names = ["", "deep.tax", "late", "lazy", "lazy.change", "prices", "rates", "stage"]
     assert modules == [f"shop.{name}".rstrip(".") for name in names]
 
 
@@ -104,6 +119,9 @@ def test_the_modules_of_a_stage_are_those_it_imports_directly_late_relatively_an
         ("late.py", "{'apple': 1.0}", '{"apple": 1.0}  # a price'),
         ("deep/tax.py", "    return RATE", '    """The rate."""\n\n    return RATE'),
         ("unused.py", "0.19", "0.2"),
+        ("kinds.py", "str", "bytes"),
+        ("stage.py", "import Kind", "import Kind as Sort"),
+        ("lazy/receipts.py", "1", "2"),
     ],
 )
 def test_comments_docstrings_layout_and_modules_that_are_not_imported_do_not_count(
@@ -122,7 +140,7 @@ def test_comments_docstrings_layout_and_modules_that_are_not_imported_do_not_cou
         ("late.py", "'apple'", "b'apple'"),
         ("rates.py", "0.19", "0.2"),
         ("rates.py", "RATE = 0.19", "RATE = 0.19\nRATES = []"),
-        ("kinds.py", "str", "bytes"),
+        ("lazy/change.py", "paid - total", "total - paid"),
     ],
 )
 def test_a_change_of_code_counts_in_whichever_imported_module_it_lies(
@@ -137,7 +155,7 @@ def test_what_was_found_in_a_source_is_noted_for_later_processes(tmp_path: Path,
     noted = json.loads(memo.read_text())
     assert len(noted) == len(modules)
     assert found == original == fingerprint_of(tmp_path, memo=memo)[0]
-    memo.write_text(json.dumps({key: ["0" * 64, names] for key, (_, names) in noted.items()}))
+    memo.write_text(json.dumps({key: ["0" * 64, *rest] for key, (_, *rest) in noted.items()}))
     assert fingerprint_of(tmp_path, memo=memo)[0] != original
 
 
@@ -165,16 +183,43 @@ def test_the_training_stage_covers_the_network_but_not_the_plumbing() -> None:
     assert not modules & PLUMBING
 
 
-def test_the_extraction_stage_covers_the_code_of_its_child_processes() -> None:
-    from tasks.ingest.segments import extract
+def covered_by(stage: str) -> set[str]:
+    return {name for module in all_stages()[stage].modules for name in modules_of(module)}
 
-    covered = {name for module in extract.modules for name in modules_of(module)}
+
+@pytest.mark.parametrize("stage", ["complete", "exam"])
+def test_stages_that_generate_cover_the_network_that_a_bundle_loads_by_name(stage: str) -> None:
+    needed = {"model.checkpoint", "model.generating.chooser", "model.generation", "model.sampling", "model.transformer"}
+    assert needed <= covered_by(stage)
+
+
+@pytest.mark.parametrize(
+    ("module", "changed", "unchanged"),
+    [("model.sampling", ["complete", "exam"], ["curate"]), ("tasks.exams.questions", ["exam"], ["train", "complete"])],
+)
+def test_a_change_of_a_module_changes_the_code_of_the_stages_that_execute_it(
+    monkeypatch: pytest.MonkeyPatch, module: str, changed: list[str], unchanged: list[str]
+) -> None:
+    before = {name: all_stages()[name].code for name in (*changed, *unchanged)}
+    path, read = _source_of(module), Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, **how: read(self, **how) + "\n\nADDED = 1\n" * (self == path))
+    _read.cache_clear()
+    after = {name: all_stages()[name].code for name in before}
+    _read.cache_clear()
+    assert [name for name in before if after[name] != before[name]] == changed
+
+
+def test_reading_a_table_does_not_count_as_the_code_that_makes_it() -> None:
+    assert [name for name in ("train", "dedup", "evaluate") if "tasks.curate.normalise" in covered_by(name)] == []
+
+
+def test_the_extraction_stage_covers_the_code_of_its_child_processes() -> None:
     assert {
         "tasks.ingest.pool.worker",
         "tasks.ingest.pdf.pdf",
         "tasks.ingest.text",
         "tasks.ingest.pictures.image",
-    } <= covered
+    } <= covered_by("extract")
 
 
 def entries(**stages: tuple[int, str]) -> Entries:
@@ -214,9 +259,9 @@ def test_a_parse_that_python_itself_fails_is_made_again(monkeypatch: pytest.Monk
 
     expected = fingerprint("tasks.tokens.packing")
     with monkeypatch.context() as patch:  # only here: whoever reports a failure parses, too
-        patch.setattr("tasks.fingerprint._memos", [])
+        patch.setattr("tasks.fingerprint._memo", {})
         patch.setattr("tasks.fingerprint.ast.parse", meets_another)
-        _parsed.cache_clear()
+        _read.cache_clear()
         found = fingerprint("tasks.tokens.packing")
     assert found == expected
     assert failures == []

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from model import ModelConfig, Transformer
-from storage.schemas import SHARD_FILE, TOKENS
+from storage.schemas import SHARD_FILE, TOKENS, TOKENS_FILE
 from storage.tables import write_table
 from tasks.tokens.index import Index
-from tasks.tokens.shards import TOKENS_FILE
 from tasks.tokens.tokenizer import BOS, EOS, CharTokenizer
 from tasks.train_report.samples import MOST_PROMPT_IDS, NEW_TOKENS, PROMPT_CHARACTERS, Sampler, first_ids
 

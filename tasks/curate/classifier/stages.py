@@ -17,16 +17,14 @@ import numpy as np
 
 from storage.digest import sha256_file, sha256_json
 from storage.manifest import ArtifactRef
-from storage.schemas import SCORES
+from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.classifier.examples import file_identities, read_examples, refuse_shared
 from tasks.curate.classifier.training import score_texts, train
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.stage import Work, stage
 
 WEIGHTS_FILE = "weights.npy"
 METRICS_FILE = "metrics.json"
-SCORES_FILE = "scores.parquet"
 BATCH_DOCUMENTS = 256
 
 logger = logging.getLogger("sheepfold")

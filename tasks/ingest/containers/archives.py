@@ -68,7 +68,7 @@ _OCTAL = re.compile(rb"[ \x00]*([0-7]{1,7})[ \x00]*")
 def read_archive(
     data: bytes, media_type: str, options: ExtractOptions, budget: Budget, passwords: Sequence[str] = ()
 ) -> Iterator[Entry]:
-    """Reads an archive entry by entry; folders are passed over.
+    """Read an archive entry by entry; folders are passed over.
 
     Args:
         data: The archive.
@@ -102,7 +102,6 @@ def is_tar_header(block: bytes) -> bool:
 
 
 def _corrupt(what: str, error: Exception | str) -> ExtractionProblem:
-    """The problem of something damaged."""
     detail = error if isinstance(error, str) else str(error) or type(error).__name__
     if isinstance(error, RecursionError):
         detail = "headers without end"
@@ -150,7 +149,6 @@ def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: S
 
 
 def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, passwords: Sequence[str]) -> bytes:
-    """The bytes of one entry of a ZIP."""
     unsafe = unsafe_name(info.filename)
     if stat.S_ISLNK(info.external_attr >> 16):
         unsafe = "it is a symbolic link"
@@ -182,12 +180,11 @@ class _InSmallChunks:
         self._stream = stream
 
     def read(self, _size: int) -> bytes:
-        """Returns what one chunk gives; nothing at the end."""
+        """Return what one chunk gives; nothing at the end."""
         return bytes(self._stream.read1(-1))
 
 
 def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, password: bytes | None) -> bytes:
-    """Decompresses one entry of a ZIP."""
     bounded = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     try:
         with archive.open(info, pwd=password) as stream:
@@ -249,7 +246,7 @@ def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budg
 
 def _gzip_name(data: bytes) -> str:
     """The name of the compressed file, without folders, as a GZIP header may state it."""
-    flags, extra_length = data[3], 0
+    flags, extra_length = int.from_bytes(data[3:4], "little"), 0  # the file may end before its header does
     if not flags & 0x08:
         return ""
     if flags & 0x04:
@@ -321,7 +318,6 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
 
 
 def _read_tar_entry(archive: tarfile.TarFile, header: tarfile.TarInfo, budget: Budget, booked: bool) -> bytes:
-    """The bytes of one entry of a TAR."""
     unsafe = unsafe_name(header.name)
     if header.type in _TAR_KINDS:
         unsafe = f"it is a {_TAR_KINDS[header.type]}"

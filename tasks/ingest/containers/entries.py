@@ -61,7 +61,7 @@ class Budget:
         return self._left < 0
 
     def take(self, n_bytes: int) -> None:
-        """Books unpacked bytes.
+        """Book unpacked bytes.
 
         Args:
             n_bytes: How many came out.
@@ -78,7 +78,7 @@ class Budget:
             )
 
     def read(self, stream: IO[bytes], chunk_bytes: int = CHUNK_BYTES, booked: bool = False) -> bytes:
-        """Reads one entry to its end.
+        """Read one entry to its end.
 
         Args:
             stream: The entry.
@@ -101,23 +101,23 @@ class Budget:
         return whole.getvalue()
 
     def too_large(self) -> ExtractionProblem:
-        """Returns the problem of an entry that is larger than a file may be."""
+        """Return the problem of an entry that is larger than a file may be."""
         reason = f"the member unpacks to more than {self._entry_bytes} bytes (max_file_bytes)"
         return ExtractionProblem("rejected", "too_large", reason)
 
 
 class Locators:
-    """Gives each entry of a container a locator of its own, and each member of a file one over all its containers."""
+    """Give each entry of a container a locator of its own, and each member of a file one over all its containers."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
     def of(self, name: str) -> str:
-        """Returns the locator of the next entry with this name; an entry of the same name again gets a number."""
+        """Return the locator of the next entry with this name; an entry of the same name again gets a number."""
         return self.unique(_encode_name(name))
 
     def unique(self, locator: str) -> str:
-        """Returns the locator itself, or with the first free number if something else had it before."""
+        """Return the locator itself, or with the first free number if something else had it before."""
         found = locator
         while found in self._seen:
             # Counted on from the last one given: entries of one name must not take more steps the more they are.
@@ -128,19 +128,19 @@ class Locators:
 
 
 def numbered(locator: str, number: int) -> str:
-    """Returns a locator with a number; no name can look like it, since "%" in names is itself encoded."""
+    """Return a locator with a number; no name can look like it, since "%" in names is itself encoded."""
     return f"{locator}%23{number}"
 
 
 def suffix_of(name: str) -> str:
-    """Returns the suffix of an entry's name, by the same rules as that of a file: in lower case, with the dot."""
+    """Return the suffix of an entry's name, by the same rules as that of a file: in lower case, with the dot."""
     last = _SEPARATORS.split(name)[-1]
     stem, dot, suffix = last.rpartition(".")
     return encode_path(f".{suffix}".lower()) if dot and suffix and stem.strip(".") else ""
 
 
 def unsafe_name(name: str) -> str:
-    """Tells whether a name would lead out of the folder that the archive is unpacked in.
+    """Tell whether a name would lead out of the folder that the archive is unpacked in.
 
     Args:
         name: The name in the archive.

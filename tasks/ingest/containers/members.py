@@ -1,7 +1,7 @@
-"""Members of containers: goes through archives, archives inside them, and tables, and extracts each document.
+"""Extract the members of archives, of archives inside them, and of tables.
 
-A container may break anywhere without harm to the members before, and one member's trouble is no other's. What is
-left out, by a limit or by damage, has a row of its own that says so.
+Damage costs only the members that it hits: an exception in one of them is caught here, becomes that member's row, and
+the next member follows. Members left out by a limit or by damage have a row that says so.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tasks.ingest.containers.archives import read_archive
 from tasks.ingest.containers.entries import Budget, Entry, Locators, numbered
@@ -19,11 +20,14 @@ from tasks.ingest.text import clean
 
 # How a document that is no container is extracted: pages as they come, then the outcome without them.
 ExtractLeaf = Callable[[bytes, Detected], Generator[PageText, None, Extraction]]
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_UNKNOWN = Detected("", "application/octet-stream")
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A member that holds no members: a document, a row, or something that could not be read."""
+    """A member that is no container: a document, a row, or something that could not be read."""
 
     locator: str
     entry: Entry
@@ -36,7 +40,7 @@ class Members:
     Args:
         data: The file.
         detected: What it is; a container.
-        options: Limits, and what holds documents in a table.
+        options: Limits, and the columns of tables that hold documents.
         passwords: Tried on encrypted members.
         extract: Extracts a member that is a document.
     """
@@ -59,16 +63,16 @@ class Members:
         self._locators = Locators()
 
     def run(self, skip: int) -> Generator[MemberStarted | Extraction | None, None, str]:
-        """Extracts all members in order.
+        """Extract all members in order.
 
         Args:
-            skip: So many members are passed over: they were done before.
+            skip: Number of members that were done before and are passed over.
 
         Yields:
-            For each member: that it begins, None after each of its pages, its outcome.
+            For each member `MemberStarted`, None after each of its pages, and its outcome.
 
         Returns:
-            What was left out, in words; empty if nothing was.
+            A sentence on members that were left out; empty if none were.
 
         Raises:
             ExtractionProblem: The container cannot be opened, or holds nothing.
@@ -101,7 +105,7 @@ class Members:
         return left_out
 
     def _finish(self, leaf: _Leaf) -> Iterator[Extraction | None]:
-        """A sign of life for each page, then the member's outcome."""
+        """Yield None after each page, so that the pool sees progress, then the member's outcome."""
         entry, outcome = leaf.entry, _outcome(leaf)
         if entry.problem is None and entry.text is not None:
             text = clean(entry.text)
@@ -119,54 +123,53 @@ class Members:
         yield outcome
 
     def _pages(self, leaf: _Leaf, pages: list[PageText]) -> Generator[None, None, Extraction]:
-        """Extracts a member's pages into the list; returns its outcome."""
-        try:
-            extraction = self._extract(leaf.entry.data, leaf.detected)
-            while True:
-                try:
-                    pages.append(next(extraction))
-                except StopIteration as end:
-                    outcome: Extraction = end.value
-                    return outcome
-                yield None
-        except MemoryError:
-            problem = ExtractionProblem("failed", "memory", "the member needs more memory than is left")
-        # As with a file: whatever a library raises about a hostile member is that member's outcome.
-        except Exception as error:  # noqa: BLE001
-            problem = ExtractionProblem("failed", "crashed", f"the extractor failed: {type(error).__name__}: {error}")
-        return _outcome(leaf, problem)
+        """Extract a member's pages into the list; return its outcome."""
+        extraction = _guarded(self._extract(leaf.entry.data, leaf.detected))
+        while True:
+            try:
+                pages.append(next(extraction))
+            except StopIteration as end:
+                found: Extraction | ExtractionProblem = end.value
+                return found if isinstance(found, Extraction) else _outcome(leaf, found)
+            yield None
 
-    def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Iterator[_Leaf]:
+    def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
         """The members of a container, and those of the containers in it, at their place."""
         n_entries = 0
-        try:
-            for entry in self._entries(data, detected):
-                n_entries += 1
-                yield from self._of_entry(entry, prefix, depth)
-                if self._budget.spent:
-                    return
-        except ExtractionProblem as problem:
-            if depth == 1 and n_entries == 0:
-                raise
-            # The whole file has no locator; what comes after its last sound entry does.
-            locator = prefix.removesuffix("/") if n_entries == 0 else numbered(prefix, n_entries + 1)
-            yield _Leaf(locator, Entry(locator, problem=problem), detected)
-        else:
-            if depth > 1 and n_entries == 0:
-                nothing = ExtractionProblem("skipped", "empty", f"the {detected.kind} holds no members")
-                yield _Leaf(prefix.removesuffix("/"), Entry(prefix, problem=nothing), detected)
+        entries = _guarded(self._entries(data, detected))
+        while True:
+            try:
+                entry = next(entries)
+            except StopIteration as end:
+                problem: ExtractionProblem | None = end.value
+                break
+            n_entries += 1
+            damage = yield from _guarded(self._of_entry(entry, prefix, depth))
+            if damage is not None:
+                yield _Leaf(prefix + entry.locator, replace(entry, problem=damage), _UNKNOWN)
+            if self._budget.spent:
+                return
+        if problem is None and n_entries == 0 and depth > 1:
+            problem = ExtractionProblem("skipped", "empty", f"the {detected.kind} holds no members")
+        if problem is None:
+            return
+        if depth == 1 and n_entries == 0:
+            raise problem
+        # The whole file has no locator; what comes after its last sound entry does.
+        locator = prefix.removesuffix("/") if n_entries == 0 else numbered(prefix, n_entries + 1)
+        yield _Leaf(locator, Entry(locator, problem=problem), detected)
 
-    def _entries(self, data: bytes, detected: Detected) -> Iterator[Entry]:
-        """The entries of one container."""
+    def _entries(self, data: bytes, detected: Detected) -> Generator[Entry, None, None]:
         if detected.kind == "table":
-            return read_table(data, detected.media_type, self._options, self._budget)
-        return read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
+            yield from read_table(data, detected.media_type, self._options, self._budget)
+        else:
+            yield from read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
 
-    def _of_entry(self, entry: Entry, prefix: str, depth: int) -> Iterator[_Leaf]:
+    def _of_entry(self, entry: Entry, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
         """The entry itself, or what is in it."""
         locator = prefix + entry.locator
         if entry.problem is not None:
-            yield _Leaf(locator, entry, Detected("", "application/octet-stream"))
+            yield _Leaf(locator, entry, _UNKNOWN)
             return
         if entry.text is not None:
             yield _Leaf(locator, entry, Detected("text", "text/plain"))
@@ -180,6 +183,23 @@ class Members:
             yield _Leaf(locator, Entry(locator, problem=problem), detected)
         else:
             yield from self._leaves(entry.data, detected, locator + "/", depth + 1)
+
+
+def _guarded(items: Generator[_Item, None, _Result]) -> Generator[_Item, None, _Result | ExtractionProblem]:
+    """Pass on what a parser yields; an exception ends it and is returned as the problem of what was being read.
+
+    Parsers of hostile bytes raise whatever the bytes provoke: LookupError, TypeError, ArithmeticError,
+    AttributeError, AssertionError, RecursionError, struct.error and the classes of each library. No list of them is
+    complete, and one that is missing would cost all members behind.
+    """
+    try:
+        return (yield from items)
+    except ExtractionProblem as problem:
+        return problem
+    except MemoryError:
+        return ExtractionProblem("failed", "memory", "the member needs more memory than is left")
+    except Exception as error:  # noqa: BLE001 - see above
+        return ExtractionProblem("failed", "crashed", f"the extractor failed: {type(error).__name__}: {error}")
 
 
 def _outcome(leaf: _Leaf, problem: ExtractionProblem | None = None) -> Extraction:

@@ -37,7 +37,7 @@ _ARROW_TYPES = {"integer": "int64", "real": "float64", "text": "string", "blob":
 
 
 def read_table(data: bytes, media_type: str, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
-    """Reads the documents of a table.
+    """Read the documents of a table.
 
     Args:
         data: The file.
@@ -57,7 +57,6 @@ def read_table(data: bytes, media_type: str, options: ExtractOptions, budget: Bu
 
 
 def _entry(number: int, value: object, budget: Budget, what: str = "row") -> Entry:
-    """The entry of one row."""
     locator = str(number)
     if value is None or value == "":
         return Entry(locator, problem=ExtractionProblem("skipped", "empty", f"the {what} holds no text"))
@@ -104,7 +103,6 @@ def _wanted(options: ExtractOptions) -> list[str]:
 
 
 def _read_parquet(data: bytes, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
-    """The rows of a Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -132,7 +130,6 @@ def _read_parquet(data: bytes, options: ExtractOptions, budget: Budget) -> Itera
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -152,7 +149,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def json_lines_column(data: bytes, options: ExtractOptions) -> str | None:
-    """Finds the column that holds the documents of a JSON Lines file.
+    """Find the column that holds the documents of a JSON Lines file.
 
     Args:
         data: The file.
@@ -194,7 +191,6 @@ def _read_json_lines(data: bytes, options: ExtractOptions, budget: Budget) -> It
 
 
 def _line_entry(number: int, line: bytes, column: str | None, budget: Budget) -> Entry:
-    """The entry of one line of JSON Lines."""
     try:
         record = json.loads(line.decode("utf-8-sig", "replace"))
     except RecursionError:
@@ -210,7 +206,6 @@ def _line_entry(number: int, line: bytes, column: str | None, budget: Budget) ->
 
 
 def _bad_line(number: int, reason: str) -> Entry:
-    """The entry of a line that is not a JSON object."""
     return Entry(str(number), problem=ExtractionProblem("failed", "corrupt", f"line {number}: {reason}"))
 
 
@@ -218,7 +213,6 @@ def _bad_line(number: int, reason: str) -> Entry:
 
 
 def _read_sqlite(data: bytes, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
-    """The rows that the query gives."""
     import duckdb
 
     settings = {
@@ -255,7 +249,7 @@ def _read_sqlite(data: bytes, options: ExtractOptions, budget: Budget) -> Iterat
 
 
 def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
-    """Copies the tables and views that the query speaks of from SQLite; returns the names of all."""
+    """Copy the tables and views that the query speaks of from SQLite; return the names of all."""
     import sqlite3
 
     copied = data
@@ -286,7 +280,6 @@ def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
 
 
 def _copy_table(source: sqlite3.Connection, table: str, database: Any) -> None:
-    """Copies one table or view into DuckDB."""
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
@@ -311,14 +304,12 @@ def _copy_table(source: sqlite3.Connection, table: str, database: Any) -> None:
 
 
 def _one_type(kinds: set[str]) -> str:
-    """The type that can hold cells of all these types."""
     if len(kinds) == 1:
         return next(iter(kinds))
     return "real" if kinds == {"integer", "real"} else "text"
 
 
 def _quote(name: str) -> str:
-    """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

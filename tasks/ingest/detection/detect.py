@@ -103,7 +103,7 @@ class Detected:
 
 
 def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
-    """Tells what a whole file is, where its first bytes are not enough: what lies in a package, whether rows hold text.
+    """Tell what a whole file is, where its first bytes are not enough: what lies in a package, whether rows hold text.
 
     Args:
         data: The whole file.
@@ -126,7 +126,7 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
 
 
 def detect(head: bytes, data_len: int, suffix: str) -> Detected:
-    """Tells what a file is by its beginning.
+    """Tell what a file is by its beginning.
 
     Args:
         head: Its first `HEAD_BYTES` bytes (or all of it).
@@ -246,7 +246,6 @@ def _by_markup(text: str, suffix: str) -> Detected | None:
 
 
 def _skip_comments(text: str) -> str:
-    """The text without white space and comments at its beginning."""
     text = text.lstrip()
     while text.startswith("<!--") and "-->" in text:
         text = text[text.index("-->") + 3 :].lstrip()
@@ -275,7 +274,6 @@ def _is_json_lines(text: str) -> bool:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a short text is JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

@@ -308,7 +308,7 @@ AMBIGUOUS = frozenset(_RULES)
 
 
 def language_by_content(head: str, suffix: str) -> str | None:
-    """Tells the programming language of a text by what stands in it.
+    """Tell the programming language of a text by what stands in it.
 
     Args:
         head: The beginning of the text.
@@ -326,7 +326,7 @@ def language_by_content(head: str, suffix: str) -> str | None:
 
 
 def by_shebang(head: str) -> str | None:
-    """Returns the language of the interpreter that the first line names, or None."""
+    """Return the language of the interpreter that the first line names, or None."""
     match = _SHEBANG.match(head[:300].split("\n", 1)[0])
     if match is None:
         return None
@@ -335,7 +335,6 @@ def by_shebang(head: str) -> str | None:
 
 
 def _by_mode_line(head: str) -> str | None:
-    """The language that a line for an editor names."""
     first = "\n".join(line[:500] for line in head.split("\n", _MODE_LINES)[:_MODE_LINES])
     match = _EMACS_MODE.search(first) or _VIM_MODE.search(first)
     return KERNELS.get(match[1].lower()) if match else None

@@ -31,7 +31,7 @@ _WIDER = {
 
 
 def decode_declared(data: bytes) -> tuple[str, str, float]:
-    """Decodes a document that may state its encoding.
+    """Decode a document that may state its encoding.
 
     Args:
         data: The whole file.

@@ -29,7 +29,7 @@ _CHARACTERS = {f"{_WORD}tab": "\t", f"{_WORD}ptab": "\t", f"{_WORD}noBreakHyphen
 
 
 def read_docx(data: bytes, options: ExtractOptions) -> Parsed:
-    """Reads a Word document.
+    """Read a Word document.
 
     Args:
         data: The whole file.
@@ -58,7 +58,7 @@ def read_docx(data: bytes, options: ExtractOptions) -> Parsed:
 
 
 def _check_sizes(data: bytes, options: ExtractOptions) -> None:
-    """Refuses a package that would unpack to too much; zipfile never gives more than what is declared."""
+    """Refuse a package that would unpack to too much; zipfile never gives more than what is declared."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as package:
             infos = package.infolist()
@@ -97,7 +97,6 @@ def _text(body: Any) -> str:
 
 
 def _begin(flow: TextFlow, tag: str, element: Any) -> None:
-    """What the beginning of an element adds."""
     if tag in _TEXTS:
         # Word marks the spaces that count; the others stand between elements, which have no text of their own.
         flow.preformatted(element.text or "")
@@ -110,7 +109,6 @@ def _begin(flow: TextFlow, tag: str, element: Any) -> None:
 
 
 def _end(flow: TextFlow, tag: str, tables: int) -> None:
-    """What the end of an element adds."""
     if tag == f"{_WORD}p":
         if tables:
             flow.text(" ")  # Paragraphs of one cell stay on the line of its row.

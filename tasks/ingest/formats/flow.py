@@ -21,7 +21,7 @@ class TextFlow:
         self._space = False  # Whether the last text ended in white space, which only counts if more follows.
 
     def text(self, text: str) -> None:
-        """Adds text in which white space is only a separator."""
+        """Add text in which white space is only a separator."""
         words = _fold(text)
         if words in ("", " "):
             self._space = self._space or bool(words)
@@ -32,33 +32,32 @@ class TextFlow:
         self._space = words[-1] == " "
 
     def preformatted(self, text: str) -> None:
-        """Adds text in which white space counts."""
+        """Add text in which white space counts."""
         if text:
             self._put(text)
             self._breaks = len(text) - len(text.rstrip("\n"))
 
     def cell(self) -> None:
-        """Ends a cell of a table; the next one of the row follows after a tab."""
+        """End a cell of a table; the next one of the row follows after a tab."""
         if self._breaks == 0 and self._wanted == 0:
             self._pieces.append("\t")
             self._space = False
 
     def line(self) -> None:
-        """Ends the line."""
+        """End the line."""
         self._wanted, self._space = max(self._wanted, 1), False
 
     def paragraph(self) -> None:
-        """Ends the paragraph."""
+        """End the paragraph."""
         self._wanted, self._space = 2, False
 
     def result(self) -> str:
-        """Returns the whole text."""
+        """Return the whole text."""
         whole = "".join(self._pieces)
         lines = (line.rstrip(" \t") for line in whole.split("\n"))
         return _BLANK_RUNS.sub("\n\n", "\n".join(lines)).strip("\n")
 
     def _put(self, text: str) -> None:
-        """Adds text after the breaks that are due."""
         missing = self._wanted - self._breaks
         if missing > 0:
             self._pieces.append("\n" * missing)

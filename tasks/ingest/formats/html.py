@@ -35,7 +35,7 @@ _VOID = _words("area base br col embed hr img input link meta param source track
 
 
 def read_html(data: bytes) -> Parsed:
-    """Reads an HTML document.
+    """Read an HTML document.
 
     Args:
         data: The whole file.
@@ -57,7 +57,7 @@ def read_html(data: bytes) -> Parsed:
 
 
 class _Reader:
-    """Takes the parser's events."""
+    """Take the parser's events."""
 
     def __init__(self) -> None:
         self.flow = TextFlow()
@@ -112,7 +112,7 @@ class _Reader:
         """The document ends."""
 
     def _break(self, tag: str) -> None:
-        """Ends the line or the paragraph where an element begins or ends."""
+        """End the line or the paragraph where an element begins or ends."""
         if tag in _PARAGRAPHS:
             self.flow.paragraph()
         elif tag in _LINES:
@@ -120,5 +120,4 @@ class _Reader:
 
 
 def _is_hidden(attributes: dict[str, str]) -> bool:
-    """Whether an element is not shown."""
     return "hidden" in attributes or "display:none" in attributes.get("style", "").replace(" ", "").lower()

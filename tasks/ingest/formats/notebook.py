@@ -19,7 +19,7 @@ _FENCE = re.compile(r"^`{3,}", re.MULTILINE)
 
 
 def read_notebook(data: bytes) -> Parsed:
-    """Reads a Jupyter notebook, of version 3 or later.
+    """Read a Jupyter notebook, of version 3 or later.
 
     Args:
         data: The whole file.
@@ -71,7 +71,6 @@ def _language(notebook: dict[str, Any]) -> str:
 
 
 def _parts(cells: list[Any], language: str) -> Iterator[str]:
-    """The text of each cell."""
     for number, cell in enumerate(cells, start=1):
         if not isinstance(cell, dict):
             raise _corrupt(f"cell {number} is no object but {type(cell).__name__}")
@@ -86,12 +85,10 @@ def _parts(cells: list[Any], language: str) -> Iterator[str]:
 
 
 def _fenced(source: str, language: str) -> str:
-    """Code between fences that are longer than any inside it."""
     longest = max((len(fence) for fence in _FENCE.findall(source)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{source}\n{fence}"
 
 
 def _corrupt(detail: str) -> ExtractionProblem:
-    """The problem of a damaged notebook."""
     return ExtractionProblem("failed", "corrupt", f"not a readable notebook: {detail}")

@@ -22,7 +22,7 @@ _BREAK = "\n"
 
 
 def read_xml(data: bytes) -> Parsed:
-    """Reads an XML document.
+    """Read an XML document.
 
     Args:
         data: The whole file.
@@ -47,7 +47,7 @@ def read_xml(data: bytes) -> Parsed:
 
 
 class _Reader:
-    """Takes the parser's events.
+    """Take the parser's events.
 
     Whether a child element stands in a line of text or on a line of its own shows only when its parent ends: a
     parent with text of its own is a line with marked-up words in it. So each boundary of a child puts down a break,
@@ -72,7 +72,7 @@ class _Reader:
         self._title_depth = 0
 
     def text(self) -> str:
-        """Returns the text so far."""
+        """Return the text so far."""
         flow = TextFlow()
         for piece in self._pieces:
             if piece == _BREAK:

@@ -53,7 +53,7 @@ _JUNCTION = re.compile(
 
 
 def count_visible(text: str) -> int:
-    """Returns the number of characters that are no white space."""
+    """Return the number of characters that are no white space."""
     return sum(map(len, text.split()))
 
 
@@ -99,7 +99,7 @@ def _is_plainly_words(text: str) -> bool:
 
 
 def count_legible(text: str) -> int:
-    """Returns the number of visible characters that belong to legible text.
+    """Return the number of visible characters that belong to legible text.
 
     Args:
         text: The text; lines are judged one by one, those too short to judge together.
@@ -129,7 +129,6 @@ def _judged_together(text: str) -> Iterator[str]:
 
 
 def _count_letters(line: str) -> int:
-    """Letters of ASCII."""
     return len(line.encode("ascii", "ignore").translate(None, _NOT_LETTERS))
 
 

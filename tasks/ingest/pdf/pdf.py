@@ -48,7 +48,7 @@ def extract_pdf(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, str | None]:
-    """Reads a PDF.
+    """Read a PDF.
 
     Args:
         data: The file.
@@ -192,14 +192,13 @@ def _clean(text: str) -> str:
 
 
 def _layer_record(number: int, text: str, routing: Routing) -> PageText:
-    """The page as its text layer has it."""
     return PageText(number, text, "text" if text.strip() else "none", routing.engine)
 
 
 def _read_by_ocr(
     page: pdfium.PdfPage, layer: PageText, raw_text: str, routing: Routing, options: ExtractOptions
 ) -> PageText:
-    """Renders a page and reads the picture; the layer stays where it says more or OCR cannot be had."""
+    """Render a page and read the picture; the layer stays where it says more or OCR cannot be had."""
     try:
         read = _ocr_rendered(page, options)
     except OcrUnavailable as error:

@@ -32,7 +32,7 @@ def extract_with_pypdf(
     passwords: Sequence[str] = (),
     pages: Sequence[int] | None = None,
 ) -> Generator[PageText, None, str | None]:
-    """Reads a PDF's text layers.
+    """Read a PDF's text layers.
 
     Args:
         data: The file.
@@ -90,7 +90,7 @@ def is_sound(text: str) -> bool:
 
 
 def wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | None) -> list[int] | range:
-    """Returns the indexes (from 0) of the pages to read, in order."""
+    """Return the indexes (from 0) of the pages to read, in order."""
     n_read = min(n_pages, options.max_pages)
     if pages is None:
         return range(n_read)
@@ -100,7 +100,7 @@ def wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | N
 def note_page_limit(
     n_pages: int, options: ExtractOptions, pages: Sequence[int] | None, engine: str
 ) -> Iterator[PageText]:
-    """Yields a record that says that pages were left out, if any were."""
+    """Yield a record that says that pages were left out, if any were."""
     number = options.max_pages + 1
     if n_pages > options.max_pages and (pages is None or number in pages):
         error = f"{n_pages} pages; those after {options.max_pages} were not read (extract.max_pages)"
@@ -108,12 +108,12 @@ def note_page_limit(
 
 
 def tidy_title(title: object) -> str | None:
-    """Returns a title on one line, or None."""
+    """Return a title on one line, or None."""
     return " ".join(clean(str(title)).split()) or None if title else None
 
 
 def encrypted(passwords: Sequence[str]) -> ExtractionProblem:
-    """Returns what to raise for a document that no password opens."""
+    """Return what to raise for a document that no password opens."""
     tried = "the empty password does" if not passwords else f"neither the empty password nor the {len(passwords)} given"
     verb = "not lead" if not passwords else "lead"
     return ExtractionProblem(
@@ -147,7 +147,6 @@ def _open(data: bytes, first_opinion: str, passwords: Sequence[str]) -> tuple[py
 
 
 def _read_page(reader: pypdf.PdfReader, index: int) -> PageText:
-    """One page by pypdf's text extraction."""
     number = index + 1
     try:
         text = clean(reader.pages[index].extract_text())

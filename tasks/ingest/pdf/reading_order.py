@@ -63,7 +63,7 @@ _Row = list[_Piece]
 
 
 def text_in_column_order(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> str:
-    """Returns the text of a page with its columns one after the other, if the file has them interleaved.
+    """Return the text of a page with its columns one after the other, if the file has them interleaved.
 
     Args:
         page: The page.
@@ -209,7 +209,6 @@ def _by_column(rows: list[_Row], gutter: float) -> Iterator[_Row]:
 
 
 def _characters(layer: pdfium.PdfTextPage, line: _Row) -> str:
-    """The text of a line."""
     start = line[0].start
     text: str = layer.get_text_range(start, line[-1].end - start, errors="surrogatepass")
     return text.rstrip()

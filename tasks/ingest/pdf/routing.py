@@ -52,7 +52,7 @@ _PICTURE = Routing("picture")
 
 
 def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> Routing:
-    """Decides about one page.
+    """Decide about one page.
 
     Args:
         page: The page.
@@ -86,7 +86,7 @@ def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_cha
 
 
 def image_coverage(page: pdfium.PdfPage) -> float:
-    """Returns the share of a page's area that images cover; overlaps count twice."""
+    """Return the share of a page's area that images cover; overlaps count twice."""
     width, height = page.get_size()
     covered = 0.0
     try:

@@ -18,7 +18,7 @@ _WORD = re.compile(r"\w+")
 
 
 def merge_lines(layer: str, read: str) -> str:
-    """Merges a layer with an OCR reading of the same page.
+    """Merge a layer with an OCR reading of the same page.
 
     Args:
         layer: The text layer.
@@ -49,7 +49,6 @@ def agree(layer: str, read: str) -> bool:
 
 
 def _bare(line: str) -> str:
-    """A line without what OCR and typesetting spell differently."""
     return "".join(line.casefold().split())
 
 

@@ -28,7 +28,7 @@ def extract_image(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, None]:
-    """Reads an image, one page per frame of a TIFF.
+    """Read an image, one page per frame of a TIFF.
 
     Args:
         data: The file.
@@ -65,7 +65,6 @@ def extract_image(
 def _frames(
     image: Image.Image, options: ExtractOptions, pages: Sequence[int] | None, ocr_pages: int | None
 ) -> Generator[PageText, None, None]:
-    """The pages of an open image."""
     wanted = None if pages is None else frozenset(pages)
     n_read_by_ocr = 0
     page = 0
@@ -103,7 +102,6 @@ def _frames(
 
 
 def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageText:
-    """One page from the frame that the image stands at."""
     try:
         grey = to_grey(image, options.ocr_max_pixels)
     except Exception as error:
@@ -123,7 +121,7 @@ def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageT
 
 
 def to_grey(image: Image.Image, max_pixels: int) -> Image.Image:
-    """Turns an image of any mode into what OCR reads best.
+    """Turn an image of any mode into what OCR reads best.
 
     Args:
         image: The image; is left as it is.
@@ -175,7 +173,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def fitting_size(size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
-    """Returns the size scaled down, if need be, to at most `max_pixels` and sides that Tesseract accepts."""
+    """Return the size scaled down, if need be, to at most `max_pixels` and sides that Tesseract accepts."""
     width, height = size
     scale = min(1.0, math.sqrt(max_pixels / (width * height)), MAX_SIDE / max(size))
     return (width, height) if scale == 1.0 else (max(1, int(width * scale)), max(1, int(height * scale)))
@@ -202,5 +200,4 @@ def _stated_dpi(image: Image.Image) -> int | None:
 
 
 def _failed(page: int, error: str) -> PageText:
-    """A page that could not be read."""
     return PageText(page, "", "none", "pillow", error=stable_text(error))

@@ -67,7 +67,7 @@ class _Word:
 
 
 def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> tuple[str, float | None]:
-    """Reads the text in an image.
+    """Read the text in an image.
 
     Args:
         image: The image; best 8-bit grey ("L").
@@ -101,12 +101,11 @@ def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = Non
 
 
 def _read_turned(grey: Image.Image, turn: int, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
-    """Recognises an image that is first turned clockwise."""
     return _read(grey.rotate(-turn, expand=True, fillcolor=255), options, dpi)
 
 
 def engine_version() -> str | None:
-    """Returns Tesseract's version, for example "5.5.4", or None where it cannot be loaded."""
+    """Return Tesseract's version, for example "5.5.4", or None where it cannot be loaded."""
     try:
         first = str(_tesserocr().tesseract_version()).split("\n", 1)[0]
     except OcrUnavailable:
@@ -120,7 +119,6 @@ def ocr_ready(languages: str) -> bool:
 
 
 def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
-    """Recognises once."""
     engine = _engine(_data_folder(options.ocr_languages), options.ocr_languages, options.ocr_page_segmentation)
     try:
         _show(engine, grey, dpi)
@@ -138,7 +136,6 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[
 
 
 def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
-    """Gives the engine an image to work on."""
     from PIL import ImageFilter
 
     smooth = grey.filter(ImageFilter.Kernel((3, 3), _SMOOTHING))
@@ -185,7 +182,6 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
 
 
 def _data_folder(languages: str) -> Path:
-    """The folder with the data of these languages."""
     _tesserocr()
     folder = find_tessdata(languages)
     if folder is None:
@@ -194,7 +190,6 @@ def _data_folder(languages: str) -> Path:
 
 
 def _words(table: str) -> Iterator[_Word]:
-    """The words in Tesseract's tab-separated table."""
     for line in table.split("\n"):
         # Level, page, block, paragraph, line, word, left, top, width, height, confidence, text.
         row = line.split("\t", _TABLE_COLUMNS - 1)
@@ -207,7 +202,6 @@ def _words(table: str) -> Iterator[_Word]:
 
 
 def _layout(words: list[_Word]) -> str:
-    """Words to lines and paragraphs."""
     paragraphs: dict[tuple[str, str], dict[str, list[str]]] = {}
     for word in words:
         paragraphs.setdefault(word.paragraph, {}).setdefault(word.line, []).append(word.text)

@@ -29,7 +29,7 @@ _SUFFIX = ".traineddata"
 
 
 def find_tessdata(languages: str) -> Path | None:
-    """Finds the folder that has the data of all these languages.
+    """Find the folder that has the data of all these languages.
 
     Args:
         languages: Tesseract's codes joined by "+".
@@ -47,7 +47,7 @@ def has_all(folder: Path, names: list[str]) -> bool:
 
 
 def explain_missing(languages: str) -> str:
-    """Returns a sentence that says what is missing and how to install it.
+    """Return a sentence that says what is missing and how to install it.
 
     Args:
         languages: Tesseract's codes joined by "+", for which `find_tessdata` found nothing.

@@ -26,7 +26,7 @@ class ProtocolError(Exception):
 
 
 def write_message(descriptor: int, message: dict[str, Any]) -> None:
-    """Writes one message completely.
+    """Write one message completely.
 
     Args:
         descriptor: A file descriptor in blocking mode.
@@ -50,14 +50,14 @@ def write_ascii_message(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all bytes, however many calls it takes."""
+    """Write all bytes, however many calls it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def queue_messages(descriptor: int, messages: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Puts what arrives into a queue until the other end is closed, or what arrives is no message."""
+    """Put what arrives into a queue until the other end is closed, or what arrives is no message."""
     reader = MessageReader(descriptor)
     with contextlib.suppress(OSError, ProtocolError):
         while (arrived := reader.read_available()) is not None:
@@ -66,7 +66,7 @@ def queue_messages(descriptor: int, messages: queue.SimpleQueue[dict[str, Any]])
 
 
 class MessageReader:
-    """Puts messages together from whatever pieces a pipe delivers.
+    """Put messages together from whatever pieces a pipe delivers.
 
     Args:
         descriptor: The file descriptor to read.
@@ -77,7 +77,7 @@ class MessageReader:
         self._buffer = bytearray()
 
     def read_available(self) -> list[dict[str, Any]] | None:
-        """Reads once and returns the messages that are complete; None at the end of the stream.
+        """Read once and return the messages that are complete; None at the end of the stream.
 
         Raises:
             ProtocolError: The bytes are no message.
@@ -89,7 +89,6 @@ class MessageReader:
         return list(self._complete())
 
     def _complete(self) -> Iterator[dict[str, Any]]:
-        """Takes complete messages out of the buffer."""
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:

@@ -1,7 +1,7 @@
-"""A document on its way through the pool: what each process is asked for, and how the answers become one outcome.
+"""Divide a document over the pool's processes and join their answers into one outcome.
 
-A document is usually one part. It becomes more where many of its pages need OCR, so that all processes share them, and
-where a page or a member of a container takes its process down: the rest is then asked for again without it.
+A document is usually one part. It is divided where many of its pages need OCR, so that all processes share them, and
+where a page or a member of a container ends its process: the rest is then requested again without it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tasks.ingest.pool.spool import MemberSpool
 from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText, ReasonCode, judge_pages
 
 OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
-MAX_LOST_PAGES = 3  # A document that takes down more processes than this is given up.
-MAX_LOST_MEMBERS = 50
+# Processes that one document may end or hang. Each costs a new process and up to `limits.page_seconds`, so a file that
+# was built to end one at every page or member holds a worker for 50 deadlines at most.
+MAX_LOSSES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class ExtractJob:
         path: The file.
         sha256: The digest that its bytes must have; if they do not, the outcome is "changed".
         suffix: The suffix with the dot, or "".
-        options: What changes the result.
-        passwords: To be tried on what is encrypted.
+        options: Options that change the result.
+        passwords: Tried on encrypted documents and members.
     """
 
     path: Path
@@ -42,11 +43,11 @@ class ExtractJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """Why a process was lost.
+class ProcessLoss:
+    """Why a process ended before its answer.
 
     Attributes:
-        whole_document: Whether it was the document's own deadline, after which nothing more is tried.
+        whole_document: True if it missed the document's deadline, after which nothing more is tried.
     """
 
     code: ReasonCode
@@ -56,15 +57,15 @@ class Loss:
 
 @dataclass(slots=True)
 class PartResult:
-    """What one process made of a part.
+    """Answer of one process to a part.
 
     Attributes:
         pages: The pages that arrived.
-        n_members: How many members of a container were finished; the document has them.
+        n_members: Number of finished members of a container; the document has them.
         member: Locator of the member that was in work at the end, if any.
-        detected: What is known of the document if the process says no more.
-        done: The process's own verdict, without pages and members; None if it was lost.
-        loss: Why it was lost; None if it was not.
+        detected: Type of the document, in case the process sends no more.
+        done: The process's own outcome, without pages and members; None if the process was lost.
+        loss: Why the process was lost; None if it was not.
     """
 
     pages: list[PageText] = field(default_factory=list)
@@ -72,18 +73,18 @@ class PartResult:
     member: str | None = None
     detected: Extraction = field(default_factory=lambda: Extraction("failed"))
     done: Extraction | None = None
-    loss: Loss | None = None
+    loss: ProcessLoss | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one process is asked for.
+    """Request to one process.
 
     Attributes:
         pages: Only these pages, in order; None for all.
-        first_page: Where to go on, if `pages` is None.
-        skip: Members of a container that were done before.
-        share_ocr: Whether pages may be put off, to be read by OCR in other processes.
+        first_page: First page to read, if `pages` is None.
+        skip: Number of members of a container that were done before.
+        share_ocr: Defer pages that need OCR to other processes.
     """
 
     document: Document
@@ -93,7 +94,7 @@ class Part:
     share_ocr: bool = True
 
     def message(self, limits: Limits) -> dict[str, Any]:
-        """What the worker is told."""
+        """Return the message to the worker."""
         job = self.document.job
         return {
             "path": str(job.path),
@@ -109,16 +110,16 @@ class Part:
         }
 
     def where(self, result: PartResult) -> str:
-        """The place that the process is at."""
+        """Name the page or member that the process is on."""
         if result.member is not None:
             return f"member {result.member!r}"
         return f"page {self.page_in_work(result)}"
 
     def rest(self, result: PartResult, lost: bool) -> Part | None:
-        """What is left to do after a process was lost; None if that was all.
+        """Return the part that is left after a process was lost; None if that was all.
 
         Args:
-            lost: Whether the page or member in work is given up.
+            lost: Leave out the page or member in work.
         """
         if result.member is not None or result.n_members:
             return dataclasses.replace(self, skip=self.skip + result.n_members + lost)
@@ -129,32 +130,32 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the document, so that the process knows what to say of that.
+        """True if the part is all of the document, so that the process's outcome holds for the document.
 
-        A container's process goes through the members that were done before, so it always is.
+        A container's process goes through the members that were done before, so its parts always are.
         """
         return self.pages is None and self.first_page == 1
 
     def opens_document(self, result: PartResult) -> bool:
-        """Whether the process was still at the document's beginning."""
+        """True if the process had not passed the document's beginning."""
         return self.pages is None and self.first_page == 1 and not result.pages
 
     def page_in_work(self, result: PartResult) -> int:
-        """The page that the process was on."""
+        """Return the number of the page that the process was on."""
         if self.pages is not None:
             return self.pages[min(len(result.pages), len(self.pages) - 1)]
         return result.pages[-1].page + 1 if result.pages else self.first_page
 
 
 class Document:
-    """A document in the making; its parts may be finished by several threads.
+    """Collects the answers to a document's parts, from several threads.
 
     Args:
         job: The document.
-        folder: For a temporary file, where a container has many members.
+        folder: Place of a temporary file for containers with many members.
 
     Attributes:
-        future: Gets the outcome.
+        future: Receives the outcome.
     """
 
     def __init__(self, job: ExtractJob, folder: Path | None = None) -> None:
@@ -168,20 +169,20 @@ class Document:
         self._whole_verdict: Extraction | None = None
         self._failure: Extraction | None = None
         self._detected = Extraction("failed")
-        self._losses: list[Loss] = []
+        self._losses: list[ProcessLoss] = []
         self._given_up = False
 
     def first_part(self) -> Part:
-        """The part that everything begins with."""
+        """Return the part that asks for all of the document."""
         return Part(self)
 
     def take_member(self, member: Extraction) -> None:
-        """Keeps a finished member of a container."""
+        """Keep a finished member of a container."""
         with self._lock:
             self._members.append(member)
 
     def take(self, part: Part, result: PartResult) -> None:
-        """Keeps what arrived of a part."""
+        """Keep the pages and the outcome of a part."""
         with self._lock:
             self._pages.update((page.page, page) for page in result.pages)
             if result.detected.media_type != self._detected.media_type:
@@ -190,33 +191,38 @@ class Document:
                 self._verdicts.append(result.done)
                 if part.is_whole:
                     self._whole_verdict = result.done
-                # That all pages of a part are damaged, the pages say themselves.
+                # Damaged pages carry their own errors.
                 damaged = result.pages and result.done.reason_code == "corrupt"
                 if result.done.status == "failed" and not damaged:
                     self._failure = self._failure or result.done
 
     def lose(self, part: Part, result: PartResult) -> Part | None:
-        """Gives up the page or member that took a process down; returns what is to be tried next, if anything."""
+        """Record a lost process against its page or member; return the part to try next, if any.
+
+        Pages that were read stay. After `MAX_LOSSES` no more is tried, and the last lost page or the container says so.
+        """
         loss = result.loss
         assert loss is not None
         with self._lock:
+            is_last = len(self._losses) + 1 >= MAX_LOSSES
+            if is_last and not loss.whole_document:
+                ended = f"{MAX_LOSSES} extraction processes ended or hung on this document"
+                loss = dataclasses.replace(loss, reason=f"{loss.reason}; what follows was not read, because {ended}")
             self._losses.append(loss)
             if loss.whole_document:
                 self._given_up = True
-                return None
-            if result.member is not None:
+            elif result.member is not None:
                 self._members.append(Extraction("failed", loss.reason, loss.code, locator=result.member))
-                self._given_up = len(self._losses) > MAX_LOST_MEMBERS
+                self._given_up = self._given_up or is_last
             elif result.n_members or part.skip or part.opens_document(result):
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
             else:
                 number = part.page_in_work(result)
                 self._pages[number] = _unread(self._pages.get(number), number, loss.reason, loss.code)
-                self._given_up = len(self._losses) > MAX_LOST_PAGES
-            return None if self._given_up else part.rest(result, lost=True)
+            return None if self._given_up or is_last else part.rest(result, lost=True)
 
     def shared_out(self, part: Part) -> Iterator[Part]:
-        """New parts for the pages that the first one put off for OCR."""
+        """Yield parts for the pages that the first one deferred for OCR."""
         if not part.share_ocr:
             return
         with self._lock:
@@ -227,21 +233,20 @@ class Document:
             yield Part(self, pages=tuple(chunk), share_ocr=False)
 
     def end_part(self) -> None:
-        """Notes that a part is over; the last one's end gives the outcome."""
+        """End a part; the last one sets the outcome."""
         with self._lock:
             self._parts -= 1
             if not self._parts and not self.future.done():
                 self.future.set_result(self._outcome())
 
     def fail(self, error: BaseException) -> None:
-        """Hands an error of the pool to whoever waits; only the first one counts."""
+        """Pass an error of the pool to the future; only the first one counts."""
         with self._lock:
             if not self.future.done():
                 self.future.set_exception(error)
 
     def _outcome(self) -> Extraction:
-        """All parts' results as one."""
-        # A verdict on a part tells what the document is, but not what became of all of it.
+        # The outcome of a part holds for the document's type, but not for its status.
         verdicts = [self._whole_verdict] if self._whole_verdict else []
         verdicts += [verdict for verdict in self._verdicts if verdict.status == "ok"] + self._verdicts
         outcome = dataclasses.replace(verdicts[0] if verdicts else self._detected)
@@ -259,7 +264,6 @@ class Document:
         return outcome
 
     def _judge(self, outcome: Extraction) -> None:
-        """Sets status and reason of a document that was read in several parts."""
         judge_pages(outcome, self.job.options.ocr)
         failure = self._failure
         if failure and (outcome.status != "ok" or not outcome.reason_code):
@@ -267,7 +271,7 @@ class Document:
             outcome.reason_code, outcome.reason = failure.reason_code, failure.reason
 
     def _final_page(self, page: PageText) -> PageText:
-        """The page itself; one that was put off and never read says why."""
+        """The page itself, or for a deferred page that was never read one with the reason."""
         if page.method != "deferred":
             return page
         if self._failure:
@@ -278,6 +282,5 @@ class Document:
 
 
 def _unread(layer: PageText | None, number: int, error: str, code: ReasonCode) -> PageText:
-    """A page that could not be read; its text layer stays where there is one."""
     text, engine = (layer.text, layer.engine) if layer else ("", "")
     return PageText(number, text, "text" if text.strip() else "none", engine, error=error, error_code=code)

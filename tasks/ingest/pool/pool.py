@@ -37,7 +37,7 @@ _REST, _NEW, _END = range(3)
 
 
 class ExtractionPool:
-    """Extracts documents in worker processes; for use by several threads at once.
+    """Extract documents in worker processes; for use by several threads at once.
 
     As a context manager it waits for what was submitted; leaving it by an exception kills what is running.
 
@@ -74,7 +74,7 @@ class ExtractionPool:
         self.close(wait=kind is None)
 
     def submit(self, job: ExtractJob) -> Future[Extraction]:
-        """Queues a document.
+        """Queue a document.
 
         Args:
             job: The document.
@@ -94,7 +94,7 @@ class ExtractionPool:
         return document.future
 
     def close(self, wait: bool = False) -> None:
-        """Ends the pool; afterwards no process and no temporary file is left.
+        """End the pool; afterwards no process and no temporary file is left.
 
         Args:
             wait: Whether to finish what was submitted. Otherwise queued documents are cancelled, running ones
@@ -119,7 +119,7 @@ class ExtractionPool:
         self._queue.put((priority, next(self._numbers), part))
 
     def _stop(self) -> None:
-        """Wakes all threads so that they kill their workers, and clears up."""
+        """Wake all threads so that they kill their workers, and clear up."""
         os.close(self._stop_write)
         for thread in self._threads:
             thread.join()
@@ -151,7 +151,7 @@ class ExtractionPool:
                 worker.kill()
 
     def _run(self, part: Part, worker: WorkerProcess | None, number: int) -> WorkerProcess | None:
-        """Carries out a part and whatever it leaves to others; returns the worker for the next one, if it is fit."""
+        """Carry out a part and whatever it leaves to others; return the worker for the next one, if it is fit."""
         document = part.document
         left: Part | None = part
         try:
@@ -176,7 +176,7 @@ class ExtractionPool:
         return WorkerProcess(self._command, Path(self._folder.name), number, self._stop_read)
 
     def _attempt(self, part: Part, worker: WorkerProcess) -> tuple[Part | None, WorkerProcess | None]:
-        """Has a worker do what it can of a part; returns what is left of it, and the worker if it is still fit."""
+        """Have a worker do what it can of a part; return what is left of it, and the worker if it is still fit."""
         document, fresh = part.document, worker.is_fresh
         result = worker.run(part, self._limits)
         document.take(part, result)

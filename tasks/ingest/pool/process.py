@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
-from tasks.ingest.pool.parts import Loss, Part, PartResult
+from tasks.ingest.pool.parts import Part, PartResult, ProcessLoss
 from tasks.ingest.records import BELL, Extraction, Limits, PageText
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -112,7 +112,7 @@ class WorkerProcess:
         return int(statm.split()[1]) * _PAGE_BYTES
 
     def run(self, part: Part, limits: Limits) -> PartResult:
-        """Hands over a part of a document and collects what comes back.
+        """Hand over a part of a document and collect what comes back.
 
         A result with a `loss` means that the process hangs or died: it must be killed.
 
@@ -133,7 +133,7 @@ class WorkerProcess:
                 break
             except ProtocolError as error:
                 what = f"the extraction process sent something unreadable on {part.where(result)}: {error}"
-                result.loss = Loss("crashed", what)
+                result.loss = ProcessLoss("crashed", what)
                 break
             if messages is None:
                 result.loss = self._died(part.where(result))
@@ -148,7 +148,7 @@ class WorkerProcess:
         return result
 
     def kill(self) -> None:
-        """Kills the process with everything it started, and removes its temporary files."""
+        """Kill the process with everything it started, and remove its temporary files."""
         # Before it is reaped; see is_alive.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ class WorkerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_until_ready(self) -> None:
-        """Waits for the first message; a worker that cannot start is no document's fault."""
+        """Wait for the first message; a worker that cannot start is no document's fault."""
         try:
             messages = self._next_messages(time.monotonic() + START_SECONDS)
         except (TimeoutError, ProtocolError, PoolError) as error:
@@ -195,23 +195,22 @@ class WorkerProcess:
             if messages != []:
                 return messages
 
-    def _died(self, where: str) -> Loss:
-        """What to say of a process that is gone."""
+    def _died(self, where: str) -> ProcessLoss:
         # The rest of its group goes first; the leader's own exit status is settled by now.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
         if status == -signal.SIGKILL:
             reason = f"the extraction process was killed on {where}, most likely because memory ran out"
-            return Loss("memory", reason)
+            return ProcessLoss("memory", reason)
         cause = f"signal {-status}" if status < 0 else f"exit status {status}"
         if status == -signal.SIGABRT:
             cause += ", as libraries end that get no more memory; see limits.memory_bytes"
-        return Loss("crashed", f"the extraction process died ({cause}) on {where}")
+        return ProcessLoss("crashed", f"the extraction process died ({cause}) on {where}")
 
 
 def _take(message: dict[str, Any], part: Part, result: PartResult) -> bool:
-    """Adds one message to the document or to the result; returns whether a member of a container begins."""
+    """Add one message to the document or to the result; return whether a member of a container begins."""
     if "page" in message:
         result.pages.append(PageText.from_dict(message["page"]))
     elif "member" in message:
@@ -226,19 +225,18 @@ def _take(message: dict[str, Any], part: Part, result: PartResult) -> bool:
     elif "done" in message:
         done = Extraction.from_dict(message["done"])
         if done.reason_code == "memory":
-            result.loss = Loss("memory", done.reason)
+            result.loss = ProcessLoss("memory", done.reason)
         else:
             result.done = done
     return False
 
 
-def _overdue(where: str, limits: Limits, whole_document: bool) -> Loss:
-    """What to say of a document that missed a deadline."""
+def _overdue(where: str, limits: Limits, whole_document: bool) -> ProcessLoss:
     if whole_document:
         most = f"{limits.document_seconds:g} s (limits.document_seconds)"
         reason = f"the document took more than {most}; it was on {where}"
-        return Loss("timeout", reason, whole_document=True)
-    return Loss("timeout", f"{where} took more than {limits.page_seconds:g} s (limits.page_seconds)")
+        return ProcessLoss("timeout", reason, whole_document=True)
+    return ProcessLoss("timeout", f"{where} took more than {limits.page_seconds:g} s (limits.page_seconds)")
 
 
 def _environment(folder: Path) -> dict[str, str]:

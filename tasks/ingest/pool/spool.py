@@ -35,7 +35,7 @@ class MemberSpool(Sequence[Extraction]):
         self._places: list[int] = []
 
     def append(self, member: Extraction) -> None:
-        """Adds a member."""
+        """Add a member."""
         if self._file is not None:
             self._write(member)
             return
@@ -48,7 +48,7 @@ class MemberSpool(Sequence[Extraction]):
             self._held = []
 
     def result(self) -> Sequence[Extraction]:
-        """Returns the members: as a plain list where they are few."""
+        """Return the members: as a plain list where they are few."""
         return self._held if self._file is None else self
 
     def __len__(self) -> int:

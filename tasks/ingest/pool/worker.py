@@ -42,7 +42,7 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """Serves jobs until standard input ends."""
+    """Serve jobs until standard input ends."""
     results = os.dup(1)
     os.dup2(2, 1)  # Whatever a library prints must not get between the messages.
     _become_expendable()
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def run_job(job: dict[str, Any], send: _Send) -> Extraction:
-    """Extracts one document, or the part of it that is asked for.
+    """Extract one document, or the part of it that is asked for.
 
     Args:
         job: As `tasks.ingest.pool.parts.Part.message` makes it.
@@ -123,7 +123,6 @@ def _page_numbers(job: dict[str, Any], options: ExtractOptions) -> Sequence[int]
 
 
 def _message_of(item: PageText | MemberStarted | Extraction | None) -> dict[str, Any]:
-    """What to send for something that an extraction yields."""
     if isinstance(item, PageText):
         return {"page": item.to_dict()}
     if isinstance(item, MemberStarted):
@@ -143,7 +142,6 @@ def _row_fields(detected: Detected) -> dict[str, Any]:
 
 
 def _memory_reason(job: dict[str, Any]) -> str:
-    """Why a document ended for lack of memory."""
     mebibytes = Limits.from_dict(job["limits"]).memory_bytes // 1024**2
     return f"the extraction needed more than {mebibytes} MiB of memory (limits.memory_bytes)"
 
@@ -168,7 +166,7 @@ def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extr
 
 
 def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Passes jobs on until the parent closes its end or dies; then nothing of this process group stays."""
+    """Pass jobs on until the parent closes its end or dies; then nothing of this process group stays."""
     reader = MessageReader(0)
     with contextlib.suppress(OSError, ProtocolError):
         while (messages := reader.read_available()) is not None:
@@ -178,7 +176,7 @@ def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def _leave() -> None:
-    """Ends this process and all that it started; a parent that was killed could not clear up, so this does."""
+    """End this process and all that it started; a parent that was killed could not clear up, so this does."""
     folder = Path(os.environ.get("TMPDIR", "")).parent
     if folder.name.startswith(TEMPORARY_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,14 +188,14 @@ def _leave() -> None:
 
 
 def _ring() -> None:
-    """Wakes a parent that lets pages come together: the outcome follows, and then this process has nothing to do."""
+    """Wake a parent that lets pages come together: the outcome follows, and then this process has nothing to do."""
     bell = os.environ.get(BELL)
     if bell:
         os.write(int(bell), b"!")
 
 
 def _become_expendable() -> None:
-    """Makes this process the first to go when the machine runs out of memory, without a core dump."""
+    """Make this process the first to go when the machine runs out of memory, without a core dump."""
     os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
@@ -205,7 +203,6 @@ def _become_expendable() -> None:
 
 
 def _own_bytes() -> int:
-    """The address space that this process has now."""
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Corpora that are documents already: `documents:SOURCE`, where the files of the source are Parquet or JSON Lines.
+"""Sources whose rows are documents already: `documents:SOURCE`, with Parquet or JSON Lines files.
 
 Their rows become documents as they are, without extraction. Here they are files like any others; what tells them apart
 is the source in their row.
@@ -20,7 +20,7 @@ class _Source(Protocol):
     """Any source."""
 
     def root(self, cache: Path) -> Root:
-        """What is walked."""
+        """Return what is walked."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DocumentsSource:
         return f"{SCHEME}{self.files}"
 
     def root(self, cache: Path) -> DocumentsRoot:
-        """What is walked.
+        """Return what is walked.
 
         Raises:
             UserError: It cannot be had.
@@ -53,20 +53,23 @@ class DocumentsRoot:
 
     @property
     def name(self) -> str:
-        """First part of its files' paths where there are several roots."""
+        """Return the first part of its files' paths, which is used where there are several roots."""
         return self.files.name
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """Folders that are walked for it: the one it is, and those above."""
+        """Return the folders that are walked for it: the one it is, and those above."""
         return self.files.covers
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows, with None for each path that patterns leave out."""
-        for row in self.files.rows(label, filters, excluded):
+        """Yield its rows, with None for each path that patterns leave out.
+
+        A corpus may have any size: its rows are read one after the other.
+        """
+        for row in self.files.rows(label, replace(filters, max_bytes=None), excluded):
             yield row and replace(row, source=f"{SCHEME}{row.source}")
 
 
 def is_corpus(source: str) -> bool:
-    """Whether a row's source says that the file's rows are documents."""
+    """Return True if a row's source says that the file's rows are documents."""
     return source.startswith(SCHEME)

@@ -1,8 +1,7 @@
-"""A git repository at a revision as a source: fetched by the git program, its files laid out in the cache.
+"""Fetch a git repository at a revision with the git program, and write the files of its commit into the cache.
 
-In: an address and a branch, a tag or a commit. Out: a folder with the files of that commit, which is walked like any
-other. A bare mirror per address is fetched into; the files of a commit are written once, under the commit's name, and
-go again when later commits took their place and no process reads them.
+Each address has a bare mirror. The files of a commit are written once, under the commit's name, walked like any folder,
+and removed when later commits took their place and no process reads them.
 
 Nothing of a repository is executed: no checkout takes place, so that neither hooks nor filters nor attributes act, and
 blobs are written byte for byte. A tree is somebody else's data too: its names may climb out, its links may point
@@ -93,7 +92,6 @@ class GitSource:
         return self._at(self.revision)
 
     def _at(self, revision: str) -> str:
-        """The address at a revision."""
         return f"git+{self.address}@{revision}" + (f"#subdir={self.subdir}" if self.subdir else "")
 
     @property
@@ -102,7 +100,7 @@ class GitSource:
         return self.address.rstrip("/").rpartition("/")[2].removesuffix(".git") or "repository"
 
     def root(self, cache: Path) -> FolderRoot:
-        """Fetches what is missing and lays out the files.
+        """Fetch what is missing and lays out the files.
 
         Args:
             cache: Folder for mirrors and files; may be deleted while nothing runs. The files stay as long as this
@@ -130,7 +128,7 @@ class GitSource:
         )
 
     def tidy(self, cache: Path) -> None:
-        """Removes exports of the repository that nobody needs; to be called when all that is wanted has its root.
+        """Remove exports of the repository that nobody needs; to be called when all that is wanted has its root.
 
         Those that a living process reads stay, those used within the last hour, and the two used last.
         """
@@ -142,7 +140,6 @@ class GitSource:
                     _remove_unread(export)
 
     def _home(self, cache: Path) -> Path:
-        """Where the mirror and the exports of the repository lie."""
         return cache / "git" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
 
     def _resolve(self, mirror: Path) -> str:
@@ -169,7 +166,6 @@ class GitSource:
         return commit
 
     def _fetch(self, mirror: Path) -> None:
-        """Brings branches and tags up to date."""
         refs = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"]
         if self.revision == "HEAD":
             refs.append("+HEAD:refs/sheepfold/head")
@@ -179,7 +175,6 @@ class GitSource:
             raise UserError(f"cannot fetch {self.address}: {error}; check the address and your rights to it") from None
 
     def _find(self, mirror: Path) -> str | None:
-        """The commit of the revision in the mirror."""
         names = ["refs/sheepfold/head"] if self.revision == "HEAD" else []
         names += [f"refs/heads/{self.revision}", f"refs/tags/{self.revision}"]
         if _ABBREVIATED.fullmatch(self.revision):
@@ -187,7 +182,7 @@ class GitSource:
         return next((commit for name in names if (commit := _find_commit(mirror, name)) is not None), None)
 
     def _export(self, mirror: Path, commit: str, target: Path) -> None:
-        """Writes the files of a commit to `target`, all or nothing."""
+        """Write the files of a commit to `target`, all or nothing."""
         tree = f"{commit}:{self.subdir}" if self.subdir else commit
         try:
             kind = _git(mirror, "cat-file", "-t", tree).strip()
@@ -211,7 +206,7 @@ class GitSource:
 
 
 def _lease(export: Path) -> None:
-    """Marks an export as used now, and as read by this process until it ends."""
+    """Mark an export as used now, and as read by this process until it ends."""
     os.utime(export)
     descriptor = os.open(export / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -223,7 +218,7 @@ def _lease(export: Path) -> None:
 
 
 def _remove_unread(export: Path) -> None:
-    """Removes an export unless a process reads it; the lock of its repository must be held."""
+    """Remove an export unless a process reads it; the lock of its repository must be held."""
     descriptor = os.open(export / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,7 +265,7 @@ def _list_tree(mirror: Path, tree: str, address: str) -> list[_Entry]:
 
 
 def _write_tree(mirror: Path, entries: list[_Entry], folder: Path, address: str) -> list[tuple[str, str]]:
-    """Writes the files; returns the paths, encoded, that are none, with the reasons."""
+    """Write the files; return the paths, encoded, that are none, with the reasons."""
     left_out: list[tuple[str, str]] = []
     links: list[_Entry] = []
     with _running(mirror, COMMAND_SECONDS, "cat-file", "--batch") as git:
@@ -303,14 +298,13 @@ def _write_tree(mirror: Path, entries: list[_Entry], folder: Path, address: str)
 
 
 def _open_new(path: Path) -> IO[bytes]:
-    """Opens a file that must not exist yet; nothing executable comes about."""
+    """Open a file that must not exist yet; nothing executable comes about."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     return os.fdopen(descriptor, "wb")
 
 
 def _copy_blob(git: subprocess.Popen[bytes], entry: _Entry, target: IO[bytes]) -> None:
-    """Asks `git cat-file --batch` for one blob and writes it."""
     assert git.stdin is not None
     assert git.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # It ended; the empty answer below says so.
@@ -339,7 +333,7 @@ def _find_commit(mirror: Path, name: str) -> str | None:
 
 
 def _fetch(mirror: Path, address: str, *refs: str) -> None:
-    """Fetches refs; addresses and refs come behind `--`, so that none can be taken for an option."""
+    """Fetch refs; addresses and refs come behind `--`, so that none can be taken for an option."""
     options = ("--quiet", "--force", "--prune", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head")
     _git(mirror, "fetch", *options, "--", address, *refs, seconds=FETCH_SECONDS)
 
@@ -422,7 +416,6 @@ def _running(mirror: Path | None, seconds: float, *arguments: str) -> Iterator[s
 
 
 def _kill(git: subprocess.Popen[bytes]) -> None:
-    """Ends a command with all that it started."""
     if git.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(git.pid, signal.SIGKILL)

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class FileState(NamedTuple):
-    """What tells whether a file changed."""
+    """State of a file that differs after a change."""
 
     size: int
     mtime_ns: int
@@ -45,17 +45,17 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileState:
-        """The state in a stat result."""
+        """Return the state in a stat result."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & LARGEST_INTEGER)
 
     @classmethod
     def walked(cls, file: WalkedFile) -> FileState:
-        """The state that a walk saw."""
+        """Return the state that a walk saw."""
         return cls(file.size, file.mtime_ns, file.ctime_ns, file.inode & LARGEST_INTEGER)
 
 
 class HashMemo:
-    """Remembers digests between runs; several processes may use the same file at once.
+    """Remember digests between runs; several processes may use the same file at once.
 
     Args:
         path: The SQLite file; made, with its folder, when first written. A damaged file is replaced.
@@ -65,7 +65,7 @@ class HashMemo:
         self._path = path
 
     def get_many(self, states: dict[str, FileState]) -> dict[str, str]:
-        """Looks up many files at once.
+        """Look up many files at once.
 
         Args:
             states: The files' states now, by location.
@@ -90,7 +90,7 @@ class HashMemo:
         return self._use(look_up, otherwise={})
 
     def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
-        """Remembers many digests, by location, in one transaction."""
+        """Remember many digests, by location, in one transaction."""
         rows = [(os.fsencode(location), *state, sha256) for location, (state, sha256) in digests.items()]
 
         def store(connection: sqlite3.Connection) -> None:
@@ -100,7 +100,7 @@ class HashMemo:
         self._use(store, otherwise=None)
 
     def _use(self, action: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
-        """Runs an action on the memo. One that cannot be used is no error: it just does not help."""
+        """Run an action on the memo; return `otherwise` where the memo cannot be used."""
         for _ in range(2):
             try:
                 with contextlib.closing(self._open()) as connection:
@@ -115,7 +115,6 @@ class HashMemo:
         return otherwise
 
     def _open(self) -> sqlite3.Connection:
-        """Opens the file and checks that it is a sound memo."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self._path, timeout=30)
         try:
@@ -128,7 +127,7 @@ class HashMemo:
 
 
 def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> list[str | OSError | None]:
-    """Finds the SHA-256 of files, reading only those that changed.
+    """Find the SHA-256 of files, reading only those that changed.
 
     Args:
         files: Rows of a walk that was just taken: what the memo knows about a file is asked by the state that the
@@ -138,19 +137,18 @@ def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) 
 
     Returns:
         For each row the digest in hexadecimal, or the error that kept the file from being read; None for rows with a
-        status, which are passed over.
+        status, which are passed over. Objects that were not fetched keep their `pending_digest`.
     """
     outcomes: list[str | OSError | None] = []
     with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
         for start in range(0, len(files), BATCH_FILES):
             batch = files[start : start + BATCH_FILES]
-            found = _digest_batch([file for file in batch if not file.status], memo, threads)
-            outcomes.extend(None if file.status else found[file.location] for file in batch)
+            found = _digest_batch([file for file in batch if not (file.status or file.pending_digest)], memo, threads)
+            outcomes.extend(None if file.status else file.pending_digest or found[file.location] for file in batch)
     return outcomes
 
 
 def _digest_batch(files: Sequence[WalkedFile], memo: HashMemo, threads: ThreadPoolExecutor) -> dict[str, str | OSError]:
-    """Digests of one batch of files, by location."""
     known = memo.get_many({file.location: FileState.walked(file) for file in files})
     results: dict[str, str | OSError] = dict(known)
     to_read = [file.location for file in files if file.location not in known]
@@ -169,7 +167,7 @@ def _digest_batch(files: Sequence[WalkedFile], memo: HashMemo, threads: ThreadPo
 
 
 def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:
-    """The state, the digest and whether both may be remembered; or the error."""
+    """Return the state, the digest, and True if both may be remembered; or the error."""
     try:
         with open_regular(Path(location)) as file:
             now = time.time_ns()

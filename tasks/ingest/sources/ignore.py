@@ -182,7 +182,6 @@ def _translate(pattern: str) -> _Compiled:
 
 
 def _segment(segment: str) -> str:
-    """One part of a path between slashes."""
     pieces = [""]
     position = 0
     while position < len(segment):

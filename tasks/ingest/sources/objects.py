@@ -1,10 +1,9 @@
-"""Objects of a bucket (`s3://`) as a source: listed, and copied into the cache when they changed.
-
-In: a pyarrow filesystem and a folder in it. Out: one row per object that is wanted, whose location is the local copy.
+"""List the objects of a bucket (`s3://`) and copy those that changed into the cache; each row's location is the copy.
 
 A copy is named by the digest of its key, because a key may be what no path can be (`../x`, `a//b`, both `a` and `a/b`).
 It carries the object's time stamp: while size and time are equal, nothing is read. An object that changed shortly
-before it was copied gets no such stamp, since a second change within the same second would go unseen.
+before it was copied gets no such stamp, since a second change within the same second would go unseen. Objects over the
+size limit are rejected by the listing, and a listing for a plan copies nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -24,7 +23,15 @@ from urllib.parse import quote, unquote, urlsplit
 from storage.errors import UserError
 from storage.locks import owner_lock
 from tasks.ingest.sources.ignore import Patterns
-from tasks.ingest.sources.walk import EXCLUDED_FOLDERS, EXCLUDED_REASON, Filters, WalkedFile, encode_path
+from tasks.ingest.sources.walk import (
+    EXCLUDED_FOLDERS,
+    EXCLUDED_REASON,
+    Filters,
+    WalkedFile,
+    encode_path,
+    file_row,
+    refuse_large,
+)
 
 N_DOWNLOADS = 8  # at once: most of the time is waiting
 BATCH_OBJECTS = 1000  # that wait for a thread: a bucket may hold millions
@@ -63,7 +70,7 @@ class ObjectSource:
         return f"{prefix}{self.include[0]}{mark}{query}"
 
     def root(self, cache: Path) -> ObjectRoot:
-        """Opens the filesystem; objects are listed and copied as the rows are asked for.
+        """Open the filesystem; objects are listed and copied as the rows are asked for.
 
         Raises:
             UserError: The address is malformed.
@@ -101,25 +108,26 @@ class ObjectRoot:
 
     @property
     def name(self) -> str:
-        """First part of its files' paths where there are several roots."""
+        """Return the first part of its files' paths, which is used where there are several roots."""
         return self.base.rstrip("/").rpartition("/")[2]
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """No folder of this machine."""
+        """Return nothing: it holds no folder of this machine."""
         return ()
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows; see `tasks.ingest.sources.walk.Root`."""
-        with owner_lock(self.folder / "lock"):
+        """Yield its rows; see `tasks.ingest.sources.walk.Root`."""
+        with owner_lock(self.folder / "lock") if filters.fetch else contextlib.nullcontext():
             objects = self._list()
-            self._remove_gone({_copy_name(relative) for relative, _ in objects})
+            if filters.fetch:
+                self._remove_gone({_copy_name(key) for key, info in objects if not refuse_large(info.size, filters)})
             wanted = []
             left_out: set[str] = set()
             prefix = f"{label}/" if label else ""
             for relative, info in objects:
                 tool_folder = _tool_folder(relative)
-                verdict = "" if self._single(relative) else self._left_out_by(relative, filters)
+                verdict = self._left_out_by(relative, filters) if relative else ""
                 if tool_folder or verdict:
                     # A folder that is left out is one row, or counts once.
                     if (tool_folder or verdict) in left_out:
@@ -133,23 +141,18 @@ class ObjectRoot:
                     yield None
                 else:
                     wanted.append((relative, info))
+
+            def row(item: tuple[str, Any]) -> WalkedFile:
+                relative, info = item
+                path = prefix + encode_path(relative) if relative else label or encode_path(self.name)
+                return self._row(path, relative, info, filters)
+
             with ThreadPoolExecutor(max_workers=N_DOWNLOADS) as threads:
                 for start in range(0, len(wanted), BATCH_OBJECTS):
-                    batch = wanted[start : start + BATCH_OBJECTS]
-                    for (relative, _), outcome in zip(batch, list(threads.map(self._copy, batch)), strict=True):
-                        path = (
-                            (label or encode_path(self.name))
-                            if self._single(relative)
-                            else prefix + encode_path(relative)
-                        )
-                        yield self._row(path, relative, outcome)
-
-    def _single(self, relative: str) -> bool:
-        """Whether the base is itself the object."""
-        return not relative
+                    yield from list(threads.map(row, wanted[start : start + BATCH_OBJECTS]))
 
     def _list(self) -> Sequence[tuple[str, Any]]:
-        """The objects as (key below the base, its pyarrow FileInfo), sorted by key."""
+        """The objects as (key below the base, its pyarrow FileInfo), sorted; the key is "" where the base is one."""
         import pyarrow as pa
         from pyarrow.fs import FileSelector, FileType
 
@@ -180,19 +183,27 @@ class ObjectRoot:
                 included[patterns] = above if verdict is None else verdict
         return "" if all(included.values()) else relative
 
-    def _copy(self, item: tuple[str, Any]) -> Path | OSError:
-        """Makes sure that the copy of an object is what the object is now."""
-        relative, info = item
-        target = self.folder / _copy_name(relative)
+    def _row(self, path: str, relative: str, info: Any, filters: Filters) -> WalkedFile:
+        copy = self.folder / _copy_name(relative)
+        listed = WalkedFile(path, self.source, str(copy), info.size, info.mtime_ns or 0)
+        if too_large := refuse_large(info.size, filters):
+            return replace(listed, status="rejected", reason=too_large)
+        status = _current_copy(copy, info, exact=filters.fetch)
+        if status is None and not filters.fetch:
+            state = f"{self.source}\x00{relative}\x00{info.size}\x00{info.mtime_ns}"
+            return replace(listed, pending_digest=f"pending:{hashlib.sha256(os.fsencode(state)).hexdigest()}")
+        if status is None:
+            try:
+                status = self._fetch(info, copy)
+            except OSError as error:
+                reason = f"object cannot be fetched: {_first_line(error)}"
+                return WalkedFile(path, self.source, str(copy), status="failed", reason=reason)
+        return file_row(path, self.source, str(copy), status, filters)
+
+    def _fetch(self, info: Any, copy: Path) -> os.stat_result:
+        temporary = copy.with_name(f"{copy.name}.part")
         try:
-            status = target.stat()
-            if info.mtime_ns is not None and (status.st_size, status.st_mtime_ns) == (info.size, info.mtime_ns):
-                return target
-        except FileNotFoundError:
-            pass
-        temporary = target.with_name(f"{target.name}.part")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             now = time.time_ns()
             with self.filesystem.open_input_stream(info.path) as stream, temporary.open("wb") as file:
                 while block := stream.read(BLOCK):
@@ -200,29 +211,34 @@ class ObjectRoot:
                 size = file.tell()
             if info.mtime_ns is not None and size == info.size and info.mtime_ns < now - SETTLED_NS:
                 os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
-            temporary.replace(target)
-        except OSError as error:
+            temporary.replace(copy)
+            return copy.stat()
+        except OSError:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
-            return error
-        return target
-
-    def _row(self, path: str, relative: str, outcome: Path | OSError) -> WalkedFile:
-        """The row of an object."""
-        if isinstance(outcome, OSError):
-            location = str(self.folder / _copy_name(relative))
-            reason = f"object cannot be fetched: {_first_line(outcome)}"
-            return WalkedFile(path, self.source, location, status="failed", reason=reason)
-        status = outcome.stat()
-        return WalkedFile(
-            path, self.source, str(outcome), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-        )
+            raise
 
     def _remove_gone(self, names: set[str]) -> None:
-        """Deletes the copies of objects that are not there any more."""
         for copy in self.folder.glob("??/*"):
             if f"{copy.parent.name}/{copy.name}" not in names:
                 copy.unlink()
+
+
+def _current_copy(copy: Path, info: Any, exact: bool) -> os.stat_result | None:
+    """Return the state of a copy that is what the listing says of its object.
+
+    Args:
+        exact: Both time stamps must be equal. Otherwise a copy made after the object's last change is enough: good
+            for a plan, although a change within the same second could have gone unseen.
+    """
+    try:
+        status = copy.stat()
+    except FileNotFoundError:
+        return None
+    if info.mtime_ns is None or status.st_size != info.size:
+        return None
+    is_current = status.st_mtime_ns == info.mtime_ns or (not exact and status.st_mtime_ns > info.mtime_ns)
+    return status if is_current else None
 
 
 def _copy_name(relative: str) -> str:
@@ -242,5 +258,4 @@ def _tool_folder(relative: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def open_regular(path: Path) -> FileIO:
-    """Opens a file for reading, and nothing but a file.
+    """Open a file for reading, and nothing but a file.
 
     Args:
         path: Its path. What was a file a moment ago may be a FIFO now: opening does not block on it.

@@ -1,6 +1,6 @@
-"""Sources: what a corpus is made from, as people write it, and the list of files behind it.
+"""Resolve the sources of a corpus from their addresses, and list and hash the files behind them.
 
-In: strings. Out: one row for every file that is wanted, wherever it lies. A source is written as
+A source is written as
 
     docs                                     a folder or a file; relative paths count from the base
     docs/**/*.pdf                            files of a folder, `*` and `?` stand for parts of a name, `**` for folders
@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -31,10 +31,13 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from storage.errors import UserError
 from tasks.ingest.sources.documents import SCHEME, DocumentsSource
 from tasks.ingest.sources.git import GitSource
+from tasks.ingest.sources.hashing import HashMemo, digest_files
 from tasks.ingest.sources.ignore import Patterns, split_patterns
 from tasks.ingest.sources.objects import ObjectSource
-from tasks.ingest.sources.walk import Filters, FolderRoot, Root, Walk, walk_roots
+from tasks.ingest.sources.walk import Filters, FolderRoot, Root, Walk, WalkedFile, walk_roots
 from tasks.option import STRICT, option
+
+HASHING_THREADS = 2
 
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
@@ -48,8 +51,8 @@ class WalkSettings:
 
     include: str = option(
         "",
-        "Patterns of the files to read, as in a .gitignore, one per line or separated by commas, matched from each"
-        " source's top; empty reads every file.",
+        "Patterns of the files to read, as in a .gitignore, one per line or separated by commas, matched from "
+        "each source's top; empty reads every file.",
     )
     exclude: str = option("", "Patterns of files and folders to leave out, written alike.")
     respect_gitignore: bool = option(
@@ -59,7 +62,7 @@ class WalkSettings:
     )
 
     def filters(self) -> Filters:
-        """The settings ready for use.
+        """Return the settings with compiled patterns.
 
         Raises:
             UserError: A pattern is malformed.
@@ -71,7 +74,7 @@ class Source(Protocol):
     """Something that holds documents. Its text is its canonical address, which resolves to an equal source."""
 
     def root(self, cache: Path) -> Root:
-        """Fetches what must be fetched to walk it.
+        """Return what is walked; fetch a repository first.
 
         Args:
             cache: Folder for what is fetched.
@@ -97,7 +100,7 @@ class FolderSource:
         return str(self.path) + (self.include[0] if self.include else "")
 
     def root(self, cache: Path) -> FolderRoot:
-        """What is walked; nothing is fetched.
+        """Return what is walked.
 
         Raises:
             UserError: It does not exist any more.
@@ -108,7 +111,7 @@ class FolderSource:
 
 
 def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[Source]:
-    """Sources from what people write; see the head of this module.
+    """Resolve the addresses of sources; see the head of this module.
 
     Args:
         sources: Their strings; one may hold several on lines of their own.
@@ -127,12 +130,65 @@ def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[So
     return list({str(found): found for found in (_resolve(line, start) for line in lines)}.values())
 
 
-def list_sources(sources: Iterable[Source], settings: WalkSettings, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
-    """Fetches remote sources and lists the files of all.
+@dataclass(frozen=True)
+class Walked:
+    """Files of the sources, with the digests of their contents.
+
+    Attributes:
+        files: One row per path, sorted by path.
+        digests: For each row the sha256 of its bytes or its `pending_digest`, which equals no known content; the error
+            that kept it from being read; None for rows with a status.
+        locations: Where each content lies, by sha256; pending ones are not in it.
+        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
+        n_pending: Objects of buckets that were not fetched.
+    """
+
+    files: list[WalkedFile]
+    digests: list[str | OSError | None]
+    locations: dict[str, str]
+    n_ignored: int
+    n_pending: int
+
+
+def walk_sources(
+    sources: Iterable[Source],
+    settings: WalkSettings,
+    max_file_bytes: int,
+    cache: Path,
+    memo: HashMemo,
+    exclude: Sequence[Path] = (),
+    fetch: bool = True,
+) -> Walked:
+    """List the files of all sources and hash those that changed.
 
     Args:
         sources: In any order.
         settings: Which files are wanted.
+        max_file_bytes: Larger files are rejected by their size, neither fetched nor hashed; corpora are not.
+        cache: Folder for what is fetched.
+        memo: Digests of earlier runs; updated.
+        exclude: Folders that are passed over without a row.
+        fetch: Copy objects of buckets. Without it their listing is all that is asked for; an object that has no current
+            copy in the cache counts as new content. Repositories are fetched in any case: nothing else lists them.
+
+    Raises:
+        UserError: A source cannot be had, or a pattern is malformed.
+    """
+    filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
+    walk = list_sources(sources, filters, cache, exclude)
+    digests = digest_files(walk.files, memo, HASHING_THREADS)
+    found = list(zip(walk.files, digests, strict=True))
+    locations = {sha256: file.location for file, sha256 in found if isinstance(sha256, str) and not file.pending_digest}
+    n_pending = sum(bool(file.pending_digest) for file in walk.files)
+    return Walked(walk.files, digests, locations, walk.n_ignored, n_pending)
+
+
+def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
+    """Fetch remote sources and list the files of all.
+
+    Args:
+        sources: In any order.
+        filters: Which files are wanted.
         cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
             earlier listings fetched and nobody needs any more is removed.
         exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
@@ -141,9 +197,8 @@ def list_sources(sources: Iterable[Source], settings: WalkSettings, cache: Path,
         The rows, and how many paths were left out.
 
     Raises:
-        UserError: A source cannot be had, or a pattern is malformed.
+        UserError: A source cannot be had.
     """
-    filters = settings.filters()
     ordered = sorted(_merged(sources), key=_order)
     roots = [source.root(cache) for source in ordered]
     for source in ordered:
@@ -177,7 +232,6 @@ def _order(source: Source) -> tuple[int, tuple[str, ...]]:
 
 
 def _resolve(text: str, base: Path) -> Source:
-    """One source."""
     if text.startswith(SCHEME):
         return DocumentsSource(_resolve(text.removeprefix(SCHEME).strip(), base))
     _refuse_credentials(text)
@@ -196,7 +250,7 @@ def _resolve(text: str, base: Path) -> Source:
 
 
 def _refuse_credentials(text: str) -> None:
-    """Refuses an address that holds a password before anything tells or keeps it."""
+    """Raise for an address that holds a password, before it is logged or stored."""
     scheme, has_scheme, rest = text.partition("://")
     if not has_scheme or "/" in scheme:
         return
@@ -212,12 +266,10 @@ def _refuse_credentials(text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """What was written, without a password."""
     return _PASSWORD.sub(r"\1***@", text)
 
 
 def _file_path(text: str) -> str:
-    """The path of a `file://` address."""
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
         raise UserError(f"source {text!r}: write file:///absolute/path, with %3F for ? and %23 for #")
@@ -225,7 +277,6 @@ def _file_path(text: str) -> str:
 
 
 def _local_source(text: str, base: Path) -> Source:
-    """A path, a path with wildcards, or a bare repository."""
     path = base / Path(text).expanduser()
     if not os.path.lexists(path):  # A name with a star in it that exists means itself.
         folder, pattern = _split_wildcards(str(path))
@@ -245,7 +296,6 @@ def _local_source(text: str, base: Path) -> Source:
 
 
 def _is_bare(path: Path) -> bool:
-    """Whether a path is a bare repository by name and content."""
     return path.name.endswith(".git") and (path / "HEAD").is_file() and (path / "objects").is_dir()
 
 
@@ -281,7 +331,6 @@ def _git_source(text: str, base: Path) -> GitSource:
 
 
 def _repository(path: str, text: str, base: Path) -> str:
-    """Absolute path of a local repository."""
     found = base / Path(path).expanduser()
     if not found.is_dir():
         raise UserError(
@@ -294,7 +343,6 @@ def _repository(path: str, text: str, base: Path) -> str:
 
 
 def _object_source(text: str) -> ObjectSource:
-    """A prefix of a bucket, or a pattern for its keys."""
     path, mark, query = text.partition("?")
     prefix, pattern = _split_wildcards(path.rstrip("/"))
     if pattern:
@@ -305,7 +353,6 @@ def _object_source(text: str) -> ObjectSource:
 
 
 def _patterns(setting: str, text: str) -> Patterns | None:
-    """The patterns of a setting; None where it is empty."""
     lines = split_patterns(text)
     for line in lines:
         _check_pattern(setting, text, line)
@@ -313,6 +360,5 @@ def _patterns(setting: str, text: str) -> Patterns | None:
 
 
 def _check_pattern(where: str, text: str, pattern: str) -> None:
-    """Refuses a pattern that could match nothing."""
     if not Patterns([pattern]):
         raise UserError(f"{where} {text!r}: {pattern!r} is no pattern; is a ] or a character after \\ missing?")

@@ -59,8 +59,9 @@ class WalkedFile:
         mtime_ns: Time of the last change in nanoseconds; 0 where unknown.
         ctime_ns: Time of the last change of content, name, or rights; 0 where unknown.
         inode: Its number in the file system; 0 where unknown.
-        status: "" for a file to extract, else "skipped" or "failed".
-        reason: Why it is skipped or failed.
+        status: "" for a file to extract, else "skipped", "rejected" or "failed".
+        reason: Why it is not extracted.
+        pending_digest: Placeholder for the digest of an object that was not fetched; "" for a file that is at hand.
     """
 
     path: str
@@ -72,6 +73,7 @@ class WalkedFile:
     inode: int = 0
     status: Literal["", "skipped", "rejected", "failed"] = ""
     reason: str = ""
+    pending_digest: str = ""
 
     @property
     def absolute(self) -> Path:
@@ -81,7 +83,7 @@ class WalkedFile:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a walk found.
+    """Result of a walk.
 
     Attributes:
         files: One row per path, sorted by path.
@@ -94,7 +96,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Filters:
-    """Which paths are wanted.
+    """Which paths are listed, and which of them are read.
 
     Attributes:
         include: If set, only files are listed that it takes, or that lie in a folder that it takes.
@@ -102,11 +104,16 @@ class Filters:
         respect_gitignore: Whether the `.gitignore` files of a git work tree leave out what they name. A work tree is
             a folder that has a `.git`, and is the source or lies in it. A `.gitignore` in a folder above the source
             does not count: who names a folder within a repository wants that folder.
+        max_bytes: Larger files are rejected by their listed size: neither fetched nor hashed.
+        fetch: Copy objects of buckets into the cache. Without it nothing is downloaded from a bucket, and objects
+            without a current copy get a `pending_digest`.
     """
 
     include: Patterns | None = None
     exclude: Patterns | None = None
     respect_gitignore: bool = False
+    max_bytes: int | None = None
+    fetch: bool = True
 
 
 EVERYTHING = Filters()
@@ -117,14 +124,14 @@ class Root(Protocol):
 
     @property
     def name(self) -> str:
-        """First part of its files' paths where there are several roots."""
+        """Return the first part of its files' paths, which is used where there are several roots."""
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """Folders that are walked for it: the one it is, and those above."""
+        """Return the folders that are walked for it: the one it is, and those above."""
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows, with None for each path that patterns leave out.
+        """Yield its rows, with None for each path that patterns leave out.
 
         Args:
             label: First part of the paths, encoded; "" for none.
@@ -163,7 +170,7 @@ def walk_roots(roots: Sequence[Root], exclude: Sequence[Path] = (), filters: Fil
 
 
 def encode_path(path: str) -> str:
-    """Returns a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
+    """Return a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
     return _TO_ENCODE.sub(lambda match: f"%{ord(match[0]) & 0xFF:02X}", path)
 
 
@@ -211,7 +218,7 @@ class _Folder:
         self.in_work_tree = in_work_tree
 
     def enter(self, entries: list[os.DirEntry[str]]) -> None:
-        """Takes up the `.gitignore` that lies in it."""
+        """Take up the `.gitignore` that lies in it."""
         names = {entry.name for entry in entries if entry.name in (".git", ".gitignore")}
         if ".git" in names:
             self.in_work_tree = True
@@ -260,16 +267,16 @@ class FolderRoot:
 
     @property
     def name(self) -> str:
-        """First part of its files' paths where there are several roots."""
+        """Return the first part of its files' paths, which is used where there are several roots."""
         return self.called or self.path.name
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """Folders that are walked for it: the one it is, and those above."""
+        """Return the folders that are walked for it: the one it is, and those above."""
         return tuple(str(folder) for folder in (self.path, *self.path.parents))
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Its rows; see `Root`."""
+        """Yield its rows; see `Root`."""
         source = self.source or encode_path(str(self.path))
         try:
             status = self.path.lstat()
@@ -278,7 +285,7 @@ class FolderRoot:
             return
         if not stat.S_ISDIR(status.st_mode):
             # Named itself: no pattern applies.
-            yield _row(label or encode_path(self.name), source, str(self.path), status)
+            yield file_row(label or encode_path(self.name), source, str(self.path), status, filters)
             return
         within = f"{label}/{self.within}" if label else self.within
         for path, reason in self.extra:
@@ -328,20 +335,28 @@ def _walk_folder(
         if status is None:
             pending.append(_Folder(location, f"{path}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree))
         elif all(match for _, match in wanted):
-            yield _row(path, source, location, status)
+            yield file_row(path, source, location, status, filters)
         else:
             yield None
 
 
-def _row(path: str, source: str, location: str, status: os.stat_result) -> WalkedFile:
-    """The row of a path that is not a folder."""
+def refuse_large(size: int, filters: Filters) -> str:
+    """Return why a file of this size is rejected; "" if it is not. Hashing a terabyte of holes takes an hour."""
+    if filters.max_bytes is None or size <= filters.max_bytes:
+        return ""
+    return f"the file has {size} bytes; the limit is {filters.max_bytes} (extract.max_file_bytes)"
+
+
+def file_row(path: str, source: str, location: str, status: os.stat_result, filters: Filters) -> WalkedFile:
+    """Return the row of a path that is not a folder."""
     mode, size, mtime_ns = status.st_mode, status.st_size, status.st_mtime_ns
     if stat.S_ISREG(mode):
-        return WalkedFile(path, source, location, size, mtime_ns, status.st_ctime_ns, status.st_ino)
+        reason = refuse_large(size, filters)
+        times = mtime_ns, status.st_ctime_ns, status.st_ino
+        return WalkedFile(path, source, location, size, *times, "rejected" if reason else "", reason)
     reason = next((reason for is_special, reason in _SPECIAL_FILES if is_special(mode)), "")
     return WalkedFile(path, source, location, 0, mtime_ns, status="skipped", reason=reason or "not a regular file")
 
 
 def _unreadable(path: str, source: str, location: str, error: OSError) -> WalkedFile:
-    """The row of a path that cannot be looked at."""
     return WalkedFile(path, source, location, status="failed", reason=f"cannot be examined: {error.strerror}")

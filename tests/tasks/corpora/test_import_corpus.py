@@ -22,10 +22,10 @@ from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
+from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_rows
 from storage.verify import check_store
 from tasks.corpora import parts as cutting
-from tasks.curate.normalise import DOCUMENTS_FILE
 from tasks.ingest.segments import document_id
 from tasks.ingest.snapshot import ListedFile
 from tasks.ingest.sources.documents import DocumentsSource

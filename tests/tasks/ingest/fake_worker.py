@@ -1,11 +1,13 @@
 """A stand-in for the extraction process that does what a hostile document would make it do.
 
 The name of the job's file says what: mute, hang, stall, crash, crash-unless-fresh, oom, exit, garbage, pages, worse,
-shared, shared-then-gone, blank-rest, changed-rest or archive; any other name is a success.
+rough, endless, endless-blank, shared, shared-then-gone, blank-rest, changed-rest or archive; any other name is a
+success.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -28,7 +30,7 @@ def main() -> None:
             name = Path(job["path"]).name
             if name == "archive":
                 unpack(job["skip"])
-            elif name in ("pages", "worse", "shared", "shared-then-gone"):
+            elif name in ("pages", "worse", "hang", "rough", "endless", "endless-blank", "shared", "shared-then-gone"):
                 turn_pages(name, job)
             elif name in ("blank-rest", "changed-rest"):
                 die_on_page_five(name, job, served)
@@ -40,17 +42,26 @@ def main() -> None:
 
 
 def turn_pages(name: str, job: dict[str, Any]) -> None:
-    """Six pages: of `pages` the third crashes, of `worse` all but the first, `shared` is to be read by OCR."""
+    """Six pages: of `pages` the third crashes, of `worse` all but the first, `shared` is to be read by OCR.
+
+    `hang` hangs on the third. `rough` has 40 pages, of which each eighth crashes, and `endless` a million, of which all
+    but the first do.
+    """
     if name == "shared-then-gone" and job["pages"]:
         gone = {"status": "failed", "reason_code": "changed", "reason": "the file is gone since its folder was walked"}
         write_message(1, {"done": gone})
         return
-    wanted = job["pages"] or range(job["first_page"], 7)
+    n_pages = {"rough": 40, "endless": 10**6, "endless-blank": 10**6}.get(name, 6)
+    wanted = job["pages"] or range(job["first_page"], n_pages + 1)
     for page in wanted:
-        if (name == "pages" and page == 3) or (name == "worse" and page > 1):
+        if name == "hang" and page == 3:
+            subprocess.run(["sleep", "600"], check=True)
+        kills_all = name in ("worse", "endless", "endless-blank")
+        if (name == "pages" and page == 3) or (kills_all and page > 1) or (name == "rough" and page % 8 == 0):
             os.kill(os.getpid(), signal.SIGSEGV)
         put_off = job["ocr_pages"] is not None and (name == "shared" or (name == "shared-then-gone" and page > 1))
-        own = {"method": "deferred", "text": ""} if put_off else {"method": "ocr", "text": f"{page} by {os.getpid()}"}
+        text = "" if put_off or name == "endless-blank" else f"{page} by {os.getpid()}"
+        own = {"method": "deferred" if put_off else "ocr", "text": text}
         write_message(1, {"page": {**PAGE, "page": page, **own}})
     write_message(1, {"done": {"status": "ok", "kind": "pdf", "pages": []}})
 
@@ -87,15 +98,11 @@ def misbehave(name: str, served: int) -> None:
     """Hangs or dies, if the name says so."""
     if name == "mute":
         signal.sigtimedwait([], 600)
-    if name in ("hang", "stall"):
-        child = subprocess.Popen(["sleep", "600"])
-        for page in range(1, 3):
-            write_message(1, {"page": {**PAGE, "page": page}})
-        while name == "stall":  # Never late with a page, never done.
-            page += 1
+    if name == "stall":
+        subprocess.Popen(["sleep", "600"])
+        for page in itertools.count(1):  # Never late with a page, never done.
             write_message(1, {"page": {**PAGE, "page": page}})
             signal.sigtimedwait([], 0.05)
-        child.wait()
     elif name == "crash" or (name == "crash-unless-fresh" and served):
         os.kill(os.getpid(), signal.SIGSEGV)
     elif name == "oom":

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 import pytest
 from ingest_samples import encrypted_pdf, text_pdf
 
+from tasks.ingest import extract as extract_module
+from tasks.ingest.containers import members as members_module
 from tasks.ingest.extract import extract_document, yield_document
 from tasks.ingest.records import Extraction, ExtractOptions, MemberStarted
 
@@ -420,6 +422,37 @@ def test_a_negative_size_cannot_lead_backwards():
     block[148:156] = b"%06o\0 " % sum(block)
     outcome = extract_document(bytes(block) + bytes(2048), "", OPTIONS)
     assert (outcome.status, outcome.reason_code) == ("failed", "corrupt")
+
+
+@pytest.mark.parametrize("build", [zip_of, tar_of], ids=["zip", "tar"])
+@pytest.mark.parametrize("length", [3, 9])
+def test_a_gzip_member_that_ends_in_its_header_does_not_harm_the_others(build, length):
+    stub = gzip.compress(b"text", mtime=0)[:length]
+    members = members_of(build({"a.txt": b"before", "bad.gz": stub, "c.txt": b"behind"}))
+    assert {name: (member.status, member.reason_code) for name, member in members.items()} == {
+        "a.txt": ("ok", ""),
+        "bad.gz": ("failed", "corrupt"),
+        "c.txt": ("ok", ""),
+    }
+
+
+@pytest.mark.parametrize("error", [IndexError, struct.error, KeyError, AssertionError, MemoryError])
+@pytest.mark.parametrize("place", ["identify", "read_archive", "decode"])
+def test_whatever_a_parser_raises_is_the_row_of_that_member_alone(monkeypatch, place, error):
+    module = extract_module if place == "decode" else members_module
+    parse, hostile = getattr(module, place), gzip.compress(b"hostile", mtime=0)
+    bad = b"hostile" if place == "decode" else hostile
+
+    def parse_or_fail(data: bytes, *arguments: object) -> object:
+        if data == bad:
+            raise error("odd bytes")
+        return parse(data, *arguments)
+
+    monkeypatch.setattr(module, place, parse_or_fail)
+    members = members_of(zip_of({"a.txt": b"before", "bad": bad, "c.txt": b"behind"}))
+    assert [member.status for member in members.values()] == ["ok", "failed", "ok"]
+    expected = "memory" if error is MemoryError else error.__name__
+    assert expected in members["bad"].reason
 
 
 def test_a_damaged_inner_archive_is_a_row_of_its_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pypdf
 import pytest
@@ -13,8 +14,8 @@ from pypdf.generic import ByteStringObject, NameObject
 from tasks.ingest.extract import extract_document
 from tasks.ingest.pictures.ocr import ocr_image
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
-from tasks.ingest.snapshot import refuse_large
-from tasks.ingest.sources.walk import WalkedFile
+from tasks.ingest.sources.hashing import HashMemo
+from tasks.ingest.sources.resolve import WalkSettings, resolve_sources, walk_sources
 
 WITHOUT_OCR = ExtractOptions(ocr=False)
 
@@ -53,10 +54,18 @@ def test_an_image_with_a_bomb_beside_the_picture_is_too_large_and_not_damaged() 
     assert (found.status, found.reason_code) == ("rejected", "too_large")
 
 
-def test_a_file_over_the_limit_is_settled_by_its_size_alone() -> None:
-    large, small = (WalkedFile(name, "/in", f"/in/{name}", size=size) for name, size in (("a", 101), ("b", 100)))
-    settled = refuse_large([large, small], 100)
-    assert [(row.status, bool(row.reason)) for row in settled] == [("rejected", True), ("", False)]
+def test_a_file_over_the_limit_is_settled_by_its_size_alone_unless_it_is_a_corpus(tmp_path: Path) -> None:
+    for name, size in (("a.jsonl", 101), ("b.txt", 100), ("c.txt", 2**40)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    sources = resolve_sources([str(tmp_path), f"documents:{tmp_path / 'a.jsonl'}"])
+    walked = walk_sources(sources, WalkSettings(), 100, tmp_path / "cache", HashMemo(tmp_path / "memo.db"))
+    found = {
+        Path(row.location).name: (row.status, digest) for row, digest in zip(walked.files, walked.digests, strict=True)
+    }
+    assert {name: status for name, (status, _) in found.items()} == {"a.jsonl": "", "b.txt": "", "c.txt": "rejected"}
+    assert found["c.txt"][1] is None
+    assert set(walked.locations) == {found["a.jsonl"][1], found["b.txt"][1]}
 
 
 @pytest.mark.parametrize("turn", [90, 180, 270])

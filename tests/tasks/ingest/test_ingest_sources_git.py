@@ -53,7 +53,7 @@ def listed(tmp_path):
     """Lists sources; the rows by path."""
 
     def rows(*sources: str, **settings):
-        walk = list_sources(resolve_sources(sources, tmp_path), WalkSettings(**settings), tmp_path / "cache")
+        walk = list_sources(resolve_sources(sources, tmp_path), WalkSettings(**settings).filters(), tmp_path / "cache")
         assert len({row.path for row in walk.files}) == len(walk.files)
         return {row.path: row for row in walk.files}
 
@@ -280,7 +280,7 @@ from pathlib import Path
 from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
 
 cache, *sources = sys.argv[1:]
-files = list_sources(resolve_sources(sources), WalkSettings(), Path(cache)).files
+files = list_sources(resolve_sources(sources), WalkSettings().filters(), Path(cache)).files
 print(*(row.absolute.read_text() for row in files if row.path.endswith("a")), flush=True)
 sys.stdin.read()
 """

@@ -23,7 +23,7 @@ def canonical(*sources: str, base: Path) -> list[str]:
 
 
 def paths(*sources: str, base: Path, **settings) -> list[str]:
-    walk = list_sources(resolve_sources(sources, base), WalkSettings(**settings), base / "cache")
+    walk = list_sources(resolve_sources(sources, base), WalkSettings(**settings).filters(), base / "cache")
     return [row.path for row in walk.files]
 
 

@@ -1,21 +1,27 @@
 """Objects as sources: copied when they changed, and keys that no path could be.
 
-A local filesystem of pyarrow stands for the bucket; which pyarrow filesystem it is makes no difference to the code.
+A local filesystem of pyarrow stands for the bucket, which makes no difference to the code; where reads are counted, an
+S3 server on loopback does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
 
+import boto3
 import pytest
+from proxy import PASS, Proxy
 from pyarrow import fs
+from s3 import BUCKET
 
 from storage.errors import UserError
+from tasks.ingest.sources.hashing import HashMemo
 from tasks.ingest.sources.ignore import Patterns
 from tasks.ingest.sources.objects import ObjectRoot
-from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.ingest.sources.resolve import Walked, WalkSettings, list_sources, resolve_sources, walk_sources
 from tasks.ingest.sources.walk import Filters, FolderRoot, walk_roots
 
 LONG_AGO = 1_600_000_000
@@ -145,4 +151,85 @@ def test_a_prefix_that_does_not_exist_is_named(root):
 def test_an_option_that_pyarrow_does_not_know_is_named(tmp_path):
     sources = resolve_sources(["s3://bucket/docs?nonsense=1"], tmp_path)
     with pytest.raises(UserError, match=r"cannot open s3://bucket/docs\?nonsense=1: .*nonsense"):
-        list_sources(sources, WalkSettings(), tmp_path / "cache")
+        list_sources(sources, WalkSettings().filters(), tmp_path / "cache")
+
+
+@pytest.fixture
+def s3(s3_endpoint, s3_address, monkeypatch, tmp_path):
+    """Puts objects on S3, and walks them; which keys were read is noted in `reads`."""
+    proxy, reads = Proxy(s3_endpoint), []
+
+    def note(method: str, path: str) -> str:
+        if method == "GET" and "list-type" not in path:
+            reads.append(path.partition("?")[0].rpartition("/")[2])
+        return PASS
+
+    proxy.decide = note
+    prefix = s3_address.rpartition("/")[2]
+    host = proxy.endpoint.removeprefix("http://")
+    client = boto3.session.Session().client("s3")
+
+    class S3:
+        def __init__(self) -> None:
+            self.reads = reads
+
+        def put(self, **texts: str) -> None:
+            for name, text in texts.items():
+                client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=text.encode())
+
+        def walk(self, fetch: bool = True, scheme: str = "", limit: int = 100) -> Walked:
+            reads.clear()
+            sources = resolve_sources([f"{scheme}{s3_address}?endpoint_override={host}&scheme=http"])
+            memo = HashMemo(tmp_path / "memo.db")
+            return walk_sources(sources, WalkSettings(), limit, tmp_path / "cache", memo, fetch=fetch)
+
+    yield S3()
+    proxy.close()
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_an_object_over_the_limit_is_rejected_by_the_listing_and_never_read(s3):
+    s3.put(a="one", large="x" * 101)
+    walked = s3.walk()
+    assert s3.reads == ["a"]
+    assert [(row.path, row.size, row.status) for row in walked.files] == [("a", 3, ""), ("large", 101, "rejected")]
+    assert "101 bytes; the limit is 100 (extract.max_file_bytes)" in walked.files[1].reason
+    assert walked.digests == [sha256("one"), None]
+
+
+def test_a_corpus_in_a_bucket_has_no_limit(s3):
+    s3.put(large="x" * 101)
+    assert (s3.walk(scheme="documents:").digests, s3.reads) == ([sha256("x" * 101)], ["large"])
+
+
+def test_a_plan_reads_no_object_and_counts_those_never_seen_as_new_content(s3):
+    s3.put(a="one", b="two", large="x" * 101)
+    walked = s3.walk(fetch=False)
+    assert s3.reads == []
+    assert [row.size for row in walked.files] == [3, 3, 101]
+    assert (walked.n_pending, walked.locations, walked.digests[2]) == (2, {}, None)
+    assert len({*walked.digests, sha256("one"), sha256("two")}) == 5
+    assert s3.walk(fetch=False) == walked
+
+
+def test_a_plan_knows_objects_of_earlier_runs_and_what_changed_since(s3):
+    s3.put(a="one", b="two")
+    s3.walk()
+    assert sorted(s3.reads) == ["a", "b"]
+    planned = s3.walk(fetch=False)
+    assert (s3.reads, planned.n_pending, planned.digests) == ([], 0, [sha256("one"), sha256("two")])
+    s3.put(a="other", c="three")
+    planned = s3.walk(fetch=False)
+    assert (s3.reads, planned.n_pending, planned.digests[1]) == ([], 2, sha256("two"))
+    assert set(planned.locations) == {sha256("two")}
+    assert s3.walk().digests == [sha256("other"), sha256("two"), sha256("three")]
+
+
+def test_a_plan_deletes_no_copy(root, bucket, tmp_path):
+    texts(root())
+    (bucket / "docs/a.txt").unlink()
+    assert [row.path for row in walk_roots([root()], (), Filters(fetch=False)).files] == ["deep/b.PDF"]
+    assert len(list((tmp_path / "cache").glob("*/*"))) == 2

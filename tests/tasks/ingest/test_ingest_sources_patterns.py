@@ -21,7 +21,7 @@ def write(root: Path, *names: str) -> Path:
 
 
 def listed(folder: Path, **settings) -> list[str]:
-    walk = list_sources([FolderSource(folder)], WalkSettings(**settings), folder.parent / "cache")
+    walk = list_sources([FolderSource(folder)], WalkSettings(**settings).filters(), folder.parent / "cache")
     return [row.path for row in walk.files]
 
 
@@ -129,7 +129,7 @@ def test_a_gitignore_that_is_a_pipe_or_far_too_long_is_not_followed(tmp_path):
 
 def test_what_is_left_out_is_counted_and_a_folder_counts_once(tmp_path):
     root = write(tmp_path / "in", "a.txt", "b.bin", "deep/c.bin", "drafts/d.txt", "drafts/e.txt")
-    walk = list_sources([FolderSource(root)], WalkSettings(exclude="*.bin, drafts/"), tmp_path / "cache")
+    walk = list_sources([FolderSource(root)], WalkSettings(exclude="*.bin, drafts/").filters(), tmp_path / "cache")
     assert ([row.path for row in walk.files], walk.n_ignored) == (["a.txt"], 3)
 
 

@@ -18,7 +18,9 @@ from tasks.ingest.sources.walk import WalkedFile, encode_path
 def walk(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[WalkedFile]:
     """Everything under some folders or files, as a person names them."""
     found = resolve_sources(map(str, sources))
-    return list_sources(found, WalkSettings(respect_gitignore=False), Path("nothing is fetched"), exclude).files
+    return list_sources(
+        found, WalkSettings(respect_gitignore=False).filters(), Path("nothing is fetched"), exclude
+    ).files
 
 
 def rows_by_path(*sources, **options):

@@ -19,11 +19,12 @@ from storage.catalog import Catalog
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import RefSet
+from storage.schemas import GROUPS_FILE
 from storage.tables import read_rows
 from tasks.corpora.view import DocumentView, empty_view
 from tasks.tokens import groups
 from tasks.tokens.grouping import MOST_NAME_CHARS, check
-from tasks.tokens.groups import GROUPS_FILE, check_expression, groups_call
+from tasks.tokens.groups import check_expression, groups_call
 from tasks.tokens.mix import MixError, MixSettings
 
 CODE = "import os\n\n\ndef size_of_{0}(path: str) -> int:\n    return os.stat(path).st_size * {0} + len('{1}')\n"

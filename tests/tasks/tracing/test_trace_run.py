@@ -16,10 +16,10 @@ from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
-from storage.schemas import COMPLETIONS, EVALSET
+from storage.schemas import COMPLETIONS, EVALSET, SPANS_FILE
 from storage.tables import read_columns, read_rows, write_table
 from tasks.tracing.contamination import by_exposure, read_contamination
-from tasks.tracing.echoes import ECHOES_FILE, SPANS_FILE, read_echo_metrics
+from tasks.tracing.echoes import ECHOES_FILE, read_echo_metrics
 from tasks.tracing.sources import datasets_of, training_texts
 
 
