@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tasks.session import StageReport
+from tasks.run import StageReport
 
 from flows.report import RunResult, run_report
 from flows.show import sample_table
