@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline import Ingested
-from tasks.resources import Resources
-from tasks.session import Planner, Session, StageReport, artifact
 from tiny_run import home_at
 
-from flows import pipeline
+from flows.ingest import Ingested, ingest_documents
+from flows.state import publish
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store
 from storage.tables import read_rows
 from tasks.ingest.records import Limits
-from tasks.ingest.sources.resolve import resolve_sources
+from tasks.machine import Machine
+from tasks.run import Run, StageReport
 from tasks.settings import Settings, load_settings, parse_assignments
 
 Rows = list[dict[str, Any]]
@@ -42,7 +41,7 @@ class Ingestion:
 
     def folder(self, ref: Any) -> Path:
         """Folder of an artefact."""
-        return self.store.folder(artifact(ref))
+        return self.store.folder(ref)
 
     def rows(self, ref: Any, table: str) -> Rows:
         """Rows of a table of one artefact or of several."""
@@ -118,24 +117,24 @@ def ingest(
     retry_failed: bool = False,
     workers: int = 1,
     limits: Limits | None = None,
-    before: Callable[[Session], None] = lambda session: None,
+    before: Callable[[Run], None] = lambda run: None,
     settings: Settings | None = None,
 ) -> Ingestion:
     """Ingest, and publish what came of it."""
-    with Resources(home, workers=workers, limits=limits) as resources:
-        session = Session(home, resources, refresh, retry_failed)
-        before(session)
-        found = pipeline.ingest(session, resolve_sources([str(source)]), settings or settings_of(*assignments))
-        pipeline.remember_ingested(session, found)
-        pipeline.publish(session, "default")
-        return Ingestion(session.reports, found, session.store)
+    with Machine(workers=workers, limits=limits) as machine:
+        run = Run(home, machine, refresh=refresh, retry_failed=retry_failed)
+        before(run)
+        found = ingest_documents(run, str(source), settings or settings_of(*assignments))
+        found.remember(run)
+        publish(run)
+        return Ingestion(run.reports, found, run.store)
 
 
 def plan(home: Home, source: Path | str, *assignments: str) -> dict[str, StageReport]:
     """What a plan says of ingestion."""
-    planner = Planner(home)
-    pipeline.ingest(planner, resolve_sources([str(source)]), settings_of(*assignments))
-    return planner.reports
+    run = Run(home, plan=True)
+    ingest_documents(run, str(source), settings_of(*assignments))
+    return run.reports
 
 
 def write(folder: Path, files: dict[str, str | bytes]) -> Path:

@@ -12,10 +12,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from storage.digest import sha256_json
+from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
-from storage.store import Store
+from tasks.machine import Machine
+from tasks.run import Run
 from tasks.stage import Stage, Work, stage
 
 
@@ -28,15 +31,16 @@ class TextSettings:
 
 @dataclass
 class Calls:
-    """Resources of the sample stages: they note each call, and do what a test asks for first."""
+    """Machine of the sample stages: it notes each call, and does what a test asks for first."""
 
     seen: list[str] = field(default_factory=list)
     before: Callable[[Work], None] = lambda work: None
+    workers: int = 1
 
 
 def _make(work: Work, text: str) -> str:
-    work.resources.seen.append(text)
-    work.resources.before(work)
+    work.machine.seen.append(text)
+    work.machine.before(work)
     (work.out / "text").write_text(text)
     work.counts.update(rows=len(text), units=1)
     return sha256_json(text)
@@ -65,6 +69,12 @@ def copy_of(original: Stage) -> Stage:
     return stage(original.name, original.version, unit=original.unit)(original.function)
 
 
+def run_at(store: Path, machine: Calls | None = None, **options: Any) -> Run:
+    """A run without Prefect on a store of its own."""
+    home = Home(store.parent, str(store), f"sqlite:///{store.parent / 'mlflow.db'}")
+    return Run(home, cast(Machine, machine or Calls()), **options)
+
+
 def main(address: str, text: str) -> None:
     """Ask for the letters of a text, and tell what happens."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -73,8 +83,9 @@ def main(address: str, text: str) -> None:
         print("working", flush=True)
         sys.stdin.readline()
 
-    outcome = letters.run(Store(Path(address)), TextSettings(text), {}, resources=Calls(before=hold))
-    print("cached" if outcome.cached else "made", flush=True)
+    run = run_at(Path(address), Calls(before=hold))
+    letters(run, TextSettings(text))
+    print("cached" if run.reports["letters"].cached else "made", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from flows.pipeline import Ingested, Prepared
-from tasks.resources import Resources
-from tasks.session import Planner, Session, StageReport, artifact
-
-from flows import pipeline
+from flows.evaluate import evaluate_model
+from flows.generate import sample
+from flows.ingest import Ingested
+from flows.prepare import Prepared, prepare_source
+from flows.retrain import plan_retraining
+from flows.state import publish
+from flows.train import train_model
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.ingest.sources.resolve import resolve_sources
+from tasks.machine import Machine
+from tasks.run import Run, StageReport
 from tasks.settings import Settings, load_settings, parse_assignments
 
 TEXT = """the shepherd counts his sheep at dusk and closes the fold before rain comes over the hill while a dog
@@ -71,19 +73,18 @@ def copy_of_store(ran: Ran, folder: Path, *without: str) -> Home:
     """
     home = home_at(folder)
     left_out = shutil.ignore_patterns(*without, ".work", ".locks")
-    shutil.copytree(ran.session.home.store, home.store, ignore=left_out, dirs_exist_ok=True)
+    shutil.copytree(ran.run.home.store, home.store, ignore=left_out, dirs_exist_ok=True)
     return home
 
 
-def train_in(session: Session, source: Path, settings: Settings | None = None) -> ArtifactRef:
+def train_in(run: Run, source: Path, settings: Settings | None = None) -> ArtifactRef:
     """Files to a trained model; returns the checkpoint."""
     settings = settings or tiny_settings()
-    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-    prepared = pipeline.prepare(session, "default", settings, ingested)
-    return artifact(pipeline.train_model(session, settings, prepared))
+    _, prepared, base = prepare_source(run, str(source), settings)
+    return train_model(run, settings, prepared, base)
 
 
-class TinyResources(Resources):
+class TinyMachine(Machine):
     """One thread on the CPU: more only wait for each other in so small a network."""
 
     @cached_property
@@ -95,10 +96,10 @@ class TinyResources(Resources):
 
 
 @contextmanager
-def direct_session(home: Home, refresh: Collection[str] = ()) -> Iterator[Session]:
-    """A session without Prefect."""
-    with TinyResources(home, workers=1) as resources:
-        yield Session(home, resources, refresh)
+def direct_run(home: Home, refresh: Collection[str] = ()) -> Iterator[Run]:
+    """A run without Prefect."""
+    with TinyMachine(workers=1) as machine:
+        yield Run(home, machine, refresh=refresh)
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Ran:
     reports: dict[str, StageReport]
     ingested: Ingested
     prepared: Prepared
-    session: Session
+    run: Run
     checkpoint: ArtifactRef | None = None
     evaluation: ArtifactRef | None = None
     completions: ArtifactRef | None = None
@@ -118,21 +119,19 @@ class Ran:
         """Units computed by stage; those of nothing left out."""
         return {name: report.computed for name, report in self.reports.items() if report.computed}
 
-    def folder(self, ref: Any) -> Path:
+    def folder(self, ref: ArtifactRef) -> Path:
         """Folder of an artefact."""
-        return self.session.store.folder(artifact(ref))
+        return self.run.store.folder(ref)
 
 
 def run_prepare(home: Home, source: Path, settings: Settings | None = None, refresh: Collection[str] = ()) -> Ran:
     """Files to dataset."""
-    settings = settings or tiny_settings()
-    with direct_session(home, refresh) as session:
-        ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-        prepared = pipeline.prepare(session, "default", settings, ingested)
-        pipeline.remember_ingested(session, ingested)
-        pipeline.remember_prepared(session, prepared)
-        pipeline.publish(session, "default")
-        return Ran(session.reports, ingested, prepared, session)
+    with direct_run(home, refresh) as run:
+        ingested, prepared, _ = prepare_source(run, str(source), settings or tiny_settings())
+        ingested.remember(run)
+        prepared.remember(run)
+        publish(run)
+        return Ran(run.reports, ingested, prepared, run)
 
 
 def run_whole(
@@ -140,38 +139,35 @@ def run_whole(
     source: Path,
     settings: Settings | None = None,
     refresh: Collection[str] = (),
-    before: Callable[[Session], None] = lambda session: None,
+    before: Callable[[Run], None] = lambda run: None,
 ) -> Ran:
     """Files to completions.
 
     Args:
-        before: is handed the session before anything runs.
+        before: is handed the run before anything is computed.
     """
-    with direct_session(home, refresh) as session:
-        before(session)
-        return run_in(session, source, settings or tiny_settings())
+    with direct_run(home, refresh) as run:
+        before(run)
+        return run_in(run, source, settings or tiny_settings())
 
 
-def run_in(session: Session, source: Path, settings: Settings) -> Ran:
-    """Files to completions, in a session."""
-    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-    prepared = pipeline.prepare(session, "default", settings, ingested)
-    checkpoint = artifact(pipeline.train_model(session, settings, prepared))
-    evaluation, metrics = pipeline.evaluate_model(session, checkpoint, prepared.evalset)
-    sample = pipeline.sample(session, settings, checkpoint, prepared.evalset)
-    pipeline.remember_ingested(session, ingested)
-    pipeline.remember_prepared(session, prepared)
-    pipeline.remember(session, train=checkpoint, evaluate=evaluation, generate=sample)
-    pipeline.publish(session, "default")
-    return Ran(
-        session.reports, ingested, prepared, session, checkpoint, artifact(evaluation), artifact(sample), metrics
-    )
+def run_in(run: Run, source: Path, settings: Settings) -> Ran:
+    """Files to completions, in a run."""
+    ingested, prepared, base = prepare_source(run, str(source), settings)
+    checkpoint = train_model(run, settings, prepared, base)
+    evaluation, metrics = evaluate_model(run, checkpoint, prepared.evalset)
+    completions = sample(run, settings, checkpoint, prepared.evalset)
+    ingested.remember(run)
+    prepared.remember(run)
+    run.remember(train=checkpoint, evaluate=evaluation, generate=completions)
+    publish(run)
+    return Ran(run.reports, ingested, prepared, run, checkpoint, evaluation, completions, metrics)
 
 
 def plan_of(
     home: Home, source: Path, settings: Settings | None = None, refresh: Collection[str] = ()
 ) -> dict[str, StageReport]:
     """What `plan` says."""
-    planner = Planner(home, refresh)
-    pipeline.plan(planner, resolve_sources([str(source)]), "default", settings or tiny_settings())
-    return planner.reports
+    run = Run(home, refresh=refresh, plan=True)
+    plan_retraining(run, str(source), settings or tiny_settings())
+    return run.reports
