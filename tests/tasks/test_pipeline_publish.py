@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from tasks.session import Session
 
 from flows import pipeline
-from storage import locks
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
@@ -40,7 +40,7 @@ def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, m
     """The second begins when the first has read the ref, and the first goes on when the second is done or waits."""
     pipeline.publish(session_with(home, snapshot="old"), "letters")
     seen = threading.Event()
-    wait, write = locks.time.sleep, Store.write_ref
+    wait, write = time.sleep, Store.write_ref
 
     def tell_and_wait(seconds: float) -> None:
         seen.set()
@@ -58,7 +58,7 @@ def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, m
         assert seen.wait(60)
         write(store, name, value)
 
-    monkeypatch.setattr(locks.time, "sleep", tell_and_wait)
+    monkeypatch.setattr(time, "sleep", tell_and_wait)
     monkeypatch.setattr(Store, "write_ref", write_late)
     pipeline.publish(session_with(home, generate="text"), "letters")
     second.join()
