@@ -22,7 +22,6 @@ from flows.embedded import EMBEDDED
 from flows.evaluation_page import write_evaluation_page
 from flows.gates_page import write_gates_page
 from flows.generation_page import write_generation_page
-from flows.patience import wait_for_server
 from flows.report import RunResult, run_report, sample_table
 from flows.stages import stage_names
 from flows.train_page import write_training_page
@@ -44,8 +43,6 @@ from tasks.tokens.dataset import dataset
 from tasks.tokens.groups import check_expression
 from tasks.train_settings import AUTO
 from tasks.training import train
-
-wait_for_server()  # as early as a flow is loaded, since any of its calls may find the server gone
 
 P = ParamSpec("P")
 R = TypeVar("R")
