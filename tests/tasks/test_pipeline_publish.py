@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
-from flows import pipeline
-=======
 from flows.state import publish, publish_evaluation
-from storage import locks
->>>>>>> t3
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home

@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from flows.arrivals import change
 from postgres_server import PASSWORD, QUOTED, postgres_server
 from team_box import Box, new_box
 from test_deployments import EXPECTED
