@@ -28,6 +28,7 @@ from flows.team.programs import MLFLOW, PREFECT, WORKER, processes
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
+from tasks.machine import Machine
 from tests.flows.runs import store_contents
 from tests.tasks.tiny_run import SETTINGS, TinyMachine, home_at, run_whole, tiny_settings, write_texts
 
