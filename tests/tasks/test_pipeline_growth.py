@@ -382,7 +382,7 @@ def test_a_file_renamed_to_another_suffix_keeps_its_document(
 
 def test_a_document_that_lies_nowhere_is_an_error_and_not_left_out(tiny: Ran) -> None:
     kept = {**kept_documents(tiny.run.store, tiny.ingested.curated), "lost": Kept("nowhere", "train")}
-    tables = RefSet(tuple(ref for ref in tiny.ingested.normalised), "")
+    tables = RefSet(tuple(tiny.ingested.normalised), "")
     with pytest.raises(StoreError, match=r"document lost lies in 0 of the 1 segments.*--refresh snapshot"):
         list(kept_rows(tiny.run.store, kept, tables, "documents.parquet", ["doc_id"]))
 
