@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,7 @@ def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, m
     """The second begins when the first has read the ref, and the first goes on when the second is done or waits."""
     publish(run_with(home, snapshot="old"))
     seen = threading.Event()
-<<<<<<< HEAD
-    wait, write = time.sleep, Store.write_ref
-=======
     acquire, write = FileLock.acquire, Store.write_ref
->>>>>>> t3
 
     def tell_and_acquire(lock: FileLock, *how: Any, **more: Any) -> Any:
         if not how and not more:  # after a first attempt that failed
@@ -64,11 +59,7 @@ def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, m
         assert seen.wait(60)
         write(store, name, value)
 
-<<<<<<< HEAD
-    monkeypatch.setattr(time, "sleep", tell_and_wait)
-=======
     monkeypatch.setattr(FileLock, "acquire", tell_and_acquire)
->>>>>>> t3
     monkeypatch.setattr(Store, "write_ref", write_late)
     publish(run_with(home, generate="text"))
     second.join()
