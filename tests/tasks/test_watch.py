@@ -10,7 +10,7 @@ from tiny_run import Ran, copy_of_store, direct_run, home_at, run_prepare, text_
 
 from flows.ingest import ingest_documents
 from flows.state import publish
-from flows.watch import HOLDS, changed_share, note_told, untold_share
+from flows.watch import HOLDS, changed_share, record_announcement, unannounced_share
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store, open_store
@@ -45,26 +45,26 @@ def test_a_corpus_without_a_model_has_changed_wholly_until_that_is_told(tmp_path
     home = home_at(tmp_path / "home")
     source = write_texts(tmp_path / "texts", range(4))
     store, now = ingested(home, source)
-    assert untold_share(store, "default", now) == 1
-    note_told(store, "default", now)
-    assert untold_share(store, "default", now) == 0
+    assert unannounced_share(store, "default", now) == 1
+    record_announcement(store, "default", now)
+    assert unannounced_share(store, "default", now) == 0
 
 
 def test_changes_add_up_and_copies_are_none(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
     source = write_texts(tmp_path / "texts")
     store, now = ingested(home, source)
-    assert untold_share(store, "default", now) == 0  # what the model was trained on, at another place
+    assert unannounced_share(store, "default", now) == 0  # what the model was trained on, at another place
     (source / "copy.txt").write_text(text_of(3))
-    assert untold_share(*with_corpus(ingested(home, source))) == 0
+    assert unannounced_share(*with_corpus(ingested(home, source))) == 0
     (source / "new-1.txt").write_text(text_of(101))
-    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
+    assert unannounced_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
     (source / "new-2.txt").write_text(text_of(102))
     store, now = ingested(home, source)
-    assert untold_share(store, "default", now) == pytest.approx(2 / 12)
-    note_told(store, "default", now)
+    assert unannounced_share(store, "default", now) == pytest.approx(2 / 12)
+    record_announcement(store, "default", now)
     (source / "new-3.txt").write_text(text_of(103))
-    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 14)
+    assert unannounced_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 14)
 
 
 def with_corpus(found: tuple[Store, ArtifactRef]) -> tuple[Store, str, ArtifactRef]:
@@ -75,34 +75,34 @@ def test_what_was_told_lapses_when_no_training_has_come_of_it_and_none_is_at_wor
     home = home_at(tmp_path / "home")
     store, now = ingested(home, write_texts(tmp_path / "texts", range(4)))
     told = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    note_told(store, "default", now, told)
+    record_announcement(store, "default", now, told)
     later = told + HOLDS + timedelta(minutes=1)
-    assert untold_share(store, "default", now, told + HOLDS) == 0
-    assert untold_share(store, "default", now, later) == 1
+    assert unannounced_share(store, "default", now, told + HOLDS) == 0
+    assert unannounced_share(store, "default", now, later) == 1
     with store.workspace("train", "0" * 64):
-        assert untold_share(store, "default", now, later) == 0
+        assert unannounced_share(store, "default", now, later) == 0
 
 
 def test_a_training_that_came_of_what_was_told_outlasts_it(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
     store, now = ingested(home, write_texts(tmp_path / "texts"))
     told = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    note_told(store, "default", now, told)
-    assert untold_share(store, "default", now, told + 2 * HOLDS) == 0
+    record_announcement(store, "default", now, told)
+    assert unannounced_share(store, "default", now, told + 2 * HOLDS) == 0
 
 
 def test_after_a_forgetting_the_share_is_that_of_the_documents_that_went_and_came(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
     source = write_texts(tmp_path / "texts")
-    assert untold_share(*with_corpus(ingested(home, source))) == 0
+    assert unannounced_share(*with_corpus(ingested(home, source))) == 0
     forget(home, open_store(home.store), "text-03.txt", "", "default", dry_run=False)
-    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
+    assert unannounced_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
     (source / "new-1.txt").write_text(text_of(101))
     store, now = ingested(home, source)
-    assert untold_share(store, "default", now) == pytest.approx(2 / 12)
-    note_told(store, "default", now)
+    assert unannounced_share(store, "default", now) == pytest.approx(2 / 12)
+    record_announcement(store, "default", now)
     forget(home, open_store(home.store), "new-1.txt", "", "default", dry_run=False)
-    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
+    assert unannounced_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
 
 
 def test_where_nobody_noted_what_was_read_before_a_forgetting_changes_count_from_then_on(
@@ -112,9 +112,9 @@ def test_where_nobody_noted_what_was_read_before_a_forgetting_changes_count_from
     source = write_texts(tmp_path / "texts")
     ingested(home, source)
     forget(home, open_store(home.store), "text-03.txt", "", "default", dry_run=False)
-    assert untold_share(*with_corpus(ingested(home, source))) == 0
+    assert unannounced_share(*with_corpus(ingested(home, source))) == 0
     (source / "new-1.txt").write_text(text_of(101))
-    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 11)
+    assert unannounced_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 11)
 
 
 def test_documents_that_were_prepared_and_gave_the_dataset_of_the_model_count_as_read(
@@ -123,7 +123,7 @@ def test_documents_that_were_prepared_and_gave_the_dataset_of_the_model_count_as
     home = copy_of_store(tiny, tmp_path / "home")
     source = write_texts(tmp_path / "texts")
     (source / "dropped.txt").write_text("a " * 2_000)
-    assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
+    assert unannounced_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
     prepared = run_prepare(home, source).prepared
     assert prepared.dataset.digest == tiny.prepared.dataset.digest
-    assert untold_share(*with_corpus(ingested(home, source))) == 0
+    assert unannounced_share(*with_corpus(ingested(home, source))) == 0
