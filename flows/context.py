@@ -27,7 +27,7 @@ from tasks.run import Run
 if TYPE_CHECKING:
     from prefect import Flow
 
-O = TypeVar("O", bound=Options)  # noqa: E741
+AnyOptions = TypeVar("AnyOptions", bound=Options)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -35,10 +35,10 @@ R = TypeVar("R")
 MAX_ATTEMPTS = 5
 
 
-class PipelineFlow(Generic[O]):
+class PipelineFlow(Generic[AnyOptions]):
     """A flow declared by its option model."""
 
-    def __init__(self, function: Callable[[O], dict[str, Any]], options: type[O]) -> None:
+    def __init__(self, function: Callable[[AnyOptions], dict[str, Any]], options: type[AnyOptions]) -> None:
         self.function = function
         self.options = options
         self.name = function.__name__
@@ -70,16 +70,16 @@ class PipelineFlow(Generic[O]):
         body.__doc__ = f"{self.__doc__}\n\nArgs:\n{lines}"
         return prefect_flow(name=self.name, flow_run_name=_run_name, persist_result=False)(body)
 
-    def __call__(self, options: O) -> dict[str, Any]:
+    def __call__(self, options: AnyOptions) -> dict[str, Any]:
         """Run the flow under the Prefect server in reach."""
         result: dict[str, Any] = self.prefect(**options.given())
         return result
 
 
-def flow(options: type[O]) -> Callable[[Callable[[O], dict[str, Any]]], PipelineFlow[O]]:
+def flow(options: type[AnyOptions]) -> Callable[[Callable[[AnyOptions], dict[str, Any]]], PipelineFlow[AnyOptions]]:
     """Make a function of an option model a flow of the function's name."""
 
-    def decorate(function: Callable[[O], dict[str, Any]]) -> PipelineFlow[O]:
+    def decorate(function: Callable[[AnyOptions], dict[str, Any]]) -> PipelineFlow[AnyOptions]:
         return PipelineFlow(function, options)
 
     return decorate
