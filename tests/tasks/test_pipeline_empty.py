@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flows.pipeline import EmptyCorpus
 from ingest_run import ingest, prose, settings_of, write
 from tiny_run import run_prepare, tiny_settings
 
+from flows.prepare import EmptyCorpus
 from storage.home import Home
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasks.session import StageReport, artifact
 from tiny_run import Ran, home_at, plan_of, run_prepare, run_whole, text_of, tiny_settings, write_texts
 
 from storage.catalog import Catalog, read_state
@@ -21,6 +20,7 @@ from storage.tables import read_columns, read_rows
 from tasks.checks import check_split, check_tokens
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.selection import hash_share
+from tasks.run import StageReport
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizer import BOS, EOS, load_tokenizer
 
@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def known(tiny: Ran, tmp_path: Path) -> Home:
     """A home that has seen the twelve texts, from files to completions: a copy of the tiny run's."""
-    return home_at(Path(shutil.copytree(tiny.session.home.path, tmp_path / "known")))
+    return home_at(Path(shutil.copytree(tiny.run.home.path, tmp_path / "known")))
 
 
 def files_of(ran: Ran) -> dict[str, dict[str, Any]]:
@@ -59,16 +59,16 @@ def reports(found: dict[str, StageReport]) -> dict[str, tuple[bool, int, int]]:
 def digests(ran: Ran) -> dict[str, str]:
     """Of everything between files and sequences that is one artefact."""
     return {
-        "snapshot": artifact(ran.ingested.snapshot).digest,
-        "curate": artifact(ran.ingested.curated).digest,
-        "evalset": artifact(ran.prepared.evalset).digest,
-        "tokenizer": artifact(ran.prepared.tokenizer).digest,
-        "dataset": artifact(ran.prepared.dataset).digest,
+        "snapshot": ran.ingested.snapshot.digest,
+        "curate": ran.ingested.curated.digest,
+        "evalset": ran.prepared.evalset.digest,
+        "tokenizer": ran.prepared.tokenizer.digest,
+        "dataset": ran.prepared.dataset.digest,
     }
 
 
 def test_a_second_run_computes_nothing(tiny: Ran, tiny_source: Path) -> None:
-    again = run_whole(tiny.session.home, tiny_source)
+    again = run_whole(tiny.run.home, tiny_source)
     assert again.computed() == {}
     assert all(report.cached for report in again.reports.values())
     assert again.reports.keys() == tiny.reports.keys()
@@ -80,8 +80,8 @@ def test_a_second_run_computes_nothing(tiny: Ran, tiny_source: Path) -> None:
 
 
 def test_a_second_run_starts_no_extraction_process(tiny: Ran, tiny_source: Path) -> None:
-    again = run_whole(tiny.session.home, tiny_source)
-    assert again.session.resources._pool is None
+    again = run_whole(tiny.run.home, tiny_source)
+    assert again.run.machine._pool is None
 
 
 def test_two_homes_hold_the_same_results(tiny: Ran, tiny_source: Path, home: Home) -> None:
@@ -119,8 +119,8 @@ def test_a_plan_says_what_the_run_then_does(known: Home, source: Path) -> None:
 
 
 def test_a_plan_of_a_finished_corpus_is_the_run_that_computes_nothing(tiny: Ran, tiny_source: Path) -> None:
-    planned = plan_of(tiny.session.home, tiny_source)
-    again = run_whole(tiny.session.home, tiny_source)
+    planned = plan_of(tiny.run.home, tiny_source)
+    again = run_whole(tiny.run.home, tiny_source)
     assert reports(planned) == reports(again.reports)
 
 
@@ -135,7 +135,7 @@ def test_a_plan_computes_nothing(home: Home, source: Path) -> None:
 def test_a_changed_setting_computes_from_its_own_stage_on(
     tiny: Ran, tiny_source: Path, setting: str, first: str
 ) -> None:
-    planned = plan_of(tiny.session.home, tiny_source, tiny_settings(setting))
+    planned = plan_of(tiny.run.home, tiny_source, tiny_settings(setting))
     names = list(planned)
     elsewhere = {"prompts", "ngram"} if first == "train" else {"prompts"}  # n-grams are counted in the dataset
     assert [planned[name].cached for name in names] == [
@@ -226,7 +226,7 @@ def test_the_evaluation_set_stays_when_its_documents_are_removed(tiny: Ran, know
 def test_another_split_makes_another_evaluation_set(tiny: Ran, known: Home, source: Path) -> None:
     after = run_prepare(known, source, tiny_settings("curate.salt=pepper"))
     assert after.prepared.evalset != tiny.prepared.evalset
-    trained = kept_documents(after.session.store, artifact(after.ingested.curated), "train")
+    trained = kept_documents(after.run.store, after.ingested.curated, "train")
     rows = read_columns(after.folder(after.prepared.evalset) / "documents.parquet", ["doc_id"])
     assert trained.keys().isdisjoint(rows["doc_id"])
 
@@ -284,7 +284,7 @@ def test_the_cut_into_segments_changes_no_sequence(
 
 def sequences(ran: Ran, split: str = "train") -> list[np.ndarray]:
     """The ids of every sequence of a split, in order."""
-    folders = {artifact(ref).key: ran.folder(ref) for ref in ran.prepared.shards}
+    folders = {ref.key: ran.folder(ref) for ref in ran.prepared.shards}
     index = load_index(ran.folder(ran.prepared.dataset), split)
     shards = [np.load(folders[key] / SHARD_FILE, mmap_mode="r") for key in index.shards]
     places = zip(index.shard, index.start, index.length, strict=True)
@@ -342,7 +342,7 @@ def test_a_segment_without_a_document_is_carried_along(known: Home, source: Path
     ran = run_prepare(known, source)
     assert files_of(ran)["nothing.bin"]["status"] != "ok"
     assert len(ran.prepared.shards) == 2
-    assert check_tokens(ran.session.store, read_state(ran.session.store, "default")).problems == []
+    assert check_tokens(ran.run.store, read_state(ran.run.store, "default")).problems == []
 
 
 @pytest.mark.parametrize("change", ["model.max_seq_len=16", "tokenizer.kind=bpe", "curate.salt=pepper"])
@@ -381,15 +381,15 @@ def test_a_file_renamed_to_another_suffix_keeps_its_document(
 
 
 def test_a_document_that_lies_nowhere_is_an_error_and_not_left_out(tiny: Ran) -> None:
-    kept = {**kept_documents(tiny.session.store, artifact(tiny.ingested.curated)), "lost": Kept("nowhere", "train")}
-    tables = RefSet(tuple(artifact(ref) for ref in tiny.ingested.normalised), "")
+    kept = {**kept_documents(tiny.run.store, tiny.ingested.curated), "lost": Kept("nowhere", "train")}
+    tables = RefSet(tuple(tiny.ingested.normalised), "")
     with pytest.raises(StoreError, match=r"document lost lies in 0 of the 1 segments.*--refresh snapshot"):
-        list(kept_rows(tiny.session.store, kept, tables, "documents.parquet", ["doc_id"]))
+        list(kept_rows(tiny.run.store, kept, tables, "documents.parquet", ["doc_id"]))
 
 
 def test_the_checks_of_a_finished_corpus_find_nothing(tiny: Ran) -> None:
-    state = read_state(tiny.session.store, "default")
-    for check in (check_split(tiny.session.store, state), check_tokens(tiny.session.store, state)):
+    state = read_state(tiny.run.store, "default")
+    for check in (check_split(tiny.run.store, state), check_tokens(tiny.run.store, state)):
         assert check.problems == []
         assert check.checked
 

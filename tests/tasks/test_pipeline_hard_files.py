@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
-from tasks.session import StageReport, artifact
-from tiny_run import direct_session, tiny_settings, write_texts
+from tiny_run import direct_run, tiny_settings, write_texts
 
-from flows import corpus, pipeline
+import flows.ingest
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest.pictures import ocr
-from tasks.ingest.sources.resolve import resolve_sources
+from tasks.run import StageReport
 
 VICTIM = "text-01.txt"
 
@@ -27,16 +26,16 @@ def source(tmp_path: Path) -> Path:
 
 def ingest(home: Home, source: Path, *settings: str, **options: Any) -> tuple[dict[str, Any], StageReport]:
     """The rows of `files` by path, and what extraction had to do."""
-    with direct_session(home, options.get("refresh", ())) as session:
-        session.retry_failed = options.get("retry_failed", False)
-        found = pipeline.ingest(session, resolve_sources([str(source)]), tiny_settings(*settings))
-        rows = read_rows(session.store.folder(artifact(found.snapshot)) / "files.parquet")
-        return {row["path"]: row for row in rows}, session.reports["extract"]
+    with direct_run(home, options.get("refresh", ())) as run:
+        run.retry_failed = options.get("retry_failed", False)
+        found = flows.ingest.ingest_documents(run, str(source), tiny_settings(*settings))
+        rows = read_rows(run.store.folder(found.snapshot) / "files.parquet")
+        return {row["path"]: row for row in rows}, run.reports["extract"]
 
 
 def ingest_while_it_vanishes(home: Home, source: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Ingest while a file that was walked is gone when its turn comes; afterwards it is there again."""
-    choose = corpus._choose_contents
+    choose = flows.ingest._choose_contents
     kept = (source / VICTIM).read_bytes()
 
     def choose_and_lose(*arguments: Any) -> Any:
@@ -44,7 +43,7 @@ def ingest_while_it_vanishes(home: Home, source: Path, monkeypatch: pytest.Monke
         return choose(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "_choose_contents", choose_and_lose)
+        patch.setattr(flows.ingest, "_choose_contents", choose_and_lose)
         rows, _ = ingest(home, source)
     (source / VICTIM).write_bytes(kept)
     assert rows[VICTIM]["status"] == "failed"
@@ -107,7 +106,7 @@ def test_an_image_is_read_again_once_its_language_is_installed(
 ) -> None:
     scan(source)
     ingest(home, source, "extract.ocr_languages=eng+xxx")
-    monkeypatch.setattr(corpus, "ocr_ready", lambda languages: languages == "eng+xxx")
+    monkeypatch.setattr(flows.ingest, "ocr_ready", lambda languages: languages == "eng+xxx")
     assert ingest(home, source, "extract.ocr_languages=eng+xxx")[1].computed == 1
 
 

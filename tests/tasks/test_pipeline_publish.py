@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks.session import Session
+from filelock import FileLock
 
-from flows import pipeline
-from storage import locks
+from flows.state import publish, publish_evaluation
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store
+from tasks.run import Run
 
 
-def session_with(home: Home, **made: str) -> Session:
-    """A session that made an artefact of each of these stages."""
-    session = Session(home)
-    session.produced = {stage: [ArtifactRef(stage, key, key)] for stage, key in made.items()}
-    return session
+def run_with(home: Home, corpus: str = "letters", **made: str) -> Run:
+    """A run that made an artefact of each of these stages."""
+    run = Run(home, corpus=corpus)
+    run.produced = {stage: [ArtifactRef(stage, key, key)] for stage, key in made.items()}
+    return run
 
 
 def keys(home: Home, corpus: str = "letters") -> dict[str, str]:
@@ -31,23 +31,24 @@ def keys(home: Home, corpus: str = "letters") -> dict[str, str]:
 
 
 def test_a_later_run_replaces_what_it_made_and_leaves_the_rest(home: Home) -> None:
-    pipeline.publish(session_with(home, snapshot="old", train="old"), "letters")
-    pipeline.publish(session_with(home, snapshot="new"), "letters")
+    publish(run_with(home, snapshot="old", train="old"))
+    publish(run_with(home, snapshot="new"))
     assert keys(home) == {"snapshot": "new", "train": "old"}
 
 
 def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second begins when the first has read the ref, and the first goes on when the second is done or waits."""
-    pipeline.publish(session_with(home, snapshot="old"), "letters")
+    publish(run_with(home, snapshot="old"))
     seen = threading.Event()
-    wait, write = locks.time.sleep, Store.write_ref
+    acquire, write = FileLock.acquire, Store.write_ref
 
-    def tell_and_wait(seconds: float) -> None:
-        seen.set()
-        wait(seconds)
+    def tell_and_acquire(lock: FileLock, *how: Any, **more: Any) -> Any:
+        if not how and not more:  # after a first attempt that failed
+            seen.set()
+        return acquire(lock, *how, **more)
 
     def publish_second() -> None:
-        pipeline.publish(session_with(home, snapshot="new"), "letters")
+        publish(run_with(home, snapshot="new"))
         seen.set()
 
     second = threading.Thread(target=publish_second)
@@ -58,39 +59,39 @@ def test_of_two_runs_that_publish_at_once_neither_undoes_the_other(home: Home, m
         assert seen.wait(60)
         write(store, name, value)
 
-    monkeypatch.setattr(locks.time, "sleep", tell_and_wait)
+    monkeypatch.setattr(FileLock, "acquire", tell_and_acquire)
     monkeypatch.setattr(Store, "write_ref", write_late)
-    pipeline.publish(session_with(home, generate="text"), "letters")
+    publish(run_with(home, generate="text"))
     second.join()
     assert keys(home) == {"snapshot": "new", "generate": "text"}
 
 
 @pytest.mark.parametrize("stage", ["generate", "evaluate"])
 def test_using_a_model_makes_no_corpus(home: Home, stage: str) -> None:
-    session = session_with(home, **{stage: "made"})
-    pipeline.publish(session, "never-run")
-    assert session.store.refs("corpus/") == []
+    run = run_with(home, "never-run", **{stage: "made"})
+    publish(run)
+    assert run.store.refs("corpus/") == []
 
 
 @pytest.mark.parametrize(("measured", "published"), [("latest", "new"), ("another", "old")])
 def test_an_evaluation_is_the_corpus_s_own_if_it_measured_the_latest_training(
     home: Home, measured: str, published: str
 ) -> None:
-    pipeline.publish(session_with(home, snapshot="s", train="latest", evaluate="old"), "letters")
+    publish(run_with(home, snapshot="s", train="latest", evaluate="old"))
     checkpoint, evaluation = ArtifactRef("train", measured, measured), ArtifactRef("evaluate", "new", "new")
-    pipeline.publish_evaluation(Session(home), "letters", checkpoint, evaluation)
+    publish_evaluation(Run(home, corpus="letters"), checkpoint, evaluation)
     assert keys(home)["evaluate"] == published
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "team/x", "a\nb", "-x", " x", "x" * 300, "\udcff"])
 def test_a_name_that_no_file_can_bear_is_no_corpus_name(home: Home, name: str) -> None:
-    session = session_with(home, snapshot="made")
+    run = run_with(home, name, snapshot="made")
     with pytest.raises(UserError, match="no name for a corpus: give"):
-        pipeline.publish(session, name)
-    assert session.store.refs("") == []
+        publish(run)
+    assert run.store.refs("") == []
 
 
 @pytest.mark.parametrize("name", ["default", "v1.2", "Bücher 2024", "羊の群れ", "a_b-c", "𠀀" * 50])
 def test_letters_digits_and_a_few_marks_are_a_corpus_name(home: Home, name: str) -> None:
-    pipeline.publish(session_with(home, snapshot="made"), name)
+    publish(run_with(home, name, snapshot="made"))
     assert keys(home, name) == {"snapshot": "made"}

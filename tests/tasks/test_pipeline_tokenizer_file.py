@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from ingest_run import prose, settings_of, write
-from tasks.session import Planner
 from tiny_run import run_prepare
 
-from flows import pipeline
+from flows.retrain import plan_retraining
 from storage.errors import UserError
 from storage.home import Home
+from tasks.run import Run
 from tasks.settings import Settings
 from tasks.tokens.tokenizer import ByteTokenizer
 
@@ -26,12 +26,11 @@ def test_a_pinned_tokeniser_outlives_its_file(home: Home, tmp_path: Path) -> Non
     ByteTokenizer().save(path)
     before = run_prepare(home, source, asked(path))
     path.unlink()
-    pipeline.check_asked(Planner(home), "default", asked(path))
     after = run_prepare(home, source, asked(path))
     assert after.reports["tokenizer"].cached and after.reports["dataset"].cached
     assert before.reports["tokenizer"].computed == 1
     with pytest.raises(UserError, match="there is no file"):
-        pipeline.check_asked(Planner(home), "default", asked(path, "tokenizer.reserved=3"))
+        run_prepare(home, source, asked(path, "tokenizer.reserved=3"))
 
 
 @pytest.mark.parametrize(("content", "told"), [(None, "there is no file"), ("{", "it is not JSON")])
@@ -41,7 +40,7 @@ def test_a_file_of_no_use_is_told_before_anything_runs(
     path = tmp_path / "x.json"
     if content is not None:
         path.write_text(content)
-    planner = Planner(home)
+    planner = Run(home, plan=True)
     with pytest.raises(UserError, match=told):
-        pipeline.plan(planner, [], "default", asked(path))
+        plan_retraining(planner, "", asked(path))
     assert not planner.reports

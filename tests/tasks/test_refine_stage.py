@@ -74,7 +74,7 @@ def test_what_is_tokenised_holds_stand_ins_and_not_what_they_stand_for(home: Hom
     source = write(tmp_path / "in", letters())
     ran = run_prepare(home, source, tiny_settings("tokenizer.kind=bpe", "tokenizer.vocab_size=300", ALL))
     tokenizer = load_tokenizer(ran.folder(ran.prepared.tokenizer) / "tokenizer.json")
-    rows = Catalog(ran.session.store, "default").query("select ids from tokens")
+    rows = Catalog(ran.run.store, "default").query("select ids from tokens")
     texts = [tokenizer.decode(row["ids"]) for row in rows]
     frozen = [row["text"] for row in read_rows(ran.folder(ran.prepared.evalset) / "documents.parquet")]
     assert len(texts) == 6
@@ -82,9 +82,9 @@ def test_what_is_tokenised_holds_stand_ins_and_not_what_they_stand_for(home: Hom
     everything = "\n".join([*texts, *frozen])
     assert [kind for kind, value in PRIVATE.items() if value in everything] == []
     assert [kind for kind in PRIVATE if STAND_INS[kind] not in everything] == []
-    state = read_state(ran.session.store, "default")
-    assert check_tokens(ran.session.store, state).problems == []
-    assert check_split(ran.session.store, state).problems == []
+    state = read_state(ran.run.store, "default")
+    assert check_tokens(ran.run.store, state).problems == []
+    assert check_split(ran.run.store, state).problems == []
 
 
 def test_cuts_and_redactions_meet_in_one_document(home: Home, tmp_path: Path) -> None:

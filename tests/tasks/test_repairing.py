@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tiny_run import Ran, copy_of_store, run_whole
 
+from flows.stages import stage_facts
 from storage.store import open_store
 from tasks.upkeep.verify import verify_home
 
@@ -30,11 +31,11 @@ def test_damaged_segment_shard_manifest_checkpoint_and_name_are_made_again_as_th
     (root / "curate" / curated / "manifest.json").write_text("{")
     damage(root / "train" / trained / "model.safetensors")
     (root / ".refs" / "corpus" / "default.json").write_text("")
-    report = verify_home(home, open_store(home.store), "default", mend=True)
+    report = verify_home(home, open_store(home.store), stage_facts(), "default", mend=True)
     assert len([item for item in report["repaired"] if item["done"]]) == 5
     assert report["ok"]
     ran = run_whole(home, tiny_source)
     assert set(ran.computed()) == {"extract", "tokenise", "curate", "train"}
     after = {(found.stage, found.key): found.digest for stage in store.stages() for found in store.manifests(stage)}
     assert after == before
-    assert verify_home(home, open_store(home.store), "default")["ok"]
+    assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]

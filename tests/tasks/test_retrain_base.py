@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from flows.actions import promote_model
-from tasks.session import artifact
-from tiny_run import direct_session, home_at, tiny_settings, write_texts
+from tiny_run import direct_run, home_at, tiny_settings, write_texts
 
-from flows import pipeline
-from flows.base import champion_of, continuing
+from flows.base import already_read, continuing
+from flows.evaluate import evaluate_model
+from flows.models import promote_model
+from flows.prepare import prepare_source
+from flows.train import train_model
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from tasks.ingest.sources.resolve import resolve_sources
 from tasks.registry.promote import Promotion
 from tasks.settings import load_settings, parse_assignments
 
@@ -36,19 +36,17 @@ class Round:
 
 def retrain(home: Home, source: Path, base: str) -> Round:
     """The stages of the flow, without Prefect."""
-    with direct_session(home) as session:
-        settings = continuing(session, load_settings(None, parse_assignments(CONTINUED)), base)
+    with direct_run(home) as run:
+        settings = continuing(run, load_settings(None, parse_assignments(CONTINUED)), base)
         settings = settings if settings.train.base else tiny_settings()
-        pipeline.check_asked(session, "default", settings)
-        ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-        prepared = pipeline.prepare(session, "default", settings, ingested)
-        read = champion_of(session, base, artifact(prepared.dataset))
-        checkpoint = read or artifact(pipeline.train_model(session, settings, prepared))
-        evaluation, _ = pipeline.evaluate_model(session, checkpoint, prepared.evalset, settings.evaluate)
-        done, _ = promote_model(session, checkpoint, artifact(evaluation), settings)
-        inputs = manifest_of(session.store, checkpoint)
+        _, prepared, model = prepare_source(run, str(source), settings)
+        read = already_read(run, base, model, prepared.dataset)
+        checkpoint = read or train_model(run, settings, prepared, model)
+        evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate)
+        done, _ = promote_model(run, checkpoint, evaluation, settings)
+        inputs = manifest_of(run.store, checkpoint)
         bases = inputs.input_refs("base") if "base" in inputs.inputs else [None]
-        return Round(checkpoint, bases[0], done, session.reports["train"].computed, session.notes)
+        return Round(checkpoint, bases[0], done, run.reports["train"].computed, run.notes)
 
 
 @pytest.fixture(scope="module")

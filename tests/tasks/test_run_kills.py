@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 import run_kill_child
-from flows.actions import ensure_training_run
-from tiny_run import Ran, direct_session, home_at, text_of
+from tiny_run import Ran, direct_run, home_at, text_of
 
+from flows.models import ensure_training_run
 from storage.home import Home
 from tasks.ingest.extract import extract_document
 from tasks.ingest.pool.parts import ExtractJob
@@ -38,7 +38,7 @@ RUN_KILLS, WORKER_KILLS = 40, 60
 def test_a_run_killed_at_random_moments_ends_with_the_artefacts_and_the_curve_of_one_left_alone(
     tiny: Ran, tiny_source: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    expected = store_contents(tiny.session.home.path)
+    expected = store_contents(tiny.run.home.path)
     moments, kills, ended, code = random.Random(8), 0, 0, 0
     with Zygote(run_kill_child.__file__) as zygote:
         started = time.monotonic()
@@ -65,14 +65,14 @@ def test_a_run_killed_at_random_moments_ends_with_the_artefacts_and_the_curve_of
 def _points(tiny: Ran, home: Home) -> set[int]:
     """How often MLflow holds the points of the only training of a home."""
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        run_id = ensure_training_run(session, tiny.checkpoint)
-        tracking = session.resources.tracking
-        (run,) = tracking.client.search_runs([tracking.experiment_id])
-        names = [name for name in run.data.metrics if not name.startswith("system/")]
-        found = [(name, point.step) for name in names for point in tracking.client.get_metric_history(run_id, name)]
-    assert run.info.status == "FINISHED"
-    return set(Counter(found).values())
+    with direct_run(home) as run:
+        run_id = ensure_training_run(run, tiny.checkpoint)
+        tracking = run.tracking
+        (found,) = tracking.client.search_runs([tracking.experiment_id])
+        names = [name for name in found.data.metrics if not name.startswith("system/")]
+        points = [(name, point.step) for name in names for point in tracking.client.get_metric_history(run_id, name)]
+    assert found.info.status == "FINISHED"
+    return set(Counter(points).values())
 
 
 def _workers() -> list[int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+from prefect.states import Completed
 from proxy import PASS, Answer, Proxy
 from s3 import BUCKET, Objects, lead_to
 from stage_samples import Calls, TextSettings, letters
-from tasks.session import Call, Session, _outcome, artifact
 from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
 
 from flows.stages import stage_facts
@@ -21,7 +21,10 @@ from storage.digest import sha256_json
 from storage.store import open_store
 from storage.tracking import Tracking
 from storage.verify import check_store
-from tasks.stage import Invocation, Outcome, Work, stage
+from tasks.executor import _outcome
+from tasks.machine import Machine
+from tasks.run import Run
+from tasks.stage import Call, Outcome, Request, Work, stage
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,13 @@ def test_a_second_machine_with_an_empty_home_finds_everything(runs: Runs) -> Non
 
 
 def test_its_cache_holds_what_it_read_and_no_more(runs: Runs) -> None:
-    cache = runs.second.session.home.cache
+    cache = runs.second.run.home.cache
     assert list(cache.rglob("extracts.parquet")) and not list(cache.rglob("model.safetensors"))
-    assert not (runs.second.session.home.path / "store").exists()
+    assert not (runs.second.run.home.path / "store").exists()
 
 
 def test_tables_are_queried_through_the_cache(runs: Runs, tmp_path: Path) -> None:
-    for cache in (runs.second.session.home.cache, tmp_path):
+    for cache in (runs.second.run.home.cache, tmp_path):
         catalog = Catalog(open_store(runs.address, cache), "default")
         assert catalog.query("select count(*) as n from files where status = 'ok'") == [{"n": 12}]
         (row,) = catalog.query("select sum(len(ids)) as n, count(*) as documents from tokens")
@@ -80,7 +83,7 @@ def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Pat
 
 
 def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> None:
-    tracking = Tracking(runs.first.session.home)
+    tracking = Tracking(runs.first.run.home)
     assert runs.first.checkpoint is not None
     (run_id,) = tracking.runs(runs.first.checkpoint.key)
     assert run_id is not None
@@ -90,27 +93,25 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     assert run_id in Objects(f"s3://{BUCKET}/artifacts").named("report.md")
 
 
-class ElsewhereSession(Session):
-    """Has requests carried out by copies, as on Ray: what they make is found in the store, and nothing else is told."""
-
-    def _many(self, invocations: Sequence[Invocation]) -> list[Outcome]:
-        for there in pickle.loads(pickle.dumps(list(invocations))):  # noqa: S301  # what we dumped ourselves
-            there.stage.run(there.store, there.settings, there.inputs, resources=Calls(), refresh=there.refresh)
-        return [_outcome(invocation) for invocation in invocations]
+def made_elsewhere(run: Run, request: Request) -> Outcome:
+    """Let a copy of a request be carried out, as on Ray; returns what this run finds of it in the store."""
+    there: Request = pickle.loads(pickle.dumps(request))  # noqa: S301  # what we dumped ourselves
+    there.stage.make(Run(run.home, cast(Machine, Calls())), there)
+    return _outcome(run, request, Completed())
 
 
 def test_what_tasks_elsewhere_made_is_found_while_an_older_listing_is_believed(
     s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.s3.LISTING_SECONDS", 1000.0)
-    home, calls = replace(home_at(tmp_path), store=s3_address), [Call(TextSettings("a"), {}, 1)]
-    session = ElsewhereSession(home)
-    (made,) = session.run_each(letters, calls)
-    again = ElsewhereSession(home, refresh=["letters"])
-    before = again.store.find("letters", artifact(made).key)
-    assert before is not None and again.run_each(letters, calls) == [made]
-    (outcome,) = again._many([again._invocation(letters, calls[0].settings, {})])
-    assert outcome.manifest.created > before.created
+    home, call = replace(home_at(tmp_path), store=s3_address), Call(TextSettings("a"), {})
+    for refresh in ([], ["letters"]):
+        run = Run(home, refresh=refresh)
+        request = letters.request(run, call)
+        before = run.store.find("letters", request.key)
+        assert (before is None) == (not refresh)
+        found = made_elsewhere(run, request)
+        assert before is None or found.manifest.created > before.created
 
 
 @stage("pair", version=1)
@@ -133,9 +134,9 @@ def test_an_artefact_takes_the_requests_that_are_counted_in_the_plan_for_many_do
         return PASS
 
     lead_to(monkeypatch, proxy.endpoint)
-    store = open_store(s3_address, tmp_path)
-    pair.run(store, TextSettings("first"), {})
+    run = Run(replace(home_at(tmp_path), store=s3_address), cast(Machine, Calls()))
+    pair(run, TextSettings("first"))
     proxy.decide = count
-    pair.run(store, TextSettings("second"), {})
+    pair(run, TextSettings("second"))
     proxy.close()
     assert asked == {"PUT": 3, "LIST": 1}

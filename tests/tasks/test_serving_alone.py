@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.actions import promote_model
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session
+from tiny_run import Ran, copy_of_store, direct_run
 
+from flows.models import promote_model
 from storage.home import Home
 from storage.registry import Registry
 from tasks.registry.bundle import served_parameters
@@ -85,8 +84,8 @@ def served_home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with the tiny model as champion."""
     home = copy_of_store(tiny, tmp_path_factory.mktemp("serving") / "home")
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        promote_model(session, tiny.checkpoint, artifact(tiny.evaluation))
+    with direct_run(home) as run:
+        promote_model(run, tiny.checkpoint, tiny.evaluation)
     return home
 
 
@@ -284,19 +283,18 @@ def test_the_logged_model_holds_no_pickle(model_folder: Path) -> None:
 
 
 def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, tiny: Ran, tmp_path: Path) -> None:
-    from flows.actions import version_checkpoint
-
+    from flows.models import version_checkpoint
     from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
 
     empty = Home(tmp_path, str(tmp_path / "store"), served_home.tracking_uri).create()
-    evalset = artifact(tiny.prepared.evalset)
+    evalset = tiny.prepared.evalset
     shutil.copytree(Path(served_home.store) / "evalset", tmp_path / "store" / "evalset")
-    with direct_session(empty) as session:
-        registry = Registry(session.resources.tracking, "default")
+    with direct_run(empty) as run:
+        registry = Registry(run.tracking, "default")
         champion = registry.by_alias("champion")
         assert champion is not None
-        checkpoint = version_checkpoint(session, champion)
+        checkpoint = version_checkpoint(run, champion)
         assert checkpoint.stage == "bundle"
-        found = session.run(evaluate, EvaluateSettings(), checkpoint=checkpoint, evalset=evalset)
+        found = evaluate(run, EvaluateSettings(), checkpoint=checkpoint, evalset=evalset)
         known = {name: value for name, value in (tiny.metrics or {}).items() if "ngram" not in name}  # its text is gone
-        assert read_metrics(session.store, artifact(found)) == pytest.approx(known, rel=1e-6)
+        assert read_metrics(run.store, found) == pytest.approx(known, rel=1e-6)

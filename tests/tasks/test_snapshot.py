@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
-from tasks.session import artifact
-from tiny_run import direct_session
+from tiny_run import direct_run
 
-from flows import pipeline
+from flows.ingest import ingest_documents
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction
 from tasks.ingest.snapshot import licence_of
-from tasks.ingest.sources.resolve import resolve_sources
 
 MIT = """Copyright (c) 2020 A. Shepherd
 
@@ -60,7 +58,7 @@ def licences(ran: Ingestion) -> dict[str, str | None]:
 
 
 def digest(ran: Ingestion) -> str:
-    return artifact(ran.ingested.snapshot).digest
+    return ran.ingested.snapshot.digest
 
 
 def zipped(files: dict[str, str]) -> bytes:
@@ -128,9 +126,9 @@ def test_a_licence_at_the_top_of_an_archive_holds_in_it_and_not_beside_it(home: 
 def test_a_folder_in_one_source_lends_its_licence_to_no_other_source(home: Home, tmp_path: Path) -> None:
     one = write(tmp_path / "one", {"LICENSE": MIT, "a.txt": prose(1)})
     other = write(tmp_path / "other", {"b.txt": prose(2)})
-    with direct_session(home) as session:
-        found = pipeline.ingest(session, resolve_sources([str(one), str(other)]), settings_of())
-        rows = read_rows(session.store.folder(artifact(found.snapshot)) / "files.parquet")
+    with direct_run(home) as run:
+        found = ingest_documents(run, f"{one}\n{other}", settings_of())
+        rows = read_rows(run.store.folder(found.snapshot) / "files.parquet")
     assert {Path(row["path"]).name: row["licence"] for row in rows}["b.txt"] is None
     assert {Path(row["path"]).name: row["licence"] for row in rows}["a.txt"] == "MIT"
 

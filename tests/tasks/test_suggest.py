@@ -7,10 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session, run_prepare, tiny_settings, write_texts
+from tiny_run import Ran, copy_of_store, direct_run, run_prepare, tiny_settings, write_texts
 
-from flows import pipeline
+from flows.train import suggest_training, train_model
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
@@ -78,19 +77,19 @@ def test_a_run_without_a_preset_takes_the_suggestion_and_asks_once(home: Home, t
     source = write_texts(tmp_path / "texts")
     settings = load_settings(None, parse_assignments([*OPEN]))
     ran = run_prepare(home, source, settings)
-    with direct_session(home) as session:
-        suggestion = artifact(pipeline.suggest_training(session, settings, ran.prepared))
-        found = read_suggestion(session.store.folder(suggestion))
-        checkpoint = artifact(pipeline.train_model(session, settings, ran.prepared))
-        trained = manifest_of(session.store, checkpoint).settings
+    with direct_run(home) as run:
+        suggestion = suggest_training(run, settings, ran.prepared)
+        found = read_suggestion(run.store.folder(suggestion))
+        checkpoint = train_model(run, settings, ran.prepared)
+        trained = manifest_of(run.store, checkpoint).settings
         assert trained["model"] == found["model"]
         assert trained["train"]["batch_size"] == found["train"]["batch_size"]
         assert trained["train"]["max_steps"] <= found["max_steps"]
         assert found["candidates"][0]["name"] == "modern-200k"
         assert found["why"] and all(reason.endswith(".") for reason in found["why"])
-        assert session.reports["suggest"].computed == 1
-    with direct_session(home) as again:
-        assert artifact(pipeline.suggest_training(again, settings, ran.prepared)) == suggestion
+        assert run.reports["suggest"].computed == 1
+    with direct_run(home) as again:
+        assert suggest_training(again, settings, ran.prepared) == suggestion
         assert again.reports["suggest"].computed == 0
 
 
@@ -98,8 +97,8 @@ def test_steps_are_timed_in_the_processes_that_will_train(home: Home, tmp_path: 
     settings = load_settings(None, parse_assignments([*OPEN, "model.preset=tiny", "execution.processes=3"]))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
     refused = pytest.raises(UserError, match=r"execution\.processes is 3: 3 processes cannot share the 8 sequences")
-    with direct_session(home) as session, refused:
-        pipeline.suggest_training(session, settings, ran.prepared)
+    with direct_run(home) as run, refused:
+        suggest_training(run, settings, ran.prepared)
 
 
 def test_what_is_computed_in_another_way_is_another_device() -> None:
@@ -114,9 +113,9 @@ def test_what_is_computed_in_another_way_is_another_device() -> None:
 def test_given_steps_need_no_measurement(home: Home, tmp_path: Path) -> None:
     settings = load_settings(None, parse_assignments(["curate.validation_share=0.3", "train.max_steps=3"]))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
-    with direct_session(home) as session:
-        suggestion = artifact(pipeline.suggest_training(session, settings, ran.prepared))
-        found = read_suggestion(session.store.folder(suggestion))
+    with direct_run(home) as run:
+        suggestion = suggest_training(run, settings, ran.prepared)
+        found = read_suggestion(run.store.folder(suggestion))
     assert found["step_seconds"] is None
     assert "tokens a parameter" in json.dumps(found["why"])
 
@@ -126,8 +125,8 @@ def test_a_corpus_that_grows_a_little_keeps_its_suggestion(home: Home, tmp_path:
     refs = []
     for count in (9, 10):
         ran = run_prepare(home, write_texts(tmp_path / "texts", range(count)), settings)
-        with direct_session(home) as session:
-            refs.append(artifact(pipeline.suggest_training(session, settings, ran.prepared)))
+        with direct_run(home) as run:
+            refs.append(suggest_training(run, settings, ran.prepared))
     assert refs[0] == refs[1]
 
 

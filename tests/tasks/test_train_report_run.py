@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.actions import ensure_training_run
-from tasks.session import Session
 from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
-from tiny_run import Ran, direct_session, text_of
+from tiny_run import Ran, direct_run, text_of
 
+from flows.models import ensure_training_run
 from flows.report import write_training_page
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
+from tasks.run import Run
 from tasks.train_report.collect import collect_training
 from tasks.train_report.figures import TrainingFigures
 from tasks.train_report.journal import Notes, read_notes
@@ -32,11 +32,11 @@ N_STEPS = 20
 @pytest.fixture(scope="module")
 def figures(tiny: Ran) -> TrainingFigures:
     assert tiny.checkpoint is not None and tiny.metrics is not None
-    return collect_training(tiny.session.store, tiny.checkpoint, tiny.metrics, ["dataset.html"])
+    return collect_training(tiny.run.store, tiny.checkpoint, tiny.metrics, ["dataset.html"])
 
 
-def notes_of(session: Session, checkpoint: ArtifactRef) -> Notes:
-    return read_notes(session.store.folder(checkpoint))
+def notes_of(run: Run, checkpoint: ArtifactRef) -> Notes:
+    return read_notes(run.store.folder(checkpoint))
 
 
 def test_every_step_has_its_time_its_speed_and_its_memory(figures: TrainingFigures) -> None:
@@ -63,7 +63,7 @@ def test_the_history_itself_holds_no_clock(tiny: Ran) -> None:
 
 def test_samples_continue_training_documents_and_never_those_held_out(tiny: Ran) -> None:
     assert tiny.checkpoint is not None
-    samples = notes_of(tiny.session, tiny.checkpoint).samples
+    samples = notes_of(tiny.run, tiny.checkpoint).samples
     assert {sample.step for sample in samples} >= {N_STEPS}
     texts = {number: " ".join(text_of(number).split()) for number in range(12)}
     rows = read_rows(tiny.folder(tiny.prepared.evalset) / "documents.parquet")
@@ -76,11 +76,11 @@ def test_samples_continue_training_documents_and_never_those_held_out(tiny: Ran)
 
 def test_samples_are_a_table_of_the_run(tiny: Ran, tiny_source: Path) -> None:
     assert tiny.checkpoint is not None
-    client = tiny.session.resources.tracking.client
-    run = run_of(tiny.session, tiny.checkpoint)
+    client = tiny.run.tracking.client
+    run = run_of(tiny.run, tiny.checkpoint)
     path = client.download_artifacts(run.info.run_id, "samples.json")
     table = json.loads(Path(path).read_text())
-    samples = notes_of(tiny.session, tiny.checkpoint).samples
+    samples = notes_of(tiny.run, tiny.checkpoint).samples
     assert table == {
         "columns": ["step", "prompt", "text"],
         "data": [[item.step, item.prompt, item.text] for item in samples],
@@ -93,26 +93,26 @@ def test_samples_change_no_bit(
 ) -> None:
     assert tiny.checkpoint is not None
     monkeypatch.setattr("tasks.training.sampler_of", lambda *_: None)
-    with direct_session(prepared_home) as session:
-        without = train_in(session, tiny_source)
-        assert bits(session, without) == bits(tiny.session, tiny.checkpoint)
-        assert notes_of(session, without).samples == []
+    with direct_run(prepared_home) as run:
+        without = train_in(run, tiny_source)
+        assert bits(run, without) == bits(tiny.run, tiny.checkpoint)
+        assert notes_of(run, without).samples == []
 
 
 def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (3, 7):
-        with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+        with monkeypatch.context() as patches, direct_run(prepared_home) as run:
             interrupt_after(patches, step)
             with pytest.raises(Interrupted):
-                train_in(session, tiny_source)
-    with direct_session(prepared_home) as session:
-        checkpoint = train_in(session, tiny_source)
-        run_id = ensure_training_run(session, checkpoint)
-        points = Counter(curve(session, run_id))
-        notes = notes_of(session, checkpoint)
-        telemetry = collect_training(session.store, checkpoint)
+                train_in(run, tiny_source)
+    with direct_run(prepared_home) as run:
+        checkpoint = train_in(run, tiny_source)
+        run_id = ensure_training_run(run, checkpoint)
+        points = Counter(curve(run, run_id))
+        notes = notes_of(run, checkpoint)
+        telemetry = collect_training(run.store, checkpoint)
     assert set(points.values()) == {1}
     assert {("memory/resident_mb", step) for step in (1, 4, 8, N_STEPS)} <= points.keys()  # of each start the first
     assert len(telemetry.curve("time/step_seconds").steps) == N_STEPS
@@ -124,13 +124,13 @@ def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
 def test_a_lost_run_gets_its_telemetry_and_its_samples_back(
     tiny: Ran, tiny_source: Path, prepared_home: Home, empty_tracking: Path
 ) -> None:
-    with direct_session(prepared_home) as session:
-        checkpoint = train_in(session, tiny_source)
+    with direct_run(prepared_home) as run:
+        checkpoint = train_in(run, tiny_source)
     shutil.copyfile(empty_tracking, prepared_home.path / "mlflow.db")
-    with direct_session(prepared_home) as session:
-        run_id = ensure_training_run(session, checkpoint)
-        points = Counter(curve(session, run_id))
-        tracking = session.resources.tracking
+    with direct_run(prepared_home) as run:
+        run_id = ensure_training_run(run, checkpoint)
+        points = Counter(curve(run, run_id))
+        tracking = run.tracking
         assert tracking.has_file(run_id, "samples.json")
     assert points["memory/resident_mb", N_STEPS] == points["time/tokens_per_second", 1] == 1
 
@@ -140,8 +140,8 @@ def test_the_bar_shows_loss_speed_share_and_time_left(
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr("tasks.progress.StageProgress.update", lambda self, done, total, note="": notes.append(note))
-    with direct_session(prepared_home) as session:
-        train_in(session, tiny_source)
+    with direct_run(prepared_home) as run:
+        train_in(run, tiny_source)
     last = [note for note in notes if note.startswith("loss ")][-1]
     for word in (" val ", " tokens/s, ", " % of the machine, ", " left"):
         assert word in last
@@ -149,7 +149,7 @@ def test_the_bar_shows_loss_speed_share_and_time_left(
 
 def page_of(tiny: Ran, metrics: dict[str, Any]) -> tuple[Path, str]:
     assert tiny.checkpoint is not None
-    made = write_training_page(tiny.session.home, tiny.session.store, "page", tiny.checkpoint, metrics)
+    made = write_training_page(tiny.run.home, tiny.run.store, "page", tiny.checkpoint, metrics)
     return made.files[0], made.summary
 
 
@@ -167,14 +167,14 @@ def test_the_page_is_written_and_only_drawn_again_after_a_change(tiny: Ran) -> N
 def test_a_training_from_before_there_were_journals_has_a_page_too(
     tiny: Ran, tiny_source: Path, prepared_home: Home
 ) -> None:
-    with direct_session(prepared_home) as session:
-        checkpoint = train_in(session, tiny_source)
-        folder = session.store.folder(checkpoint)
+    with direct_run(prepared_home) as run:
+        checkpoint = train_in(run, tiny_source)
+        folder = run.store.folder(checkpoint)
         manifest = json.loads((folder / "manifest.json").read_text())
         for name in ("telemetry.parquet", "journal.json"):
             (folder / name).unlink()
             manifest["files"] = [entry for entry in manifest["files"] if entry["name"] != name]
         (folder / "manifest.json").write_text(json.dumps(manifest))
-        old = collect_training(session.store, checkpoint)
+        old = collect_training(run.store, checkpoint)
     assert math.isnan(old.tokens_per_second) and old.share is None and old.steps == N_STEPS
     assert "<!doctype html>" in training_page(old, "old")

@@ -7,28 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tasks.session import artifact
-from tiny_run import direct_session, home_at, tiny_settings, write_texts
+from tiny_run import direct_run, home_at, tiny_settings, write_texts
 
-from flows import pipeline
+from flows.prepare import prepare_source
+from flows.train import train_model
 from model.data import Batch
 from model.order import order
 from model.step import Stepper
 from storage.errors import UserError
 from tasks.blame import documents_in
-from tasks.ingest.sources.resolve import resolve_sources
 from tasks.tokens.index import load_index
 
 
 def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, settings = write_texts(tmp_path / "texts"), tiny_settings()
-    with direct_session(home_at(tmp_path / "home")) as session:
-        ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-        prepared = pipeline.prepare(session, "default", settings, ingested)
-        dataset = artifact(prepared.dataset)
-        n = len(load_index(session.store.folder(dataset), "train"))
+    with direct_run(home_at(tmp_path / "home")) as run:
+        _, prepared, _ = prepare_source(run, str(source), settings)
+        dataset = prepared.dataset
+        n = len(load_index(run.store.folder(dataset), "train"))
         guilty = int(order(n, seed=7, epoch=0)[2 * 4 + 1])  # the second one of step 3
-        (culprit,) = documents_in(session.store, dataset, [guilty])
+        (culprit,) = documents_in(run.store, dataset, [guilty])
         original, seen = Stepper._nll, [0]
 
         def nll(stepper: Stepper, batch: Batch) -> torch.Tensor:
@@ -39,11 +37,11 @@ def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkey
 
         monkeypatch.setattr(Stepper, "_nll", nll)
         with pytest.raises(UserError) as caught:
-            pipeline.train_model(session, settings, prepared)
+            train_model(run, settings, prepared)
         message = str(caught.value)
         assert message.startswith("the training stopped: the loss is nan at step 3, in the sequences [")
         assert f"Alone, only [{guilty}] are so" in message
         assert f"Documents in these sequences: {culprit.path} (document {culprit.doc_id[:12]})." in message
-        tracking = session.resources.tracking
-        (run,) = tracking.client.search_runs([tracking.experiment_id])
-        assert run.info.status == "FAILED"
+        tracking = run.tracking
+        (failed,) = tracking.client.search_runs([tracking.experiment_id])
+        assert failed.info.status == "FAILED"

@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tasks.session import Session, artifact
-from tiny_run import SETTINGS, Ran, direct_session, home_at, tiny_settings
+from tiny_run import SETTINGS, Ran, direct_run, home_at, train_in
 
-from flows import pipeline
 from storage.catalog import corpus_ref
 from storage.home import Home
-from storage.manifest import ArtifactRef
 from storage.store import open_store
 from storage.tables import read_rows
 from storage.tracking import Tracking
-from tasks.ingest.sources.resolve import resolve_sources
 from tasks.progress import StageProgress
 from tests.flows.runs import MARK, Command, kill_all, marked_processes, store_contents
 
@@ -43,8 +39,8 @@ def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
 def _prepared(tiny: Ran, folder: Path, empty_tracking: Path) -> Home:
     target = home_at(folder)
     shutil.copyfile(empty_tracking, target.path / "mlflow.db")
-    shutil.copytree(tiny.session.home.store, target.store, ignore=shutil.ignore_patterns(*LATER, ".work", ".locks"))
-    shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
+    shutil.copytree(tiny.run.home.store, target.store, ignore=shutil.ignore_patterns(*LATER, ".work", ".locks"))
+    shutil.copyfile(tiny.run.home.hash_memo, target.hash_memo)
     store, name = open_store(target.store), corpus_ref("default")
     state = store.read_ref(name) or {}
     store.write_ref(name, {stage: refs for stage, refs in state.items() if stage not in LATER})
@@ -85,13 +81,6 @@ def raising_handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def _train(session: Session, source: Path) -> ArtifactRef:
-    settings = tiny_settings()
-    ingested = pipeline.ingest(session, resolve_sources([str(source)]), settings)
-    prepared = pipeline.prepare(session, "default", settings, ingested)
-    return artifact(pipeline.train_model(session, settings, prepared))
-
-
 def test_a_training_stopped_by_a_signal_goes_on_in_its_run_from_that_very_step(
     tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, raising_handler: None
 ) -> None:
@@ -103,18 +92,18 @@ def test_a_training_stopped_by_a_signal_goes_on_in_its_run_from_that_very_step(
         if self._name == "train" and done == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+    with monkeypatch.context() as patches, direct_run(prepared_home) as run:
         patches.setattr(StageProgress, "update", update)
         with pytest.raises(Interruption) as interruption:
-            _train(session, tiny_source)
+            train_in(run, tiny_source)
     assert "its checkpoint is saved" in str(interruption.value.__cause__)
     stopped_at = _checkpoints(prepared_home)[-1]
     status, points = _curve(prepared_home)
     assert status == "KILLED"
     assert 7 <= stopped_at == _last_step(points)
-    with direct_session(prepared_home) as session:
-        checkpoint = _train(session, tiny_source)
-        manifest = session.store.find("train", checkpoint.key)
+    with direct_run(prepared_home) as run:
+        checkpoint = train_in(run, tiny_source)
+        manifest = run.store.find("train", checkpoint.key)
         assert manifest is not None and manifest.counts["resumed_from"] == stopped_at
     assert checkpoint == tiny.checkpoint
     assert set(_curve(prepared_home)[1].values()) == {1}

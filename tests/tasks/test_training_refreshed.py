@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.actions import ensure_training_run, promote_model
-from tasks.session import Session, artifact
-from tiny_run import Ran, copy_of_store, direct_session, run_whole
+from tiny_run import Ran, copy_of_store, direct_run, run_whole
 
 import tasks.training
+from flows.models import ensure_training_run, promote_model
 from storage.home import Home
 from storage.tracking import REFRESHES_TAG, Tracking
 from tasks.progress import StageProgress
+from tasks.run import Run
 from tasks.train_settings import ModelSettings
 from tasks.training import TrainStageSettings, model_config, run_name
 
@@ -30,8 +30,8 @@ def home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
     """A home with one finished training and its run."""
     home = copy_of_store(tiny, tmp_path / "home")
     (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
-    with direct_session(home) as session:
-        ensure_training_run(session, artifact(tiny.checkpoint))
+    with direct_run(home) as run:
+        ensure_training_run(run, tiny.checkpoint)
     return home
 
 
@@ -68,9 +68,9 @@ def curve(tracking: Tracking, run_id: str) -> Counter[int]:
     return Counter(point.step for point in tracking.client.get_metric_history(run_id, "train/loss"))
 
 
-def runs(session: Session) -> list[Any]:
+def runs(run: Run) -> list[Any]:
     """The runs, the oldest first."""
-    tracking = session.resources.tracking
+    tracking = run.tracking
     return list(tracking.client.search_runs([tracking.experiment_id], order_by=["attributes.start_time ASC"]))
 
 
@@ -82,13 +82,13 @@ def test_a_refreshed_training_is_a_run_of_its_own_and_its_version_points_there(
         again = run_whole(home, tiny_source, refresh=("train",))
     assert again.checkpoint is not None and tiny.checkpoint is not None
     assert again.checkpoint.key == tiny.checkpoint.key and again.checkpoint.digest != tiny.checkpoint.digest
-    with direct_session(home) as session:
-        done, run_id = promote_model(session, again.checkpoint, artifact(again.evaluation))
-        first, second = runs(session)
-        tracking = session.resources.tracking
-        for run in (first, second):
-            assert curve(tracking, run.info.run_id) == Counter(range(1, STEPS + 1))
-            assert run.info.status == "FINISHED" and run.data.params
+    with direct_run(home) as run:
+        done, run_id = promote_model(run, again.checkpoint, again.evaluation)
+        first, second = runs(run)
+        tracking = run.tracking
+        for made in (first, second):
+            assert curve(tracking, made.info.run_id) == Counter(range(1, STEPS + 1))
+            assert made.info.status == "FINISHED" and made.data.params
         assert second.data.tags[REFRESHES_TAG] == first.info.run_id and REFRESHES_TAG not in first.data.tags
         assert done.version.run_id == run_id == second.info.run_id
 
@@ -101,24 +101,24 @@ def test_a_refreshed_training_that_is_killed_goes_on_in_its_own_run(
         run_whole(home, tiny_source, refresh=("train",))
     again = run_whole(home, tiny_source, refresh=("train",))
     assert again.checkpoint is not None
-    with direct_session(home) as session:
-        assert session.store.find("train", again.checkpoint.key).counts["resumed_from"] >= 6  # type: ignore[union-attr]
-        ensure_training_run(session, again.checkpoint)
-        assert len(runs(session)) == 2
-        for run in runs(session):
-            assert curve(session.resources.tracking, run.info.run_id) == Counter(range(1, STEPS + 1))
+    with direct_run(home) as run:
+        assert run.store.find("train", again.checkpoint.key).counts["resumed_from"] >= 6  # type: ignore[union-attr]
+        ensure_training_run(run, again.checkpoint)
+        assert len(runs(run)) == 2
+        for made in runs(run):
+            assert curve(run.tracking, made.info.run_id) == Counter(range(1, STEPS + 1))
 
 
 def test_a_training_whose_artefact_was_removed_is_a_new_run(tiny: Ran, tiny_source: Path, home: Home) -> None:
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        session.store.remove("train", tiny.checkpoint.key)
+    with direct_run(home) as run:
+        run.store.remove("train", tiny.checkpoint.key)
     again = run_whole(home, tiny_source)
     assert again.checkpoint is not None
-    with direct_session(home) as session:
-        ensure_training_run(session, again.checkpoint)
-        assert [run.info.status for run in runs(session)] == ["FINISHED", "FINISHED"]
-        assert curve(session.resources.tracking, runs(session)[1].info.run_id) == Counter(range(1, STEPS + 1))
+    with direct_run(home) as run:
+        ensure_training_run(run, again.checkpoint)
+        assert [made.info.status for made in runs(run)] == ["FINISHED", "FINISHED"]
+        assert curve(run.tracking, runs(run)[1].info.run_id) == Counter(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flows.actions import ensure_training_run
 from mlflow.exceptions import MlflowException
-from tasks.session import Session, artifact
-from tiny_run import Ran, direct_session, home_at, run_prepare, run_whole, text_of, tiny_settings, train_in, write_texts
+from tiny_run import Ran, direct_run, home_at, run_prepare, run_whole, text_of, tiny_settings, train_in, write_texts
 
-from flows import pipeline
+from flows.models import ensure_training_run
+from flows.train import suggest_training
 from model.order import Group, Order
 from storage.errors import UserError
 from storage.home import Home
@@ -28,6 +27,7 @@ from storage.tables import read_columns, read_rows
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
+from tasks.run import Run
 from tasks.suggest import read_suggestion
 from tasks.training import steps_of_epochs, steps_of_tokens
 
@@ -43,10 +43,10 @@ def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
     """A home with everything but the training."""
     target = home_at(tmp_path / "home")
     shutil.copyfile(empty_tracking, target.path / "mlflow.db")
-    store = Path(tiny.session.home.store)
+    store = Path(tiny.run.home.store)
     ignored = shutil.ignore_patterns("train", "evaluate", "generate", "prompts", ".work", ".locks")
     shutil.copytree(store, target.store, ignore=ignored)
-    shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
+    shutil.copyfile(tiny.run.home.hash_memo, target.hash_memo)
     return target
 
 
@@ -63,9 +63,9 @@ def interrupt_after(patches: pytest.MonkeyPatch, step: int, checkpoint_seconds: 
     patches.setattr("tasks.training.CHECKPOINT_SECONDS", checkpoint_seconds)
 
 
-def curve(session: Session, run_id: str) -> list[tuple[str, int]]:
+def curve(run: Run, run_id: str) -> list[tuple[str, int]]:
     """(metric, step) of every point of a run, however often it is there."""
-    client = session.resources.tracking.client
+    client = run.tracking.client
     names = client.get_run(run_id).data.metrics
     return [(name, point.step) for name in names for point in client.get_metric_history(run_id, name)]
 
@@ -85,13 +85,13 @@ def kept_points(folder: Path) -> list[tuple[str, int]]:
     return sorted((row["metric"], row["step"]) for row in rows)
 
 
-def run_of(session: Session, checkpoint: ArtifactRef) -> Any:
-    tracking = session.resources.tracking
+def run_of(run: Run, checkpoint: ArtifactRef) -> Any:
+    tracking = run.tracking
     return tracking.client.get_run(tracking.runs(checkpoint.key)[-1])
 
 
-def bits(session: Session, checkpoint: ArtifactRef) -> bytes:
-    return (session.store.folder(checkpoint) / "model.safetensors").read_bytes()
+def bits(run: Run, checkpoint: ArtifactRef) -> bytes:
+    return (run.store.folder(checkpoint) / "model.safetensors").read_bytes()
 
 
 def test_the_artefact_is_a_complete_bundle(tiny: Ran) -> None:
@@ -110,7 +110,7 @@ def test_the_artefact_is_a_complete_bundle(tiny: Ran) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert config["model"]["d_model"] == 32
     assert config["train"]["max_steps"] == N_STEPS
-    assert config["tokenizer"] == artifact(tiny.prepared.tokenizer).digest
+    assert config["tokenizer"] == tiny.prepared.tokenizer.digest
     assert (folder / "tokenizer.json").read_bytes() == (
         tiny.folder(tiny.prepared.tokenizer) / "tokenizer.json"
     ).read_bytes()
@@ -118,7 +118,7 @@ def test_the_artefact_is_a_complete_bundle(tiny: Ran) -> None:
 
 def test_the_manifest_holds_seed_and_kernels(tiny: Ran) -> None:
     assert tiny.checkpoint is not None
-    manifest = tiny.session.store.find("train", tiny.checkpoint.key)
+    manifest = tiny.run.store.find("train", tiny.checkpoint.key)
     assert manifest is not None
     assert manifest.modes["seed"] == str(manifest.settings["train"]["seed"])
     assert (manifest.modes["device"], manifest.modes["kernels"], manifest.modes["threads"]) == ("cpu", "fastest", "1")
@@ -145,18 +145,18 @@ def test_training_twice_gives_the_same_bits_and_the_same_history(
     tiny: Ran, tiny_source: Path, prepared_home: Home
 ) -> None:
     assert tiny.checkpoint is not None
-    with direct_session(prepared_home) as session:
-        again = train_in(session, tiny_source)
+    with direct_run(prepared_home) as run:
+        again = train_in(run, tiny_source)
         assert again == tiny.checkpoint
         for name in ("model.safetensors", "history.parquet", "config.json"):
-            one, other = session.store.folder(again) / name, tiny.folder(tiny.checkpoint) / name
+            one, other = run.store.folder(again) / name, tiny.folder(tiny.checkpoint) / name
             assert one.read_bytes() == other.read_bytes()
 
 
 def test_another_seed_gives_other_weights(tiny: Ran, tiny_source: Path, prepared_home: Home) -> None:
     assert tiny.checkpoint is not None
-    with direct_session(prepared_home) as session:
-        other = train_in(session, tiny_source, tiny_settings("train.seed=8"))
+    with direct_run(prepared_home) as run:
+        other = train_in(run, tiny_source, tiny_settings("train.seed=8"))
         assert other.digest != tiny.checkpoint.digest
 
 
@@ -164,13 +164,13 @@ def test_a_failed_training_marks_its_run_and_leaves_no_artefact(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_after(monkeypatch, 7)
-    with direct_session(prepared_home) as session:
+    with direct_run(prepared_home) as run:
         with pytest.raises(Interrupted):
-            train_in(session, tiny_source)
-        tracking = session.resources.tracking
+            train_in(run, tiny_source)
+        tracking = run.tracking
         runs = tracking.client.search_runs([tracking.experiment_id])
-        assert [run.info.status for run in runs] == ["FAILED"]
-        assert "train" not in session.store.stages()
+        assert [made.info.status for made in runs] == ["FAILED"]
+        assert "train" not in run.store.stages()
 
 
 def test_a_training_resumed_after_a_failure_has_the_bits_of_an_undisturbed_one(
@@ -178,15 +178,15 @@ def test_a_training_resumed_after_a_failure_has_the_bits_of_an_undisturbed_one(
 ) -> None:
     assert tiny.checkpoint is not None
     for step in (3, 7, N_STEPS):
-        with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+        with monkeypatch.context() as patches, direct_run(prepared_home) as run:
             interrupt_after(patches, step)
             with pytest.raises(Interrupted):
-                train_in(session, tiny_source)
-    with direct_session(prepared_home) as session:
-        resumed = train_in(session, tiny_source)
+                train_in(run, tiny_source)
+    with direct_run(prepared_home) as run:
+        resumed = train_in(run, tiny_source)
         assert resumed == tiny.checkpoint
-        assert bits(session, resumed) == bits(tiny.session, tiny.checkpoint)
-        history = session.store.folder(resumed) / "history.parquet"
+        assert bits(run, resumed) == bits(tiny.run, tiny.checkpoint)
+        history = run.store.folder(resumed) / "history.parquet"
         assert read_rows(history) == read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
 
 
@@ -195,17 +195,17 @@ def test_a_resumed_training_has_one_run_with_every_point_once(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, checkpoint_seconds: float
 ) -> None:
     for step in (3, 7):
-        with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+        with monkeypatch.context() as patches, direct_run(prepared_home) as run:
             interrupt_after(patches, step, checkpoint_seconds)
             with pytest.raises(Interrupted):
-                train_in(session, tiny_source)
-    with direct_session(prepared_home) as session:
-        checkpoint = train_in(session, tiny_source)
-        run_id = ensure_training_run(session, checkpoint)
-        tracking = session.resources.tracking
+                train_in(run, tiny_source)
+    with direct_run(prepared_home) as run:
+        checkpoint = train_in(run, tiny_source)
+        run_id = ensure_training_run(run, checkpoint)
+        tracking = run.tracking
         assert len(tracking.client.search_runs([tracking.experiment_id])) == 1
-        assert run_of(session, checkpoint).info.status == "FINISHED"
-        points = Counter(curve(session, run_id))
+        assert run_of(run, checkpoint).info.status == "FINISHED"
+        points = Counter(curve(run, run_id))
     assert set(points.values()) == {1}
     rows = read_rows(Path(prepared_home.store) / "train" / checkpoint.key / "history.parquet")
     assert {(row["metric"], row["step"]) for row in rows} <= points.keys()
@@ -226,15 +226,15 @@ def test_a_training_goes_on_when_a_new_document_fell_into_validation_in_between(
 ) -> None:
     assert tiny.checkpoint is not None
     source = shutil.copytree(tiny_source, tmp_path / "texts")
-    with monkeypatch.context() as patches, direct_session(prepared_home) as session:
+    with monkeypatch.context() as patches, direct_run(prepared_home) as run:
         interrupt_after(patches, 5)
         with pytest.raises(Interrupted):
-            train_in(session, source)
+            train_in(run, source)
     write_texts(source, [number_in_validation()])
-    with direct_session(prepared_home) as session, pytest.warns(UserWarning, match="other validation sequences"):
-        resumed = train_in(session, source)
-        assert bits(session, resumed) == bits(tiny.session, tiny.checkpoint)
-        rows = read_rows(session.store.folder(resumed) / "history.parquet")
+    with direct_run(prepared_home) as run, pytest.warns(UserWarning, match="other validation sequences"):
+        resumed = train_in(run, source)
+        assert bits(run, resumed) == bits(tiny.run, tiny.checkpoint)
+        rows = read_rows(run.store.folder(resumed) / "history.parquet")
     assert [row["step"] for row in rows if row["metric"] == "val_sample/source_changed"] == [6]
 
 
@@ -246,7 +246,7 @@ import tasks.training
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
-from tiny_run import direct_session, home_at, train_in
+from tiny_run import direct_run, home_at, train_in
 
 def update(self, done, total, note=""):
     if self._name == "train" and done == 9:
@@ -254,8 +254,8 @@ def update(self, done, total, note=""):
 
 StageProgress.update = update
 tasks.training.CHECKPOINT_SECONDS = 0.0
-with direct_session(home_at(Path(sys.argv[3]))) as session:
-    train_in(session, Path(sys.argv[4]))
+with direct_run(home_at(Path(sys.argv[3]))) as run:
+    train_in(run, Path(sys.argv[4]))
 """
 
 
@@ -269,12 +269,12 @@ def test_a_killed_training_goes_on_in_its_run_to_the_same_bits(
         [sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True, text=True, env=os.environ
     )
     assert done.returncode == -9, done.stderr
-    with direct_session(prepared_home) as session:
-        checkpoint = train_in(session, tiny_source)
-        run_id = ensure_training_run(session, checkpoint)
-        assert bits(session, checkpoint) == bits(tiny.session, tiny.checkpoint)
-        assert set(Counter(curve(session, run_id)).values()) == {1}
-        assert run_of(session, checkpoint).info.status == "FINISHED"
+    with direct_run(prepared_home) as run:
+        checkpoint = train_in(run, tiny_source)
+        run_id = ensure_training_run(run, checkpoint)
+        assert bits(run, checkpoint) == bits(tiny.run, tiny.checkpoint)
+        assert set(Counter(curve(run, run_id)).values()) == {1}
+        assert run_of(run, checkpoint).info.status == "FINISHED"
     assert not list((Path(prepared_home.store) / ".work" / "train").iterdir())
 
 
@@ -286,36 +286,34 @@ def test_a_training_survives_an_mlflow_that_answers_no_more_and_its_curve_is_com
     def refuse(*_: Any) -> None:
         raise MlflowException("API request failed with error code 503")
 
-    with direct_session(prepared_home) as session:
+    with direct_run(prepared_home) as run:
         with monkeypatch.context() as patches:
             patches.setattr("storage.tracking.Tracking.log_points", refuse)
-            checkpoint = train_in(session, tiny_source)
+            checkpoint = train_in(run, tiny_source)
         assert checkpoint == tiny.checkpoint
-        points = curve(session, ensure_training_run(session, checkpoint))
-        assert run_of(session, checkpoint).info.status == "FINISHED"
+        points = curve(run, ensure_training_run(run, checkpoint))
+        assert run_of(run, checkpoint).info.status == "FINISHED"
     assert sorted(points) == kept_points(Path(prepared_home.store) / "train" / checkpoint.key)
 
 
 def test_a_lost_tracking_database_is_filled_again_from_the_artefact(tiny: Ran, tmp_path: Path) -> None:
     assert tiny.checkpoint is not None
     home = home_at(tmp_path / "home")
-    shutil.copytree(Path(tiny.session.home.store) / "train", Path(home.store) / "train")
-    with direct_session(home) as session:
-        run_id = ensure_training_run(session, tiny.checkpoint)
-        points = curve(session, run_id)
-        assert run_of(session, tiny.checkpoint).info.status == "FINISHED"
+    shutil.copytree(Path(tiny.run.home.store) / "train", Path(home.store) / "train")
+    with direct_run(home) as run:
+        run_id = ensure_training_run(run, tiny.checkpoint)
+        points = curve(run, run_id)
+        assert run_of(run, tiny.checkpoint).info.status == "FINISHED"
     assert sorted(points) == kept_points(tiny.folder(tiny.checkpoint))
 
 
 def test_the_run_holds_the_settings_and_the_dataset(tiny: Ran) -> None:
     assert tiny.checkpoint is not None
-    with direct_session(tiny.session.home) as session:
-        run = run_of(session, tiny.checkpoint)
-    assert run.data.params["model.d_model"] == "32"
-    assert run.data.params["train.max_steps"] == str(N_STEPS)
-    assert [entry.dataset.digest for entry in run.inputs.dataset_inputs] == [
-        artifact(tiny.prepared.dataset).digest[:36]
-    ]
+    with direct_run(tiny.run.home) as run:
+        found = run_of(run, tiny.checkpoint)
+    assert found.data.params["model.d_model"] == "32"
+    assert found.data.params["train.max_steps"] == str(N_STEPS)
+    assert [entry.dataset.digest for entry in found.inputs.dataset_inputs] == [tiny.prepared.dataset.digest[:36]]
 
 
 def test_minutes_become_steps_once(tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,10 +335,10 @@ def test_another_number_of_minutes_is_measured_anew(
 
     def steps(minutes: float) -> int:
         settings = tiny_settings("train.max_steps=0", f"train.minutes={minutes}")
-        with direct_session(prepared_home) as session:
+        with direct_run(prepared_home) as run:
             prepared = run_prepare(prepared_home, tiny_source, settings).prepared
-            suggestion = artifact(pipeline.suggest_training(session, settings, prepared))
-            return int(read_suggestion(session.store.folder(suggestion))["max_steps"])
+            suggestion = suggest_training(run, settings, prepared)
+            return int(read_suggestion(run.store.folder(suggestion))["max_steps"])
 
     assert steps(0.1) == int(6 * 0.92 / 0.1)
     seconds[0] = 0.05
@@ -377,9 +375,9 @@ def test_a_training_for_a_number_of_tokens_trains_on_so_many(tmp_path: Path) -> 
     for number in range(30):  # far shorter than the context
         (source / f"{number}.txt").write_text(f"{text_of(number)[8:24]} {number}", encoding="utf-8")
     asked = ("train.max_steps=0", "train.max_tokens=2000", "train.max_epochs=1000", "model.max_seq_len=128")
-    with direct_session(home_at(tmp_path / "home")) as session:
-        checkpoint = train_in(session, source, tiny_settings(*asked))
-        rows = read_rows(session.store.folder(checkpoint) / "history.parquet")
+    with direct_run(home_at(tmp_path / "home")) as run:
+        checkpoint = train_in(run, source, tiny_settings(*asked))
+        rows = read_rows(run.store.folder(checkpoint) / "history.parquet")
     tokens = [row["value"] for row in rows if row["metric"] == "tokens"]
     assert tokens[-2] < 2000 <= tokens[-1]
 

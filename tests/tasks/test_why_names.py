@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from ingest_run import home_at, ingest, prose, write
-from tasks.session import artifact
 from tiny_run import Ran
 
 from storage.errors import UserError
@@ -15,7 +14,7 @@ from tasks.lineage.why import explain
 
 
 def why(ran: Ran, thing: str) -> dict[str, object]:
-    return explain(ran.session.home, ran.session.store, thing, "default")
+    return explain(ran.run.home, ran.run.store, thing, "default")
 
 
 def test_a_document_goes_by_path_absolute_path_id_and_eight_digits(tiny: Ran, tiny_source: Path) -> None:
@@ -26,7 +25,7 @@ def test_a_document_goes_by_path_absolute_path_id_and_eight_digits(tiny: Ran, ti
 
 
 def test_an_artefact_goes_by_key_eight_digits_and_stage(tiny: Ran) -> None:
-    ref = artifact(tiny.prepared.dataset)
+    ref = tiny.prepared.dataset
     for name in (ref.key, ref.key[:8], f"dataset/{ref.key}", f"dataset/{ref.key[:8]}"):
         found = why(tiny, name)
         assert found["artifact"] == f"dataset/{ref.key}", name

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.actions import promote_model
-from tasks.session import artifact
-from tiny_run import Ran, direct_session
+from tiny_run import Ran, direct_run
 
+from flows.models import promote_model
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
@@ -30,8 +29,8 @@ class Promoted:
 
 def promote(home: Home, ran: Ran) -> Promotion:
     assert ran.checkpoint is not None
-    with direct_session(home) as session:
-        return promote_model(session, ran.checkpoint, artifact(ran.evaluation))[0]
+    with direct_run(home) as run:
+        return promote_model(run, ran.checkpoint, ran.evaluation)[0]
 
 
 def aliases(home: Home) -> dict[str, str]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from flows.actions import promote_model
-from tasks.session import Session, artifact
-from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
+from flows.models import promote_model
 from storage.manifest import ArtifactRef
 from storage.registry import MODEL_NAME, Models, Registry, read_models
 from storage.tables import read_columns
@@ -19,6 +18,7 @@ from tasks.model_card import model_card
 from tasks.pages.markdown import plain
 from tasks.registry.bundle import prepare_bundle, requirements
 from tasks.registry.promote import DECIDES, Promotion, Rival, decide
+from tasks.run import Run
 
 
 def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdict]:
@@ -72,15 +72,15 @@ class History:
     tiny_later: Names
 
 
-def read_names(session: Session, done: Promotion) -> Names:
-    registry = Registry(session.resources.tracking, "default")
+def read_names(run: Run, done: Promotion) -> Names:
+    registry = Registry(run.tracking, "default")
     found = registry.client.search_model_versions(f"name = '{MODEL_NAME}'")
     model = registry.client.get_registered_model(MODEL_NAME)
     version = registry.by_number(done.version.version)
     assert version is not None
     aliases = {name: str(number) for name, number in model.aliases.items()}
     card = registry.client.get_model_version(MODEL_NAME, version.version).description or ""
-    return Names(done, len(found), aliases, version.tags, card, read_models(session.store, "default"))
+    return Names(done, len(found), aliases, version.tags, card, read_models(run.store, "default"))
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ def history(tiny: Ran, tiny_source: Path, tmp_path_factory: pytest.TempPathFacto
     def step(*assignments: str) -> Names:
         ran = run_whole(home, tiny_source, tiny_settings(*assignments))
         assert ran.checkpoint is not None
-        with direct_session(home) as session:
-            done, _ = promote_model(session, ran.checkpoint, artifact(ran.evaluation))
-            return read_names(session, done)
+        with direct_run(home) as run:
+            done, _ = promote_model(run, ran.checkpoint, ran.evaluation)
+            return read_names(run, done)
 
     worse, better = ("train.max_steps=2",), ("train.max_steps=80", "train.lr=0.01")
     yield History(step(), step(), step(*worse), step(*worse), step(*better), step(*better), step())
@@ -136,7 +136,7 @@ def test_a_version_says_what_it_was_made_from_and_how_good_it_is(history: Histor
     assert tiny.metrics is not None
     tags = history.tiny.tags
     assert tags["sheepfold.checkpoint_digest"] == tiny.checkpoint.digest
-    assert tags["sheepfold.evalset"] == artifact(tiny.prepared.evalset).digest
+    assert tags["sheepfold.evalset"] == tiny.prepared.evalset.digest
     assert float(tags["sheepfold.bits_per_byte"]) == pytest.approx(tiny.metrics[DECIDES], abs=1e-6)
     assert "there was no champion" in tags["sheepfold.verdict"]
 
@@ -155,8 +155,8 @@ def test_verdicts_and_their_numbers_stand_in_tags_and_card(history: History) -> 
 
 def test_a_version_is_found_by_what_it_was_made_from(history: History, tiny: Ran) -> None:
     tags = history.tiny.tags
-    assert tags["sheepfold.dataset"] == artifact(tiny.prepared.dataset).digest
-    assert tags["sheepfold.tokenizer"] == artifact(tiny.prepared.tokenizer).digest
+    assert tags["sheepfold.dataset"] == tiny.prepared.dataset.digest
+    assert tags["sheepfold.tokenizer"] == tiny.prepared.tokenizer.digest
     assert tags["sheepfold.base"] == "none"
     assert int(tags["sheepfold.parameters"]) > 1_000
 
@@ -172,7 +172,7 @@ def test_the_card_says_what_it_is_how_good_judged_how_made_from_what_and_what_it
 def test_the_card_leads_to_the_pages_of_what_trained_it(tiny: Ran) -> None:
     assert tiny.checkpoint is not None and tiny.evaluation is not None
     links = {"the flow run in Prefect": "http://127.0.0.1:4200/runs/flow-run/1"}
-    card = model_card(tiny.session.store, tiny.checkpoint, tiny.evaluation, verdicts(), "sheepfold-other", links)
+    card = model_card(tiny.run.store, tiny.checkpoint, tiny.evaluation, verdicts(), "sheepfold-other", links)
     assert "[the flow run in Prefect](http://127.0.0.1:4200/runs/flow-run/1)" in card
     assert "models:/sheepfold-other@champion" in card
 

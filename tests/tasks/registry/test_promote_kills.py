@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.actions import promote_model
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
-from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
+from flows.models import promote_model
 from storage.home import Home
 from storage.registry import MODEL_NAME, Registry
 
@@ -63,14 +63,14 @@ def killed_before_write(number: int) -> Iterator[Callable[[], int]]:
 def promote(home: Home, ran: Ran) -> None:
     """Promote what a run trained."""
     assert ran.checkpoint is not None and ran.evaluation is not None
-    with direct_session(home) as session:
-        promote_model(session, ran.checkpoint, ran.evaluation)
+    with direct_run(home) as run:
+        promote_model(run, ran.checkpoint, ran.evaluation)
 
 
 def names(home: Home) -> tuple[dict[str, str], list[dict[str, str]]]:
     """The aliases, and the tags of all versions."""
-    with direct_session(home) as session:
-        registry = Registry(session.resources.tracking, "default")
+    with direct_run(home) as run:
+        registry = Registry(run.tracking, "default")
         aliases = registry.client.get_registered_model(MODEL_NAME).aliases
         return {name: str(version) for name, version in aliases.items()}, [one.tags for one in registry.versions()]
 

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.actions import checkpoint_of, ensure_training_run
-from flows.clearing import clear_up
 from registered import WORSE, Promoted, aliases, promote
-from tiny_run import direct_session, home_at, run_whole, tiny_settings
+from tiny_run import direct_run, home_at, run_whole, tiny_settings
 
+from flows.models import checkpoint_of, ensure_training_run
 from flows.names import rebuild_tracking, roll_back_champion
+from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry, read_models
 from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.registry import promote as module
+from tasks.upkeep.gc import collect_garbage
 
 LACKS = "lacks the champion .* of corpus default, .* `sheepfold rebuild-tracking`"
 
@@ -89,13 +90,13 @@ def test_nothing_is_promoted_or_taken_back_without_the_recorded_champion(
             promote(home, ran)
     with pytest.raises(UserError, match=LACKS):
         roll_back_champion(str(home.path), "default")
-    with direct_session(home) as session, pytest.raises(UserError, match=LACKS):
-        checkpoint_of(session, "champion")
+    with direct_run(home) as run, pytest.raises(UserError, match=LACKS):
+        checkpoint_of(run, "champion")
     assert aliases(home) == before
     rebuild_tracking(str(home.path))
     assert promote(home, worse).alias == "challenger"
-    with direct_session(home) as session:
-        assert checkpoint_of(session, "champion") == promoted.better.checkpoint
+    with direct_run(home) as run:
+        assert checkpoint_of(run, "champion") == promoted.better.checkpoint
 
 
 @pytest.mark.parametrize("database", ["lost", "older"])
@@ -147,9 +148,9 @@ def test_a_version_that_a_person_deleted_hinders_no_promotion(home: Home, promot
 def test_a_run_that_a_person_deleted_is_not_made_again(home: Home, tiny_source: Path) -> None:
     ran = run_whole(home, tiny_source, tiny_settings("train.max_steps=3"))
     assert ran.checkpoint is not None
-    with direct_session(home) as session:
-        tracking = session.resources.tracking
-        tracking.client.delete_run(ensure_training_run(session, ran.checkpoint))
+    with direct_run(home) as run:
+        tracking = run.tracking
+        tracking.client.delete_run(ensure_training_run(run, ran.checkpoint))
     assert rebuild_tracking(str(home.path))["runs"] == 3
     assert Tracking(home).deleted_train_keys() == {ran.checkpoint.key}
 
@@ -167,7 +168,7 @@ def test_a_champion_whose_checkpoint_is_gone_is_reported_and_no_longer_recorded(
 
 def test_what_a_recorded_model_rests_on_is_not_cleared_up(promoted: Promoted, home: Home) -> None:
     lose(home)
-    clear_up(str(home.path), -1, dry_run=False)
+    collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
     rebuild_tracking(str(home.path))
     assert contents(home) == contents(promoted.home)
 

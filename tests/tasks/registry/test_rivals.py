@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.actions import promote_model
-from flows.pipeline import evaluate_model
-from tasks.session import Session, artifact
-from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
-from flows import actions
+from flows import models
+from flows.evaluate import evaluate_model
+from flows.models import promote_model
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, read_models
@@ -22,6 +21,7 @@ from tasks.gates.page import collect_gates, gates_page
 from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
 from tasks.registry.promote import ChampionChanged, Promotion, promote, roll_back
+from tasks.run import Run
 
 WORSE = ("train.max_steps=2",)
 
@@ -32,45 +32,45 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
     return copy_of_store(tiny, tmp_path / "home")
 
 
-def promote_ran(session: Session, ran: Ran) -> Promotion:
+def promote_ran(run: Run, ran: Ran) -> Promotion:
     assert ran.checkpoint is not None
-    return promote_model(session, ran.checkpoint, artifact(ran.evaluation))[0]
+    return promote_model(run, ran.checkpoint, ran.evaluation)[0]
 
 
 def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_stays_until_a_person_decides(
     tiny: Ran, tiny_source: Path, home: Home
 ) -> None:
-    with direct_session(home) as session:
-        promote_ran(session, tiny)
+    with direct_run(home) as run:
+        promote_ran(run, tiny)
     worse = run_whole(home, tiny_source, tiny_settings("curate.salt=other", *WORSE))
-    with direct_session(home) as session:
-        done = promote_ran(session, worse)
+    with direct_run(home) as run:
+        done = promote_ran(run, worse)
         assert (done.alias, done.version.version) == (CHALLENGER, "2")
         assert "the champion was trained on documents of this evaluation set" in done.reason
         assert done.version.tags["sheepfold.gates"] == "failed: bits_per_byte"
         assert done.version.tags["sheepfold.gate.bits_per_byte"] == "failed"
-        page = gates_page(collect_gates(session.store, done.gates, "2", [], {}), "default")
+        page = gates_page(collect_gates(run.store, done.gates, "2", [], {}), "default")
         assert "so no slice was compared" in page
-        again = promote_ran(session, worse)
+        again = promote_ran(run, worse)
         assert (again.moved, again.gates) == (False, done.gates)
-        assert session.notes == [
+        assert run.notes == [
             "model version 1, which is champion, was trained on documents of this evaluation set; its figures on it "
             "would say nothing, so the two were not compared and it stays champion"
         ]
-        registry = Registry(session.resources.tracking, "default")
+        registry = Registry(run.tracking, "default")
         assert registry.aliases() == {CHAMPION: "1", CHALLENGER: "2"}
-        roll_back(session.store, registry, "another split", to="2")
+        roll_back(run.store, registry, "another split", to="2")
         assert registry.aliases()[CHAMPION] == "2"
 
 
 def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_source: Path, home: Home) -> None:
     other = run_whole(home, tiny_source, tiny_settings("curate.salt=other", *WORSE))
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        evaluation, _ = evaluate_model(session, tiny.checkpoint, other.prepared.evalset)
+    with direct_run(home) as run:
+        evaluation, _ = evaluate_model(run, tiny.checkpoint, other.prepared.evalset)
         with pytest.raises(UserError, match=r"was trained on documents of the evaluation set .* train on the present"):
-            promote_model(session, tiny.checkpoint, artifact(evaluation))
-        assert Registry(session.resources.tracking, "default").by_alias(CHAMPION) is None
+            promote_model(run, tiny.checkpoint, evaluation)
+        assert Registry(run.tracking, "default").by_alias(CHAMPION) is None
 
 
 def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
@@ -79,13 +79,13 @@ def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
     worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
     assert worse.checkpoint is not None
     assert worse.evaluation is not None
-    with direct_session(home) as session:
-        promote_ran(session, tiny)
-        registry = Registry(session.resources.tracking, "default")
+    with direct_run(home) as run:
+        promote_ran(run, tiny)
+        registry = Registry(run.tracking, "default")
         inputs = {"checkpoint": worse.checkpoint, "evaluation": worse.evaluation}
-        judged = artifact(session.run(gates, GateSettings(), **inputs))
+        judged = gates(run, GateSettings(), **inputs)
         with pytest.raises(ChampionChanged, match="version 1 is champion, but none was evaluated"):
-            promote(session.store, registry, "", worse.checkpoint, worse.evaluation, judged, None)
+            promote(run.store, registry, "", worse.checkpoint, worse.evaluation, judged, None)
         assert registry.by_digest(worse.checkpoint.digest) is None
 
 
@@ -97,15 +97,15 @@ def test_a_champion_of_another_process_is_measured_before_names_move(
 
     def overtake(*arguments: Any) -> Promotion:
         monkeypatch.undo()  # the first promotion only
-        overtaken.append(promote_ran(session, tiny))
+        overtaken.append(promote_ran(run, tiny))
         return promote(*arguments)
 
-    with direct_session(home) as session:
-        monkeypatch.setattr(actions, "promote", overtake)
-        done = promote_ran(session, worse)
+    with direct_run(home) as run:
+        monkeypatch.setattr(models, "promote", overtake)
+        done = promote_ran(run, worse)
         assert [item.alias for item in overtaken] == [CHAMPION]
         assert done.alias == CHALLENGER
-        champion = Registry(session.resources.tracking, "default").by_alias(CHAMPION)
+        champion = Registry(run.tracking, "default").by_alias(CHAMPION)
     assert champion is not None
     assert tiny.checkpoint is not None
     assert champion.checkpoint.digest == tiny.checkpoint.digest
@@ -115,8 +115,8 @@ def test_of_two_promotions_at_once_the_better_model_is_champion(tiny: Ran, tiny_
     worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
 
     def promote_alone(ran: Ran) -> Promotion:
-        with direct_session(home) as session:
-            return promote_ran(session, ran)
+        with direct_run(home) as run:
+            return promote_ran(run, ran)
 
     Tracking(home)  # creates the database; which version is first is open
     with ThreadPoolExecutor(2) as threads:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flows.actions import champion_entry, checkpoint_of, model_entry, promote_model
-from flows.clearing import clear_up
-from tasks.session import Session, artifact
-from tiny_run import Ran, TinyResources, copy_of_store, run_in, tiny_settings, write_texts
+from tiny_run import Ran, TinyMachine, copy_of_store, run_in, tiny_settings, write_texts
 
+from flows.models import checkpoint_of, model_entry, promote_model
 from flows.names import rebuild_tracking
+from flows.stages import stage_facts
 from storage.home import Home
 from storage.registry import Registry, model_name
+from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.registry.promote import Promotion
+from tasks.run import Run
+from tasks.upkeep.gc import collect_garbage
+from tasks.upkeep.status import status_of
 
 OTHER = "letters 1.0"
 
@@ -27,9 +30,9 @@ def test_each_corpus_has_a_registered_model(corpus: str, name: str) -> None:
 
 
 def promote(home: Home, ran: Ran, corpus: str) -> Promotion:
-    with TinyResources(home, workers=1) as resources:
-        session = Session(home, resources, corpus=corpus)
-        return promote_model(session, artifact(ran.checkpoint), artifact(ran.evaluation))[0]
+    with TinyMachine(workers=1) as machine:
+        run = Run(home, machine, corpus=corpus)
+        return promote_model(run, ran.checkpoint, ran.evaluation)[0]
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +40,10 @@ def other(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Ra
     """A home with the models of two corpora, both promoted, the default one's twice."""
     folder = tmp_path_factory.mktemp("corpora")
     home = copy_of_store(tiny, folder / "home")
-    with TinyResources(home, workers=1) as resources:
-        session = Session(home, resources, corpus=OTHER)
+    with TinyMachine(workers=1) as machine:
+        run = Run(home, machine, corpus=OTHER)
         source = write_texts(folder / "letters", range(20, 32))
-        made = run_in(session, source, tiny_settings("train.max_steps=3"))
+        made = run_in(run, source, tiny_settings("train.max_steps=3"))
     assert promote(home, tiny, "default").alias == "champion"
     done = promote(home, made, OTHER)
     assert (done.alias, done.version.version, done.reason[:22]) == ("champion", "1", "there was no champion ")
@@ -62,16 +65,16 @@ def test_names_mean_models_of_the_corpus_and_addresses_may_name_another(
     tiny: Ran, other: tuple[Home, Ran], asked: str
 ) -> None:
     home, made = other
-    with TinyResources(home, workers=1) as resources:
-        assert checkpoint_of(Session(home, resources, corpus=OTHER), asked) == made.checkpoint
-        found = checkpoint_of(Session(home, resources), asked)
+    with TinyMachine(workers=1) as machine:
+        assert checkpoint_of(Run(home, machine, corpus=OTHER), asked) == made.checkpoint
+        found = checkpoint_of(Run(home, machine), asked)
         assert found == (made.checkpoint if asked.startswith("models:/") else tiny.checkpoint)
 
 
 def test_results_and_status_name_the_registered_model_of_the_corpus(other: tuple[Home, Ran]) -> None:
     home, made = other
     assert model_entry(promote(home, made, OTHER))["name"] == f"sheepfold-{OTHER}"
-    entry = champion_entry(Registry(Tracking(home), OTHER))
+    entry = status_of(home, open_store(home.store), OTHER)["champion"]
     assert entry is not None and entry["uri"] == f"models:/sheepfold-{OTHER}@champion"
 
 
@@ -80,7 +83,7 @@ def test_checkpoints_of_all_corpora_are_kept_and_restored(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     home, made = other
-    clear_up(str(home.path), -1, dry_run=False)
+    collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
     place = copy_of_store(made, tmp_path / "home")
     done = rebuild_tracking(str(place.path))
     assert done["aliases"] == {"sheepfold@champion": "1", f"sheepfold-{OTHER}@champion": "1"}

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from stage_samples import run_at
 
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.schemas import SELECTION, TOKENS
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
+from tasks.run import Run
 from tasks.stage import Work, stage
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.index import Index, load_index
@@ -53,8 +56,8 @@ class Named:
     name: str
 
 
-@stage("curate", version=1)
-def selection(work: Work, settings: Named) -> str:
+@stage("curate", version=1, unkeyed=("items",))
+def selection(work: Work, settings: Named, *, items: Sequence[Document]) -> str:
     """What is kept, on which side."""
     rows = [
         {
@@ -66,16 +69,15 @@ def selection(work: Work, settings: Named) -> str:
             "licence": None,
             "n_bytes": len(item.ids),
         }
-        for item in work.resources
+        for item in items
     ]
     write_table(work.out / "selection.parquet", SELECTION, rows)
     return settings.name
 
 
-@stage("tokenise", version=1)
-def shelf(work: Work, settings: Named) -> str:
+@stage("tokenise", version=1, unkeyed=("items",))
+def shelf(work: Work, settings: Named, *, items: Sequence[Document]) -> str:
     """A token shard."""
-    items: Sequence[Document] = work.resources
     lengths = np.array([len(item.ids) for item in items], dtype=np.int64)
     ids = np.concatenate([np.zeros(0, np.uint8), *(item.ids for item in items)])
     columns = {
@@ -98,11 +100,11 @@ def vocabulary(work: Work, settings: Named) -> str:
     return settings.name
 
 
-@stage("groups", version=1)
-def grouping(work: Work, settings: Named) -> str:
+@stage("groups", version=1, unkeyed=("names",))
+def grouping(work: Work, settings: Named, *, names: Mapping[str, str]) -> str:
     """Which group each document is of."""
-    doc_ids, names = [*work.resources], [*work.resources.values()]
-    table = pa.table({"doc_id": pa.array(doc_ids, pa.string()), "group": pa.array(names, pa.string())})
+    columns = {"doc_id": pa.array([*names], pa.string()), "group": pa.array([*names.values()], pa.string())}
+    table = pa.table(columns)
     pq.write_table(table, work.out / "groups.parquet")
     return settings.name
 
@@ -126,8 +128,12 @@ class Corpus:
     groups: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
+    def run(self) -> Run:
+        return run_at(self.folder)
+
+    @property
     def store(self) -> Store:
-        return Store(self.folder)
+        return self.run.store
 
     def _name(self, *parts: Any) -> Named:
         return Named(hashlib.sha256(repr(parts).encode()).hexdigest())
@@ -136,7 +142,7 @@ class Corpus:
     def tokens(self) -> RefSet:
         shelves = self.shelves or [self.documents]
         names = [self._name(number, [(item.doc_id, item.digest) for item in row]) for number, row in enumerate(shelves)]
-        made = [shelf.run(self.store, name, {}, resources=row).ref for name, row in zip(names, shelves, strict=True)]
+        made = [shelf(self.run, name, items=row) for name, row in zip(names, shelves, strict=True)]
         segments = self.segments or [f"segment-{number}" for number in range(len(shelves))]
         live = None if self.live is None else tuple(self.live)
         return RefSet(tuple(made), self._name(names).name, tuple(segments), live)
@@ -144,17 +150,17 @@ class Corpus:
     @cached_property
     def curated(self) -> ArtifactRef:
         name = self._name([(item.doc_id, item.split, item.kept, item.segment) for item in self.documents])
-        return selection.run(self.store, name, {}, resources=self.documents).ref
+        return selection(self.run, name, items=self.documents)
 
     def build(self, settings: DatasetIndexSettings) -> Built:
         """Run the stage."""
-        made = vocabulary.run(self.store, self._name("vocabulary"), {}).ref
+        made = vocabulary(self.run, self._name("vocabulary"))
         refs: tuple[ArtifactRef, ...] = ()
         if self.groups:
-            refs = (grouping.run(self.store, self._name(sorted(self.groups.items())), {}, resources=self.groups).ref,)
+            refs = (grouping(self.run, self._name(sorted(self.groups.items())), names=self.groups),)
         groups = RefSet(refs, self._name(refs).name)
         inputs = {"curated": self.curated, "tokens": self.tokens, "tokenizer": made, "groups": groups}
-        return Built(self, settings, dataset.run(self.store, settings, inputs).manifest)
+        return Built(self, settings, manifest_of(self.store, dataset(self.run, settings, **inputs)))
 
 
 @dataclass

@@ -7,13 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tasks.session import artifact
-from tiny_run import Ran, direct_session, home_at, tiny_settings
+from tiny_run import Ran, direct_run, home_at, tiny_settings
 
-from flows import pipeline
+from flows.prepare import prepare_source
+from flows.train import train_model
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.ingest.sources.resolve import resolve_sources
 
 
 @pytest.fixture
@@ -21,8 +20,8 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
     """A home with everything before the dataset."""
     target = home_at(tmp_path / "home")
     ignored = shutil.ignore_patterns("dataset", "train", "evaluate", "generate", "prompts", ".work", ".locks")
-    shutil.copytree(tiny.session.home.store, target.store, ignore=ignored)
-    shutil.copyfile(tiny.session.home.hash_memo, target.hash_memo)
+    shutil.copytree(tiny.run.home.store, target.store, ignore=ignored)
+    shutil.copyfile(tiny.run.home.hash_memo, target.hash_memo)
     return target
 
 
@@ -38,12 +37,11 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
 )
 def test_a_training_reads_what_the_dataset_counts(home: Home, tiny_source: Path, asked: tuple[str, ...]) -> None:
     settings = tiny_settings("train.max_steps=0", "train.max_tokens=1000", *asked)
-    with direct_session(home) as session:
-        ingested = pipeline.ingest(session, resolve_sources([str(tiny_source)]), settings)
-        prepared = pipeline.prepare(session, "default", settings, ingested)
-        checkpoint = artifact(pipeline.train_model(session, settings, prepared))
-        record = json.loads((session.store.folder(artifact(prepared.dataset)) / "dataset.json").read_text())
-        history = read_rows(session.store.folder(checkpoint) / "history.parquet")
+    with direct_run(home) as run:
+        _, prepared, _ = prepare_source(run, str(tiny_source), settings)
+        checkpoint = train_model(run, settings, prepared)
+        record = json.loads((run.store.folder(prepared.dataset) / "dataset.json").read_text())
+        history = read_rows(run.store.folder(checkpoint) / "history.parquet")
     train = record["splits"]["train"]
     assert train["ids"] == train["kept"] + train["cut"]
     assert sum(group["reads"] for group in record["groups"]) > 0

@@ -15,6 +15,7 @@ import pytest
 from dataset_samples import VOCAB, Built, Corpus, Document, Named, document, selection, shelf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stage_samples import run_at
 
 from model import SpanSource
 from model.data import IGNORE
@@ -478,15 +479,15 @@ def test_a_document_in_two_shards_neither_of_which_was_noted_is_an_error(folder:
 @pytest.fixture(scope="module")
 def shelves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, list[ArtifactRef], list[ArtifactRef]]:
     """Some shards of the same few documents, and some selections of them, drawn by lot."""
-    store = Store(tmp_path_factory.mktemp("shelves"))
+    run = run_at(tmp_path_factory.mktemp("shelves"))
     lot = random.Random(5)
     shards, selections = [], []
     for number in range(10):
         held = [document(name, 5) for name in lot.sample("abcdef", lot.randrange(7))]
-        shards.append(shelf.run(store, Named(f"{number}"), {}, resources=held).ref)
+        shards.append(shelf(run, Named(f"{number}"), items=held))
         items = [document(name, 5, kept=lot.random() < 0.5, segment=f"segment-{lot.randrange(4)}") for name in "abcdef"]
-        selections.append(selection.run(store, Named(f"{number}"), {}, resources=items).ref)
-    return store, shards, selections
+        selections.append(selection(run, Named(f"{number}"), items=items))
+    return run.store, shards, selections
 
 
 @given(data=st.data(), told=st.booleans())

@@ -13,18 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tasks.resources import Resources
+from tiny_run import TinyMachine, home_at
 
 from storage.errors import UserError
-from storage.home import Home
-from storage.manifest import ArtifactRef, RefSet
+from storage.lineage import manifest_of
+from storage.manifest import Manifest, RefSet
 from storage.schemas import SELECTION
-from storage.store import Store
+from tasks.run import Run
 from tasks.settings import TokenizerSettings
-from tasks.stage import Outcome, Work, stage
+from tasks.stage import Work, stage
 from tasks.tokens import merges
 from tasks.tokens.fit import FitSettings, check_tokenizer, fit_tokenizer, tokenizer
-from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe
 from tasks.tokens.tokenizer import BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 
@@ -73,34 +73,35 @@ def some_documents(work: Work, settings: list[str]) -> str:
     return name_of(json.dumps(settings))
 
 
-Fit = Callable[..., tuple[Outcome, Tokenizer]]
+Fit = Callable[..., tuple[Manifest, Tokenizer]]
 
 
 @pytest.fixture
-def resources(tmp_path: Path) -> Iterator[Resources]:
-    with Resources(Home(tmp_path, str(tmp_path / "store"), "sqlite://"), workers=1) as found:
-        yield found
-
-
-@pytest.fixture
-def fit(resources: Resources) -> Fit:
+def fit(tmp_path: Path) -> Iterator[Fit]:
     """Fits on segments of texts; all of them are trained on unless `splits` says otherwise."""
-    store = Store(Path(resources.home.store))
 
-    def run(
-        segments: Sequence[Sequence[str]], asked: FitSettings, splits: dict[str, str] | None = None
-    ) -> tuple[Outcome, Tokenizer]:
+    def fitted(
+        segments: Sequence[Sequence[str]],
+        asked: FitSettings,
+        splits: dict[str, str] | None = None,
+        file: Path | None = None,
+    ) -> tuple[Manifest, Tokenizer]:
+        run = Run(home_at(tmp_path), machine, refresh=["tokenizer"])
         sides = {text: "train" for segment in segments for text in segment} | (splits or {})
-        refs: list[ArtifactRef] = [some_documents.run(store, list(texts), {}).ref for texts in segments]
+        refs = [some_documents(run, list(texts)) for texts in segments]
         live = tuple({name_of(text) for text in texts} for texts in segments)
-        inputs = {
-            "curated": some_selection.run(store, sides, {}).ref,
+        inputs: dict[str, Any] = {
+            "curated": some_selection(run, sides),
             "documents": RefSet(tuple(refs), name_of(str(sorted(sides))), ("s",) * len(refs), live),
         }
-        made = tokenizer.run(store, asked, inputs, resources=resources, refresh=True)
-        return made, load_tokenizer(store.folder(made.ref) / "tokenizer.json", made.ref.digest)
+        if file is not None:
+            beside = {name: file.with_name(name) for name in BESIDE if file.with_name(name).is_file()}
+            inputs["file"], _ = run.add("tokenizer_file", {**beside, "tokenizer.json": file})
+        ref = tokenizer(run, asked, **inputs)
+        return manifest_of(run.store, ref), load_tokenizer(run.store.folder(ref) / "tokenizer.json", ref.digest)
 
-    return run
+    with TinyMachine(workers=1) as machine:
+        yield fitted
 
 
 def letters(texts: Sequence[str], fit: Fit, fit_bytes: int, **options: Any) -> str:
@@ -139,13 +140,13 @@ def test_how_documents_lie_in_segments_does_not_matter(kind: str, fit: Fit) -> N
     texts = [prose(seed, 300) for seed in range(9)]
     asked = FitSettings(kind, vocab_size=300, fit_bytes=12_000)
     layouts = [[texts], [texts[:4], texts[4:]], [texts[::-1][:2], texts[::-1][2:]], [[text] for text in texts]]
-    assert len({fit(layout, asked)[0].ref.digest for layout in layouts}) == 1
+    assert len({fit(layout, asked)[0].digest for layout in layouts}) == 1
 
 
 def test_a_document_in_two_segments_is_read_once(fit: Fit) -> None:
     texts = ["aab", "c"]
     made = fit([texts, texts], FitSettings("word", vocab_size=10))[0]
-    assert (made.manifest.counts["documents"], made.manifest.counts["bytes"]) == (2, 4)
+    assert (made.counts["documents"], made.counts["bytes"]) == (2, 4)
 
 
 def test_no_training_document_is_told(fit: Fit) -> None:
@@ -153,9 +154,9 @@ def test_no_training_document_is_told(fit: Fit) -> None:
         fit([["a"]], FitSettings("char"), splits={"a": "validation"})
 
 
-def test_the_choice_is_told_beside_the_tokeniser(fit: Fit, resources: Resources) -> None:
+def test_the_choice_is_told_beside_the_tokeniser(fit: Fit, tmp_path: Path) -> None:
     made, found = fit([TEXTS], FitSettings(reserved=2))
-    told = json.loads((Store(Path(resources.home.store)).folder(made.ref) / "choice.json").read_text())
+    told = json.loads((tmp_path / "store" / "tokenizer" / made.key / "choice.json").read_text())
     assert told == {
         "kind": "char",
         "why": "character level: 80 bytes of training text are less than 200,000",
@@ -168,7 +169,7 @@ def test_the_choice_is_told_beside_the_tokeniser(fit: Fit, resources: Resources)
 def test_auto_looks_at_all_training_text_not_at_what_it_reads(fit: Fit) -> None:
     made, found = fit([[prose(1, 60_000)]], FitSettings(fit_bytes=1_000))
     assert isinstance(found, BpeTokenizer)
-    assert made.manifest.counts["bytes"] <= 1_000
+    assert made.counts["bytes"] <= 1_000
 
 
 # -- merges ---------------------------------------------------------------------------------------------------------
@@ -242,21 +243,18 @@ def settings_of(path: Path, **asked: Any) -> FitSettings:
     return FitSettings.of(TokenizerSettings(kind="file", file=str(path), **asked))
 
 
-def test_a_file_becomes_the_tokeniser_with_the_special_ids_beside_it(
-    tmp_path: Path, fit: Fit, resources: Resources
-) -> None:
+def test_a_file_becomes_the_tokeniser_with_the_special_ids_beside_it(tmp_path: Path, fit: Fit) -> None:
     path = foreign_file(tmp_path / "in", tokenizer_config={"bos_token": "<|bos|>"}, config={"eos_token_id": [3, 2]})
-    resources.tokenizer_file = path
-    made, found = fit([TEXTS], settings_of(path, reserved=4))
+    made, found = fit([TEXTS], settings_of(path, reserved=4), file=path)
     assert isinstance(found, HfTokenizer)
     assert (found.bos_id, found.eos_id, found.unk_id, found.vocab_size) == (2, 3, None, 304)
-    assert made.manifest.counts["rows"] == 304
+    assert made.counts["rows"] == 304
 
 
-def test_a_tokeniser_of_another_corpus_is_taken_as_it_is(tmp_path: Path, fit: Fit, resources: Resources) -> None:
+def test_a_tokeniser_of_another_corpus_is_taken_as_it_is(tmp_path: Path, fit: Fit) -> None:
     WordTokenizer({"Hi": 4, "Thomas": 8, "Nguyen": 9}).save(tmp_path / "words.json")
-    resources.tokenizer_file = tmp_path / "words.json"
-    found = fit([TEXTS], settings_of(tmp_path / "words.json"))[1]
+    path = tmp_path / "words.json"
+    found = fit([TEXTS], settings_of(path), file=path)[1]
     assert found.encode(["Hi Thomas"])[0].tolist() == [4, 8]
     with pytest.raises(ForeignTokenizerError, match="it reserves 0 ids, so 3 cannot be asked for"):
         read_tokenizer_file(tmp_path / "words.json", reserved=3)
@@ -271,13 +269,12 @@ def test_the_digest_follows_what_lies_beside_a_file_and_not_where(tmp_path: Path
     assert one == same != other
 
 
-def test_a_file_that_changed_since_is_refused(tmp_path: Path, fit: Fit, resources: Resources) -> None:
+def test_a_file_that_changed_since_is_refused(tmp_path: Path, fit: Fit) -> None:
     path = foreign_file(tmp_path / "in")
     asked = settings_of(path)
-    resources.tokenizer_file = path
     path.write_text(BpeTokenizer.fit(["other"], 280).spec, encoding="utf-8")
-    with pytest.raises(UserError, match="another one than when this run began"):
-        fit([TEXTS], asked)
+    with pytest.raises(UserError, match="changed while this run began: run again"):
+        fit([TEXTS], asked, file=path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"model": {}}', '{"kind": "char"}', "\x00"])

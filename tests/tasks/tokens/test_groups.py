@@ -8,23 +8,23 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, write
-from tasks.session import Pending, Planner, Session
 
 from storage.catalog import Catalog
 from storage.errors import UserError
 from storage.home import Home
-from storage.manifest import RefSet
+from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import GROUPS_FILE
 from storage.tables import read_rows
 from tasks.corpora.view import DocumentView, empty_view
+from tasks.machine import Machine
+from tasks.run import Run
 from tasks.tokens import groups
 from tasks.tokens.grouping import MOST_NAME_CHARS, check
-from tasks.tokens.groups import check_expression, groups_call
+from tasks.tokens.groups import check_expression, group_documents
 from tasks.tokens.mix import MixError, MixSettings
 
 CODE = "import os\n\n\ndef size_of_{0}(path: str) -> int:\n    return os.stat(path).st_size * {0} + len('{1}')\n"
@@ -34,7 +34,7 @@ CODE = "import os\n\n\ndef size_of_{0}(path: str) -> int:\n    return os.stat(pa
 class Grouped:
     """The groups of a corpus, and how they came about."""
 
-    session: Session
+    run: Run
     found: RefSet
     by_path: dict[str, str] = field(default_factory=dict)
 
@@ -61,9 +61,9 @@ def corpus(home: Home, source: Path) -> Ingestion:
 
 
 def group(home: Home, corpus: Ingestion, by: str) -> Grouped:
-    session = Session(home)
-    found = groups_call(
-        session,
+    run = Run(home, Machine(workers=1))
+    found = group_documents(
+        run,
         MixSettings(by=by),
         snapshot=corpus.ingested.snapshot,
         curated=corpus.ingested.curated,
@@ -71,10 +71,9 @@ def group(home: Home, corpus: Ingestion, by: str) -> Grouped:
         texts=corpus.ingested.texts,
         scored=corpus.ingested.scored,
     )
-    assert isinstance(found, RefSet)
     paths = corpus.path_of()
-    rows = [row for ref in found.refs for row in read_rows(session.store.folder(ref) / GROUPS_FILE)]
-    return Grouped(session, found, {paths[row["doc_id"]]: row["group"] for row in rows})
+    rows = [row for ref in found.refs for row in read_rows(run.store.folder(ref) / GROUPS_FILE)]
+    return Grouped(run, found, {paths[row["doc_id"]]: row["group"] for row in rows})
 
 
 def trained(corpus: Ingestion) -> set[str]:
@@ -93,13 +92,13 @@ def test_every_training_document_and_no_other_has_a_group(home: Home, corpus: In
 def test_the_rows_are_sorted_by_document(home: Home, corpus: Ingestion) -> None:
     found = group(home, corpus, "kind")
     (ref,) = found.found.refs
-    ids = [row["doc_id"] for row in read_rows(found.session.store.folder(ref) / GROUPS_FILE)]
+    ids = [row["doc_id"] for row in read_rows(found.run.store.folder(ref) / GROUPS_FILE)]
     assert ids == sorted(ids)
 
 
 def test_without_a_mix_nothing_is_computed(home: Home, corpus: Ingestion) -> None:
     found = group(home, corpus, "")
-    assert (found.found.refs, found.session.reports) == ((), {})
+    assert (found.found.refs, found.run.reports) == ((), {})
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_a_source_is_a_group(home: Home, corpus: Ingestion, source: Path) -> Non
 
 def test_the_same_question_again_is_answered_from_the_store(home: Home, corpus: Ingestion) -> None:
     first, again = group(home, corpus, "language"), group(home, corpus, " language ")
-    assert again.session.reports["groups"].cached
+    assert again.run.reports["groups"].cached
     assert first.found.digest == again.found.digest
 
 
@@ -147,22 +146,23 @@ def test_groups_by_path_follow_a_file_that_moved(tmp_path: Path) -> None:
     assert after.found.digest != before.found.digest
     # what looks at no path is not asked again
     again = group(home, corpus, "kind")
-    assert again.session.reports["groups"].cached
+    assert again.run.reports["groups"].cached
     assert again.found == kinds.found
 
 
 def test_a_plan_waits_for_what_is_not_there(home: Home, corpus: Ingestion) -> None:
-    missing: Any = Pending("curate", "new file")
-    found = groups_call(
-        Planner(home),
+    missing = ArtifactRef("curate", "", "")
+    planner = Run(home, plan=True)
+    found = group_documents(
+        planner,
         MixSettings(by="path"),
         snapshot=missing,
         curated=missing,
         measures=corpus.ingested.measures,
-        texts=missing,
+        texts=RefSet((missing,), ""),
         scored=[missing],
     )
-    assert isinstance(found, Pending)
+    assert not found.made and planner.reports["groups"].computed == 1
 
 
 def test_too_many_groups_are_refused(home: Home, corpus: Ingestion, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,14 +228,14 @@ def test_an_expression_that_fails_on_a_value_is_told(home: Home, corpus: Ingesti
 
 def test_a_document_in_several_segments_has_one_row(home: Home, corpus: Ingestion) -> None:
     texts, measures = corpus.ingested.texts, corpus.ingested.measures
-    assert isinstance(texts, RefSet) and isinstance(measures, RefSet) and texts.live is not None
+    assert texts.live is not None
     doubled = [
         RefSet(item.refs * 2, "doubled", item.segments * 2, (*texts.live, *(set() for _ in texts.live)))
         for item in (measures, texts)
     ]
-    session = Session(home)
-    found = groups_call(
-        session,
+    run = Run(home, Machine(workers=1))
+    found = group_documents(
+        run,
         MixSettings(by="kind"),
         snapshot=corpus.ingested.snapshot,
         curated=corpus.ingested.curated,
@@ -243,7 +243,6 @@ def test_a_document_in_several_segments_has_one_row(home: Home, corpus: Ingestio
         texts=doubled[1],
         scored=[],
     )
-    assert isinstance(found, RefSet)
     assert found.digest == group(home, corpus, "kind").found.digest
 
 

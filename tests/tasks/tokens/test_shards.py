@@ -6,7 +6,7 @@ import hashlib
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasks.resources import Resources
+from tiny_run import direct_run, home_at
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import models, pre_tokenizers
 
 from storage.errors import UserError
-from storage.home import Home
-from storage.manifest import ArtifactRef, Manifest
-from storage.store import Store
+from storage.lineage import manifest_of
+from storage.manifest import Manifest
+from tasks.run import Run
 from tasks.stage import Work, stage
 from tasks.tokens import engine_choice, engines, shards
 from tasks.tokens.shards import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
@@ -287,43 +287,39 @@ def some_tokenizer(work: Work, settings: str) -> str:
 
 
 @pytest.fixture
-def resources(tmp_path: Path) -> Iterator[Resources]:
-    with Resources(Home(tmp_path, str(tmp_path / "store"), "sqlite://"), workers=1) as found:
+def run(tmp_path: Path) -> Iterator[Run]:
+    with direct_run(home_at(tmp_path)) as found:
         yield found
 
 
-def run_stage(resources: Resources, kind: str, texts: list[str]) -> tuple[Manifest, Callable[[ArtifactRef], Path]]:
-    store = Store(Path(resources.home.store))
-    inputs = {
-        "documents": some_documents.run(store, texts, {}, resources=resources).ref,
-        "tokenizer": some_tokenizer.run(store, kind, {}, resources=resources).ref,
-    }
-    return tokenise.run(store, TokeniseSettings(), inputs, resources=resources).manifest, store.folder
+def encoded(run: Run, kind: str, texts: list[str], **unkeyed: str) -> Manifest:
+    """The shard of these texts."""
+    documents, tokenizer = some_documents(run, texts), some_tokenizer(run, kind)
+    made = tokenise(run, TokeniseSettings(), documents=documents, tokenizer=tokenizer, **unkeyed)
+    return manifest_of(run.store, made)
 
 
-def test_the_stage_notes_engine_and_counts(resources: Resources) -> None:
-    manifest, _ = run_stage(resources, "char", DOCUMENTS)
+def test_the_stage_notes_engine_and_counts(run: Run) -> None:
+    manifest = encoded(run, "char", DOCUMENTS)
     assert manifest.counts["rows"] == manifest.counts["units"] == len(DOCUMENTS)
     assert manifest.counts["lost_bytes"] > 0
     assert manifest.tools["engine"].startswith("numpy ")
     assert "gives the reference's ids" in manifest.tools["engine_reason"]
 
 
-def test_the_engine_asked_for_is_no_part_of_the_key(resources: Resources) -> None:
-    first, _ = run_stage(resources, "char", DOCUMENTS)
-    resources.token_engine = "reference"
-    second, _ = run_stage(resources, "char", DOCUMENTS)
+def test_the_engine_asked_for_is_no_part_of_the_key(run: Run) -> None:
+    first = encoded(run, "char", DOCUMENTS)
+    second = encoded(run, "char", DOCUMENTS, engine="reference")
     assert (first.key, second.tools["engine"]) == (second.key, first.tools["engine"])
 
 
-def test_a_large_segment_is_encoded_apart_by_a_fast_engine(
-    resources: Resources, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_large_segment_is_encoded_apart_by_a_fast_engine(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     texts = ["".join(map(chr, random.Random(seed).choices(range(33, 0x2000), k=20_000))) for seed in range(40)]
-    manifest, folder = run_stage(resources, "bpe", texts)
+    manifest = encoded(run, "bpe", texts)
+    folder = run.store.folder(manifest.ref)
     assert manifest.tools["engine"].startswith("gigatoken ")
-    rows = pq.read_table(folder(manifest.ref) / "tokens.parquet", columns=["offset", "length"]).to_pylist()
-    shard = np.load(folder(manifest.ref) / "tokens.npy")
+    rows = pq.read_table(folder / "tokens.parquet", columns=["offset", "length"]).to_pylist()
+    shard = np.load(folder / "tokens.npy")
     last = rows[-1]
     ids = shard[last["offset"] : last["offset"] + last["length"]].tolist()
     assert (ids[0], BPE.decode(ids), ids[-1]) == (BOS, texts[-1], EOS)
