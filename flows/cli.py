@@ -317,20 +317,19 @@ def generate(
 
 
 def _generate_file(options: Any, as_json: bool) -> None:
+    from storage.home import Home
     from storage.tables import read_rows
     from tasks.generation.prompts import given_id, read_prompts
 
     read_prompts(Path(options.prompts or ""), options.template or "")  # a broken file is refused before anything starts
     result = run_flow("generate", "generate", options)
     rows = [{**row, "id": given_id(row)} for row in read_rows(Path(result["completions"]))]
-    page = next((str(path) for path in result.get("pages", ()) if path.endswith("generation.html")), "")
+    page = str(Home.from_environment(options.home).reports_of(options.corpus) / "generation.html")
     if as_json:
         print_json({"rows": rows, "completions": result["completions"], "page": page})
         return
     _print_rows(rows)
-    say(f"completions: {result['completions']}")
-    if page:
-        say(f"page: {page}")
+    say(f"completions: {result['completions']}\npage: {page}")
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:

@@ -28,12 +28,12 @@ def generate(options: Any) -> dict[str, Any]:
     """Continue every prompt of a file; further sampling settings by `settings`, such as generate.stop_ids."""
     if not options.prompts:
         raise UserError("generate continues a file of prompts: give `prompts`")
-    settings = options.load()
-    with open_run(options) as run:
+    settings, workers = options.load(), options.workers or 1
+    with open_run(options.model_copy(update={"workers": workers})) as run:
         run.machine.deterministic = settings.generate.deterministic
         asked = read_prompts(Path(options.prompts).expanduser().resolve(), options.template or "")
         checkpoint = checkpoint_of(run, options.model)
-        made = continue_prompts(run, settings, checkpoint, asked, options.workers or 1)
+        made = continue_prompts(run, settings, checkpoint, asked, workers)
         run.remember(generate=made)
         publish(run)
         return finish(run, result_of(run, completions=completions_path(run, made)))

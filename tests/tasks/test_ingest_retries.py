@@ -214,7 +214,7 @@ def on_node(path: Path) -> Callable[..., list[Outcome]]:
     """Carries requests out as on another machine, whose home is the folder `path`, or would be."""
 
     def carry_out(run: Run, stage: Stage, missing: Sequence[Request], *_: Any) -> list[Outcome]:
-        there = copy.copy(run)  # which is what travels
+        there = copy.deepcopy(run)  # which is what travels
         there.home = replace(run.home, path=path)
         with there.machine:
             return [stage.make(there, request) for request in missing]

@@ -127,7 +127,7 @@ def test_only_the_files_of_a_request_and_nothing_that_lives_go_along(
     assert (files.paths, files.sizes) == ({"b": "/b"}, {"b": 2})
     with Machine(workers=3) as machine:
         assert machine.apart is machine.apart
-        found = copy.copy(Run(home_at(tmp_path), machine))
+        found = copy.deepcopy(Run(home_at(tmp_path), machine))
         assert found.travelled and found.machine.workers == 2
         assert found.machine.apart is not machine.apart
         found.machine.close()
