@@ -107,21 +107,20 @@ def cpu_seconds() -> float:
 
 def prepare(home: Path, sources: Sequence[str]) -> float:
     """Ingest and prepare; returns the CPU seconds of the latter."""
-    from tasks.resources import Resources
-    from tasks.session import Session
-
-    from flows import pipeline
+    from flows.ingest import ingest_documents
+    from flows.prepare import prepare_documents
     from storage.home import Home
-    from tasks.ingest.sources.resolve import resolve_sources
+    from tasks.machine import Machine
+    from tasks.run import Run
     from tasks.settings import load_settings, parse_assignments
 
     settings = load_settings(None, parse_assignments(["tokenizer.kind=bpe", f"tokenizer.vocab_size={VOCABULARY}"]))
     place = Home.from_environment(str(home)).create()
-    with Resources(place, workers=2) as resources:
-        session = Session(place, resources)
-        ingested = pipeline.ingest(session, resolve_sources(list(sources)), settings)
+    with Machine(workers=2) as machine:
+        run = Run(place, machine)
+        ingested = ingest_documents(run, "\n".join(sources), settings)
         before = cpu_seconds()
-        pipeline.prepare(session, "default", settings, ingested)
+        prepare_documents(run, settings, ingested)
         return cpu_seconds() - before
 
 

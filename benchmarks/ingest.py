@@ -63,11 +63,9 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
     """Files to `documents` in the store, beside two loops of pypdfium2."""
-    from flows.corpus import read_documents
-    from tasks.resources import Resources
-    from tasks.session import Session
-
-    from tasks.ingest.sources.resolve import resolve_sources
+    from flows.ingest import read_documents
+    from tasks.machine import Machine
+    from tasks.run import Run
     from tasks.settings import Settings
 
     paths = _files(corpus / "documents", "*.pdf")
@@ -82,8 +80,8 @@ def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as place:
             home = Home.from_environment(place).create()
             started = time.perf_counter()
-            with Resources(home, workers=WORKERS) as resources:
-                read_documents(Session(home, resources), resolve_sources([str(corpus / "documents")]), Settings())
+            with Machine(workers=WORKERS) as machine:
+                read_documents(Run(home, machine), str(corpus / "documents"), Settings())
                 ours.append(time.perf_counter() - started)
         ratios.append(theirs[-1] / ours[-1])
     ratio = statistics.median(ratios)

@@ -89,7 +89,7 @@ def open_pages(box: TeamBox, run: dict[str, Any], newest: dict[str, Any]) -> Ite
     """
     from playwright.sync_api import sync_playwright
 
-    prefect, mlflow = box.prefect.api.removesuffix("/api"), box.settings.mlflow_url
+    prefect, mlflow = box.settings.prefect_url, box.settings.mlflow_url
     pages = {
         "Prefect's runs": (f"{prefect}/runs", newest["name"]),
         "Prefect's page of a run": (f"{prefect}/runs/flow-run/{run['id']}", run["name"]),

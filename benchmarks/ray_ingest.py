@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.resources import Resources
-
 from benchmarks.table import Row, report
 from storage.home import Home
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.records import Extraction, ExtractOptions, PageText
+from tasks.machine import Machine
 
 WORKERS = 4
 SEGMENTS = 16
@@ -54,8 +53,8 @@ def _wait(job: ExtractJob) -> Extraction:
     return Extraction("ok", kind="text", media_type="text/plain", pages=[PageText(1, job.sha256, "text", "decoder")])
 
 
-class StubResources(Resources):
-    """Resources whose documents are read by the stub."""
+class StubMachine(Machine):
+    """A machine whose documents are read by the stub."""
 
     def pool(self) -> Any:
         """The stub."""
@@ -98,24 +97,24 @@ def on_ray() -> Iterator[None]:
 def seconds_of(home: Home, segments: int) -> float:
     """Wall time of extracting so many segments in a flow on the cluster."""
     from prefect import flow
-    from tasks.cluster import ray_runner
-    from tasks.session import Call, PrefectSession
 
+    from tasks.executor import task_runner
     from tasks.ingest.journal import Content
-    from tasks.ingest.segments import SegmentSettings, document_id, extract
+    from tasks.ingest.segments import SegmentSettings, Sources, document_id, extract
+    from tasks.run import Run
+    from tasks.stage import Call
 
-    @flow(name="ray-ingest", task_runner=ray_runner(), persist_result=False)
+    @flow(name="ray-ingest", task_runner=task_runner(1), persist_result=False)
     def ingest() -> float:
-        with StubResources(home, workers=1) as resources:
-            session = PrefectSession(home, resources)
+        with StubMachine(workers=1) as machine:
             calls = []
             for segment in range(segments):
                 names = [document_id(f"{home.path}-{segment}-{number}") for number in range(DOCUMENTS)]
-                resources.paths.update(dict.fromkeys(names, os.devnull))
+                files = Sources(dict.fromkeys(names, os.devnull), dict.fromkeys(names, 0))
                 contents = tuple(sorted(Content(name, ".txt") for name in names))
-                calls.append(Call(SegmentSettings(ExtractOptions(), contents), {}, DOCUMENTS))
+                calls.append(Call(SegmentSettings(ExtractOptions(), contents), {"files": files}, DOCUMENTS))
             started = time.perf_counter()
-            session.run_each(extract, calls)
+            extract.map(Run(home, machine), calls)
             return time.perf_counter() - started
 
     return ingest()

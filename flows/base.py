@@ -39,12 +39,14 @@ class Base:
     """A model to continue from.
 
     Attributes:
+        name: As it was asked for.
         checkpoint: Its artefact.
         folder: Folder of the artefact.
         shape: Fields of its `model.ModelConfig`.
         framing: `bos` and `eos`: ids around its documents.
     """
 
+    name: str
     checkpoint: ArtifactRef
     folder: Path
     shape: dict[str, Any]
@@ -61,7 +63,7 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     name = settings.train.base
     if not name:
         return None
-    base = _base_of(run, _checkpoint(run, name))
+    base = _base_of(run, name, _checkpoint(run, name))
     with_base(settings, base)
     return base
 
@@ -100,11 +102,11 @@ def _is_bundle(folder: Path) -> bool:
     return isinstance(config, dict) and "model" in config and (folder / WEIGHTS_FILE).is_file()
 
 
-def _base_of(run: Run, checkpoint: ArtifactRef) -> Base:
+def _base_of(run: Run, name: str, checkpoint: ArtifactRef) -> Base:
     folder = run.store.folder(checkpoint)
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    framing = {name: bool(config.get(name, True)) for name in ("bos", "eos")}
-    return Base(checkpoint, folder, config["model"], framing)
+    framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
+    return Base(name, checkpoint, folder, config["model"], framing)
 
 
 def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
@@ -132,9 +134,9 @@ def check_unread(run: Run, base: Base | None, evalset: ArtifactRef) -> None:
     """
     if base is not None and trained_on(run.store, base.checkpoint, evalset):
         raise BaseError(
-            f"the base was trained on documents of the evaluation set {evalset.key[:12]}: the split was changed since, "
-            "or part of its files became a corpus of their own. Figures of a model that continues it would say "
-            "nothing, so leave the base out to begin from scratch"
+            f"train.base={base.name} was trained on documents of the evaluation set {evalset.key[:12]}: the split was "
+            "changed since, or part of its files became a corpus of their own. Figures of a model that continues it "
+            "would say nothing, so leave the base out to begin from scratch"
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect as signatures
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
@@ -125,7 +124,9 @@ def _asked(options: type[models.Options], given: dict[str, Any]) -> Any:
         return options(**asked)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"--{first['loc'][0]} is {first['input']!r}: {first['msg']}") from error
+        if not first["loc"]:  # options that do not go together
+            raise UserError(str(first["ctx"]["error"])) from error
+        raise UserError(f"--{str(first['loc'][0]).replace('_', '-')} is {first['input']!r}: {first['msg']}") from error
 
 
 def run_flow(module: str, name: str, options: Any) -> dict[str, Any]:
@@ -355,7 +356,9 @@ app.command("import")(import_)
 
 def main(command: Callable[[], None] = app) -> None:
     """Run the console script."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    terminal = logging.StreamHandler()
+    terminal.addFilter(lambda record: not record.name.startswith("prefect."))  # those are for the flow run's log
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[terminal])
     logging.getLogger("sheepfold").setLevel(logging.INFO)
     command()
 

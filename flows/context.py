@@ -19,7 +19,7 @@ from flows.embedded import EMBEDDED
 from flows.options import CorpusOptions, IngestOptions, Options
 from storage.errors import UserError
 from storage.home import Home, check_corpus_name
-from tasks.executor import edge_from, in_flow, task_runner
+from tasks.executor import in_flow, task_runner
 from tasks.ingest.records import Limits
 from tasks.machine import Machine
 from tasks.run import Run
@@ -110,7 +110,6 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
         assert isinstance(run, Run)
         from prefect import flow as prefect_flow
         from prefect.context import FlowRunContext
-        from prefect.states import Completed
 
         outer = FlowRunContext.get()
         assert outer is not None and outer.flow is not None
@@ -120,11 +119,10 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
 
         def body() -> Any:
             inner = FlowRunContext.get()
-            assert inner is not None and inner.flow_run is not None
+            assert inner is not None
             with inner.model_copy(update={"task_runner": outer.task_runner}):
                 result.append(function(*args, **kwargs))
-            run.last_subflow = inner.flow_run.parent_task_run_id
-            return Completed()
+            return _Finished()  # an object: Prefect notes which run gave it
 
         made = prefect_flow(
             name=name,
@@ -132,15 +130,15 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
             description=inspect.getdoc(function),
             persist_result=False,
         )(body)
-        made(return_state=True, wait_for=_after(run)).result()
+        before = [] if run.last_subflow is None else [run.last_subflow]
+        run.last_subflow = made(wait_for=before)
         return result[0]
 
     return call
 
 
-def _after(run: Run) -> list[Any]:
-    """Return the state of the subflow before, by which Prefect draws an edge from it."""
-    return [] if run.last_subflow is None else [edge_from(run.last_subflow)]
+class _Finished:
+    """Result of a subflow, by which Prefect draws an edge from it to the next one."""
 
 
 def check_attempts() -> None:

@@ -15,7 +15,6 @@ from flows.options import EvaluateOptions
 from flows.state import frozen_evalset, publish_evaluation
 from flows.trace import trace_model
 from storage.catalog import read_state, waits_for_run
-from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, PREVIOUS, ModelVersion, Registry, read_models
@@ -49,20 +48,16 @@ from tasks.settings import EvaluationSettings, Settings
 @flow(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Measure a model beside its baselines and sample its text; on documents newer than its training, too, if asked."""
-    usual = not (options.on or options.stride)
-    if options.tasks and not (usual and not options.column):
-        raise UserError("tasks are questions, not documents: leave out on, column and stride")
-    if options.drift and not usual:
-        raise UserError("drift is measured against the usual evaluation: leave out on and stride, or drift")
     with open_run(options) as run:
         checkpoint = checkpoint_of(run, options.model)
         if options.tasks:
             return _ask_questions(run, options.model, checkpoint, Path(options.tasks).expanduser().resolve())
-        return _measure(run, options, checkpoint, usual)
+        return _measure(run, options, checkpoint)
 
 
-def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef, usual: bool) -> dict[str, Any]:
+def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dict[str, Any]:
     model, on = options.model, options.on or ""
+    usual = not (options.on or options.stride)
     version = version_of(run, checkpoint)
     judged = judged_by(run.store, run.corpus, version)
     settings = replace(judged, stride=options.stride or judged.stride)

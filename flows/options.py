@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from model.config import Sampling
 from model.presets import PRESETS
@@ -29,7 +29,7 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
         help: Help text; empty takes the setting's own.
     """
     info = setting(name)
-    shown = "" if info.default in (None, "") else f" (default: {info.default})"
+    shown = "" if info.default in (None, "", ()) else f" (default: {info.default})"
     limits = {
         key: getattr(item, key) for item in info.metadata for key in ("ge", "gt", "le", "lt") if hasattr(item, key)
     }
@@ -155,6 +155,14 @@ class EvaluateOptions(CorpusOptions):
         int | None, Field(description="Tokens from one window to the next (default: as it was judged).", ge=1)
     ] = None
     tasks: Annotated[str | None, Field(description="JSON Lines file of questions to ask instead of texts.")] = None
+
+    @model_validator(mode="after")
+    def _one_measurement(self) -> Self:
+        if self.tasks and (self.on or self.column or self.stride):
+            raise UserError("--tasks puts questions, not documents: leave out --on, --column and --stride")
+        if self.drift and (self.on or self.stride):
+            raise UserError("--drift is measured against the usual evaluation: leave out --on and --stride, or --drift")
+        return self
 
 
 class _GenerateOptions(CorpusOptions):

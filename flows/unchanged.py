@@ -10,7 +10,7 @@ from typing import Any
 from flows.options import RetrainOptions
 from flows.report import replace
 from flows.retrain import plan
-from storage.digest import sha256_json
+from storage.digest import sha256_file, sha256_json
 from storage.versions import registered_versions
 from tasks.run import Run
 from tasks.settings import Settings
@@ -20,10 +20,17 @@ COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")
 
 
 def _identity(run: Run, settings: Settings) -> dict[str, Any]:
-    """Return what a result rests on: artefacts, settings, and the registered models with their aliases."""
+    """Return what a result rests on: artefacts, settings, registered models with their aliases, and the reports."""
     versions = [(item.name, item.version, item.aliases) for item in registered_versions(run.home)]
     produced = {name: [asdict(ref) for ref in run.produced.get(name, ())] for name in COMPARED}
-    return {"produced": produced, "settings": sha256_json(settings.model_dump()), "versions": sha256_json(versions)}
+    folder = run.home.reports_of(run.corpus)
+    files = [file for file in sorted(folder.glob("*")) if file.is_file() and file.name != RESULT_FILE]
+    return {
+        "produced": produced,
+        "settings": sha256_json(settings.model_dump()),
+        "versions": sha256_json(versions),
+        "reports": {file.name: sha256_file(file) for file in files},
+    }
 
 
 def _file(run: Run) -> Path:
@@ -37,17 +44,18 @@ def keep_result(run: Run, settings: Settings, result: dict[str, Any]) -> None:
 
 def last_result(options: RetrainOptions) -> dict[str, Any] | None:
     """Return the result of the last run if the same run now would compute nothing; None if it has to run."""
-    if options.base or options.refresh or options.retry_failed:
+    settings = options.load()
+    if options.base or settings.train.base or options.refresh or options.retry_failed:
         return None
     planned = plan(options)
     file = _file(planned)
     if not all(line.cached for line in planned.reports.values()) or not file.is_file():
         return None
     kept = json.loads(file.read_text(encoding="utf-8"))
-    if kept["identity"] != json.loads(json.dumps(_identity(planned, options.load()))):
+    if kept["identity"] != json.loads(json.dumps(_identity(planned, settings))):
         return None
     result: dict[str, Any] = kept["result"]
     if result["completions"] and not Path(result["completions"]).is_file():
         return None
     stages = [{**asdict(line), "seconds": 0.0} for line in planned.reports.values()]
-    return {**result, "stages": stages, "notes": planned.notes}
+    return {**result, "model": {**result["model"], "moved": False}, "stages": stages, "notes": planned.notes}

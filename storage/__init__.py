@@ -1,4 +1,4 @@
-"""Where things rest: artefact store, Parquet tables, DuckDB catalogue, MLflow tracking and registry.
+"""Storage: artefact store, Parquet tables, DuckDB catalogue, MLflow tracking and registry.
 
-Nothing here knows Prefect or the network. The store holds the truth; the catalogue and MLflow are views of it.
+Nothing here imports Prefect or the model. The store holds the truth; the catalogue and MLflow are views of it.
 """

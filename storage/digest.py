@@ -1,4 +1,4 @@
-"""Digests: of settings, of files, and of tables by their rows rather than by their layout."""
+"""Digests of settings, of files, and of tables by their rows, independent of their layout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Turn dataclasses and tuples into what JSON knows.
+    """Return a value with dataclasses and tuples as JSON objects and lists.
 
     Raises:
-        TypeError: for a value whose JSON form would not be unambiguous (sets, functions, objects), and for paths,
-            which have no place in a digest.
+        TypeError: for a value without an unambiguous JSON form (sets, functions, objects), and for paths, which do not
+            belong in a digest.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
+    """Return JSON with sorted keys and no spaces: equal values give equal text."""
     try:
         return _ENCODER.encode(value)
     except TypeError:  # a dataclass somewhere, or something that has no JSON form
@@ -41,21 +41,21 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def sha256_json(value: Any) -> str:
-    """sha256 of a value's canonical JSON."""
+    """Return the sha256 of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
-    """sha256 of a file's bytes."""
+    """Return the sha256 of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def rows_digest(rows: Iterable[tuple[str, str]]) -> str:
-    """Logical digest of a table: over its distinct (id, content digest) pairs in sorted order.
+    """Return the logical digest of a table: over its distinct (id, content digest) pairs in sorted order.
 
-    How the rows lie in files and in which order they were written does not matter, so a table that was built in two
-    steps equals the same table built in one.
+    It does not depend on files or on the order of rows, so a table built in two steps has the digest of the same table
+    built in one.
     """
     # one string for each pair sorts as the pair does, and takes half its memory: there may be hundreds of thousands
     joined = sorted(f"{identity}\0{content}" for identity, content in rows)

@@ -1,4 +1,4 @@
-"""Variables of the process's environment that are set for a while."""
+"""Temporary changes of environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_variables(*names: str) -> Iterator[None]:
-    """Variables are afterwards as they were before, set or not."""
+    """Restore environment variables at the end, set or not."""
     saved = {name: os.environ.get(name) for name in names}
     try:
         yield

@@ -45,7 +45,7 @@ def check_corpus_name(corpus: str) -> str:
 
 @dataclass(frozen=True)
 class Home:
-    """Absolute addresses of everything that one home holds.
+    """Absolute addresses of everything in one home.
 
     Attributes:
         path: the home folder, absolute.
@@ -61,7 +61,7 @@ class Home:
 
     @classmethod
     def from_environment(cls, path: str | Path | None = None) -> Home:
-        """The home named by `path`, else by `SHEEPFOLD_HOME`, else `.sheepfold` here.
+        """Return the home at `path`, else at `SHEEPFOLD_HOME`, else `.sheepfold` in the current folder.
 
         `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it (so does
         the server of a team whose database lies elsewhere), `SHEEPFOLD_ARTIFACTS` the place of MLflow's artefacts.
@@ -90,12 +90,12 @@ class Home:
 
     @property
     def shown_tracking_uri(self) -> str:
-        """MLflow's address as it may be shown and kept: without the password of a database."""
+        """MLflow's address without the password of a database, to be shown and recorded."""
         return without_password(self.tracking_uri)
 
     @property
     def has_tracking(self) -> bool:
-        """Whether there is an MLflow database; asking one makes it."""
+        """True if there is an MLflow database; connecting to one creates it."""
         return (self.path / "mlflow.db").exists() or not self.tracking_uri.startswith("sqlite:")
 
     @property
@@ -110,17 +110,17 @@ class Home:
 
     @property
     def hash_memo(self) -> Path:
-        """SQLite file that remembers which sha256 an unchanged file had."""
+        """SQLite file with the sha256 of unchanged files."""
         return self.path / "hashes.db"
 
     @property
     def cache(self) -> Path:
-        """Copies of what sources elsewhere hold."""
+        """Folder of local copies of remote sources and stores."""
         return self.path / "cache"
 
     @property
     def reports(self) -> Path:
-        """Folder of the reports that a person opens after a run."""
+        """Folder of the reports."""
         return self.path / "reports"
 
     def reports_of(self, corpus: str) -> Path:
@@ -128,12 +128,12 @@ class Home:
         return self.reports / corpus
 
     def login(self) -> dict[str, str]:
-        """Variables that log in to the tracking server, if it is that of the home's team and asks for a password."""
+        """Return the variables with the login of the tracking server of the home's team, if it needs one."""
         known = _team_tracking(self.path)
         return dict(known.get("variables", {})) if known.get("uri") == self.tracking_uri else {}
 
     def password_key(self) -> bytes:
-        """The key of what is noted of passwords; made at first use, random, for the owner's eyes.
+        """Return the key with which passwords are hashed; random, created at first use, readable by the owner only.
 
         Raises:
             UserError: if it cannot be read or made.
@@ -147,10 +147,10 @@ class Home:
             raise UserError(f"the key {path} cannot be used ({error.strerror}): mend its permissions") from error
 
     def create(self) -> Home:
-        """Make the folder; harmless when it exists.
+        """Create the folder; harmless if it exists.
 
         Raises:
-            UserError: if it cannot be made or written.
+            UserError: if it cannot be created or written.
         """
         advice = "name a folder of yours by --home or SHEEPFOLD_HOME"
         try:
@@ -163,7 +163,7 @@ class Home:
 
 
 def _team_tracking(root: Path) -> dict[str, Any]:
-    """The MLflow server that a team's home names; empty where its database lies in the home itself."""
+    """Return the MLflow server recorded in a team's home; empty if the database lies in the home itself."""
     try:
         found = json.loads((root / TEAM_TRACKING).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -174,25 +174,25 @@ def _team_tracking(root: Path) -> dict[str, Any]:
 
 
 def without_password(address: str) -> str:
-    """An address with `***` where it holds a password."""
+    """Return an address with `***` in place of a password."""
     return _PASSWORD.sub(r"\1***@", address)
 
 
 def _refuse_password(variable: str, address: str, instead: str) -> None:
-    """Refuse an address with a password in it: addresses stand in messages, in manifests and in databases."""
+    """Raise UserError if an address holds a password: addresses are shown, and recorded in manifests and databases."""
     parts = urlsplit(address)
     if "@" in parts.netloc or "secret" in parts.query:
         place = parts.netloc.rpartition("@")[2]
         raise UserError(
-            f"{variable} ({parts.scheme}://...{place}) holds a password, which would be told and kept wherever the "
+            f"{variable} ({parts.scheme}://...{place}) holds a password, which would be shown and kept wherever the "
             f"address is: give it by {instead}"
         )
 
 
 def _check_address(root: Path) -> None:
-    """Refuse a home that SQLAlchemy, which MLflow and Prefect open their databases with, would look for elsewhere.
+    """Raise UserError for a home whose path has another meaning in the database addresses of MLflow and Prefect.
 
-    Its releases differ in what a "%" stands for, and MLflow makes the folder that the address spells.
+    Releases of SQLAlchemy differ in what a "%" stands for, and MLflow creates the folder that the address names.
     """
     found = _NOT_IN_ADDRESSES.search(str(root))
     if found:

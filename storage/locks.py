@@ -6,6 +6,7 @@ file's text (host, pid, process start) is for the person who asks who works ther
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from storage.errors import UserError
 
 FIRST_ATTEMPT_SECONDS = 0.05  # before a wait is reported: a lock file may be unlinked between our open and our lock
 
@@ -73,6 +76,9 @@ def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None, poll: f
         path: lock file; created and removed here.
         on_wait: called once with a sentence that names the owner, before we wait for it.
         poll: seconds between two attempts.
+
+    Raises:
+        UserError: if the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(path, poll)
@@ -82,6 +88,13 @@ def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None, poll: f
         if on_wait is not None:
             on_wait(f"waiting for {read_owner(path)}, which works on {path.stem}")
         lock.acquire()
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        raise UserError(
+            f"the file system of {path.parent} has no file locks, so two processes could overwrite each other's work: "
+            "put the store on a local disk, on NFS version 4 or on S3"
+        ) from error
     try:
         path.write_text(json.dumps(owner_record()))
         yield

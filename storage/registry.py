@@ -302,15 +302,3 @@ def bundle_folder(version: ModelVersion) -> Path:
 
     folder = mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}")
     return Path(folder) / "artifacts" / "bundle"
-
-
-def all_versions(tracking: Tracking) -> list[ModelVersion]:
-    """Return the versions of the registered models of all corpora."""
-    found: list[ModelVersion] = []
-    page: str | None = ""
-    while page is not None:
-        listed = tracking.client.search_registered_models(f"name LIKE '{MODEL_NAME}%'", page_token=page or None)
-        for corpus in (_corpus_of(model.name) for model in listed if model.name == model_name(_corpus_of(model.name))):
-            found += Registry(tracking, corpus).versions()
-        page = listed.token or None
-    return found

@@ -24,9 +24,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store as Bucket
 
 from storage.atomic import GONE, fsync_path, fsync_tree, write_file
 from storage.errors import Unreachable, UserError
@@ -109,8 +112,6 @@ class S3Store(Store):
         self._name, _, self._prefix = self._address.removeprefix("s3://").partition("/")
         if not self._address.startswith("s3://") or not self._name:
             raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
-        if find_spec("obstore") is None:
-            raise S3Error(f"{address} needs obstore, which is not installed: pip install 'sheepfold[s3]'")
         self._opened = time.time()
         self._listings: dict[str, _Listing] = {}
         self._held: dict[tuple[str, str], _Objects] = {}  # of artefacts that are made here now
@@ -149,8 +150,6 @@ class S3Store(Store):
                     yield manifest
 
     def stages(self) -> list[str]:
-        import obstore
-
         with self._explained("list"):
             found = obstore.list_with_delimiter(self._bucket)["common_prefixes"]
         return sorted(name for name in found if not name.startswith("."))
@@ -277,8 +276,6 @@ class S3Store(Store):
             return all(threads.map(lambda entry: self._download(manifest, entry, folder / entry.name), missing))
 
     def _download(self, manifest: Manifest, entry: FileEntry, path: Path) -> bool:
-        import obstore
-
         name, digest = f"{manifest.stage}/{manifest.key}/{_object_name(entry)}", hashlib.sha256()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -335,8 +332,6 @@ class S3Store(Store):
         return self._upload(made, manifest, workspace.replaces)
 
     def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
-        import obstore
-
         place, before = f"{manifest.stage}/{manifest.key}", self._objects(manifest.stage, manifest.key)
 
         def upload(entry: FileEntry) -> tuple[str, _Object]:
@@ -438,9 +433,7 @@ class S3Store(Store):
 
     # requests
     @cached_property
-    def _bucket(self) -> Any:
-        from obstore.store import S3Store as Bucket
-
+    def _bucket(self) -> Bucket:
         provider = None
         if "AWS_ACCESS_KEY_ID" not in os.environ:  # obstore reads no profiles and no login files
             from obstore.auth.boto3 import Boto3CredentialProvider
@@ -460,8 +453,6 @@ class S3Store(Store):
         )
 
     def _get(self, name: str) -> _Small | None:
-        import obstore
-
         try:
             with self._explained("read"):
                 found = obstore.get(self._bucket, name)
@@ -473,37 +464,28 @@ class S3Store(Store):
         self, name: str, data: bytes, mode: Any = "overwrite", attributes: Mapping[str, str] | None = None
     ) -> str | None:
         """Write a small object; returns its ETag, or None if another object stands in the way of the condition."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
         try:
             with self._explained("write to"):
                 put = obstore.put(self._bucket, name, data, mode=mode, attributes=dict(attributes or {}))
                 return str(put["e_tag"])
-        except (AlreadyExistsError, PreconditionError):
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             found = self._get(name)
             # our own write, if the answer to an earlier attempt was lost
             return found.etag if found is not None and found.data == data else None
 
     def _list(self, prefix: str) -> Iterator[tuple[str, _Object]]:
-        import obstore
-
         with self._explained("list"):
             for page in obstore.list(self._bucket, prefix, chunk_size=1000):
                 for item in page:
                     yield item["path"], _Object(item["size"], str(item["e_tag"]), item["last_modified"].timestamp())
 
     def _delete(self, names: Iterable[str]) -> None:
-        import obstore
-
         with self._explained("remove from"), suppress(FileNotFoundError):
             obstore.delete(self._bucket, list(names))
 
     @contextmanager
     def _explained(self, action: str) -> Iterator[None]:
         """Raise errors of S3 as sentences that say what to do, without anything of the keys."""
-        from obstore import exceptions
-
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -462,6 +463,8 @@ def open_store(address: str, cache: Path | None = None) -> Store:
         raise StoreError(
             f"SHEEPFOLD_STORE is {address!r}, but only folders and s3:// are served: give s3://BUCKET/PREFIX or a path"
         )
+    if find_spec("obstore") is None:
+        raise StoreError(f"{address} needs obstore, which is not installed: pip install 'sheepfold[s3]'")
     from storage.home import Home
     from storage.s3 import S3Store
 

@@ -1,8 +1,8 @@
-"""Tombstones: documents that are forgotten, and that no ingestion brings back, whatever path they lie at.
+"""Tombstones: forgotten documents, which no ingestion brings back from any path.
 
-A document is known by its id and by its bytes, so the same bytes in another folder or archive are the same forgotten
-document. All of them stand in one ref, beside a note of what is still to be taken out of the store: both change in one
-step, so whoever finds the note after a kill goes on from it.
+A document is identified by its id and by its bytes, so the same bytes in another folder or archive are the same
+forgotten document. One ref holds all tombstones and the artefacts that are still to be removed: both change in one
+step, so the removal is resumed after a kill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORGETTING_LOCK = "forgetting"
 FORGOTTEN: Final = "forgotten"  # the code of the reason
 REASON = "it was asked to be forgotten (`sheepfold forget`)"
 _ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
-_NOTHING = hashlib.sha256(b"").hexdigest()  # the bytes of nothing are no document
+_EMPTY = hashlib.sha256(b"").hexdigest()  # an empty file is no document
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,11 @@ class Tombstone:
     """One forgotten document.
 
     Attributes:
-        sha256: of its bytes; of a container's member, the member's.
-        reason: why, as the person said.
-        since: when, ISO 8601.
-        seen_by: trainings that saw it, STAGE/KEY; those that continue them later are found by their bases.
-        places: sha256 of the paths at which it lay, of each within its source and whole: by them it is found again, and
-            they tell nothing.
+        sha256: of its bytes; for a member of a container, of the member's bytes.
+        reason: given by the person.
+        since: ISO 8601.
+        seen_by: STAGE/KEY of trainings that read it; trainings that continue them are found by their bases.
+        places: sha256 of its paths, absolute and relative to the source: it is found by path, and no path is kept.
     """
 
     doc_id: str
@@ -51,8 +50,8 @@ class Tombstones:
     """All forgotten documents of a store.
 
     Attributes:
-        pending: None where the store holds nothing of them; else the artefacts (stage, key) that are being taken out,
-            as far as that is known.
+        pending: artefacts (stage, key) that are still to be removed, as far as known; None if the store holds nothing
+            of the forgotten documents.
     """
 
     documents: Mapping[str, Tombstone] = field(default_factory=dict)
@@ -60,15 +59,15 @@ class Tombstones:
 
     @cached_property
     def contents(self) -> frozenset[str]:
-        """The sha256 of the bytes of each."""
-        return frozenset(item.sha256 for item in self.documents.values()) - {_NOTHING}
+        """Sha256 of the bytes of each document."""
+        return frozenset(item.sha256 for item in self.documents.values()) - {_EMPTY}
 
     def covers(self, doc_id: str, sha256: str) -> bool:
-        """Whether a document is forgotten."""
+        """Return True if a document is forgotten."""
         return doc_id in self.documents or sha256 in self.contents
 
     def named(self, name: str) -> list[Tombstone]:
-        """Those that go by an id, eight digits of one or more, or a path."""
+        """Return the tombstones with an id, with the first eight or more digits of one, or with a path."""
         beginning = name if _ID.fullmatch(name) else None
         places = {place_digest(name.removeprefix("./")), place_digest(str(Path(name).expanduser().absolute()))}
         return [
@@ -79,12 +78,12 @@ class Tombstones:
 
 
 def place_digest(path: str) -> str:
-    """What a tombstone keeps of a path."""
+    """Return the digest that a tombstone keeps of a path."""
     return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_tombstones(store: Store) -> Tombstones:
-    """The forgotten documents."""
+    """Return the forgotten documents of a store."""
     value = store.read_ref(TOMBSTONES_REF)
     if value is None:
         return Tombstones()
@@ -99,7 +98,7 @@ def read_tombstones(store: Store) -> Tombstones:
 
 
 def write_tombstones(store: Store, tombstones: Tombstones) -> None:
-    """Replace the forgotten documents, and what is to be done about them, in one step."""
+    """Replace the tombstones and the pending removals in one step."""
     documents = {}
     for doc_id, item in tombstones.documents.items():
         documents[doc_id] = asdict(item)

@@ -15,7 +15,6 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -23,7 +22,7 @@ from urllib.parse import urlencode
 from storage.errors import Unreachable, UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, model_name
+from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, ModelVersion, model_name
 
 ANSWER_SECONDS = 5.0
 _DELETED = "Deleted_Internal"  # MLflow keeps the rows of deleted versions under this stage
@@ -31,25 +30,7 @@ _DELETED = "Deleted_Internal"  # MLflow keeps the rows of deleted versions under
 Query = Callable[[str], Sequence[Sequence[Any]]]
 
 
-@dataclass(frozen=True)
-class RegisteredVersion:
-    """One version of a registered model.
-
-    Attributes:
-        name: registered model.
-        run_id: MLflow run of its training; empty where none was named.
-        checkpoint: artefact it was made from.
-    """
-
-    name: str
-    version: str
-    run_id: str
-    checkpoint: ArtifactRef
-    tags: Mapping[str, str]
-    aliases: tuple[str, ...]
-
-
-def registered_versions(home: Home) -> list[RegisteredVersion]:
+def registered_versions(home: Home) -> list[ModelVersion]:
     """Return all versions of all models of a home, by name, the oldest first.
 
     Raises:
@@ -66,7 +47,7 @@ def registered_versions(home: Home) -> list[RegisteredVersion]:
     return sorted(found, key=lambda item: (item.name, int(item.version)))
 
 
-def find_version(versions: Iterable[RegisteredVersion], model: str, corpus: str) -> RegisteredVersion | None:
+def find_version(versions: Iterable[ModelVersion], model: str, corpus: str) -> ModelVersion | None:
     """Return the version behind an alias, a number, a `models:/` address or a run id; None if there is none.
 
     Args:
@@ -82,7 +63,7 @@ def find_version(versions: Iterable[RegisteredVersion], model: str, corpus: str)
     return found[-1] if found else None
 
 
-def _from_sqlite(path: Path) -> list[RegisteredVersion]:
+def _from_sqlite(path: Path) -> list[ModelVersion]:
     if not path.is_file():
         return []
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
@@ -90,7 +71,7 @@ def _from_sqlite(path: Path) -> list[RegisteredVersion]:
         return _from_tables(lambda query: connection.execute(query).fetchall()) if tables else []
 
 
-def _from_database(address: str) -> list[RegisteredVersion]:
+def _from_database(address: str) -> list[ModelVersion]:
     from sqlalchemy import create_engine, inspect
 
     engine = create_engine(address)
@@ -103,7 +84,7 @@ def _from_database(address: str) -> list[RegisteredVersion]:
         engine.dispose()
 
 
-def _from_tables(query: Query) -> list[RegisteredVersion]:
+def _from_tables(query: Query) -> list[ModelVersion]:
     aliases: dict[tuple[str, str], list[str]] = defaultdict(list)
     tags: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for name, version, alias in query("select name, version, alias from registered_model_aliases"):
@@ -118,7 +99,7 @@ def _from_tables(query: Query) -> list[RegisteredVersion]:
     ]
 
 
-def _from_server(address: str, login: Mapping[str, str]) -> list[RegisteredVersion]:
+def _from_server(address: str, login: Mapping[str, str]) -> list[ModelVersion]:
     found = []
     for model in _pages(address, login, "registered-models", f"name LIKE '{MODEL_NAME}%'"):
         if not _is_ours(model["name"]):
@@ -139,9 +120,9 @@ def _is_ours(name: str) -> bool:
 
 def _version(
     name: str, version: str, run_id: str | None, tags: Mapping[str, str], aliases: Iterable[str]
-) -> RegisteredVersion:
+) -> ModelVersion:
     checkpoint = ArtifactRef(tags.get(STAGE_TAG, ""), tags.get(KEY_TAG, ""), tags.get(DIGEST_TAG, ""))
-    return RegisteredVersion(name, version, run_id or "", checkpoint, tags, tuple(sorted(aliases)))
+    return ModelVersion(name, version, run_id or "", checkpoint, dict(tags), tuple(sorted(aliases)))
 
 
 def _pages(address: str, login: Mapping[str, str], what: str, wanted: str) -> Iterable[dict[str, Any]]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sheepfold")
 
 RETRIES = 3
+BACKOFF_SECONDS = 2  # doubled with each retry
 RUNNERS = ("threads", "ray")
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ def _task(stage: Stage) -> Task[..., Any]:
         name=stage.name,
         description=stage.__doc__,
         retries=RETRIES,
-        retry_delay_seconds=exponential_backoff(backoff_factor=2),
+        retry_delay_seconds=exponential_backoff(backoff_factor=BACKOFF_SECONDS),
         retry_jitter_factor=0.5,
         retry_condition_fn=_worth_retrying,
         cache_policy=NO_CACHE,

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
+from storage.registry import ModelVersion
 from storage.schemas import SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
-from storage.versions import RegisteredVersion
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _rows(
     return found
 
 
-def exposure_report(found: Collection[Exposure], versions: Collection[RegisteredVersion]) -> list[dict[str, object]]:
+def exposure_report(found: Collection[Exposure], versions: Collection[ModelVersion]) -> list[dict[str, object]]:
     """Return exposures with the registered versions of the models, as JSON."""
     return [
         {

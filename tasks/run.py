@@ -75,7 +75,7 @@ class Run:
         forgotten: Documents that were forgotten when this run listed its files; None before that.
         tags: Tags of MLflow runs.
         task_runs: Prefect's task run and flow run behind each artefact, by (stage, key).
-        last_subflow: Task run that stands for the latest subflow in its parent's graph.
+        last_subflow: Result of the latest subflow, by which Prefect draws an edge from it.
         travelled: This is a copy in another process, whose machine ends with the task.
     """
 
@@ -101,7 +101,7 @@ class Run:
         self.forgotten: frozenset[str] | None = None
         self.tags: dict[str, str] = {}
         self.task_runs: dict[tuple[str, str], tuple[UUID, UUID]] = {}
-        self.last_subflow: UUID | None = None
+        self.last_subflow: object = None
         self.travelled = False
         self._machine = machine
         self._refreshed: set[tuple[str, str]] = set()

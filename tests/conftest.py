@@ -58,7 +58,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """An S3 server on loopback; its address. Skips where boto3 or the server are not installed."""
+    """An S3 server on loopback; its address. Skips where the clients or the server are not installed."""
     from s3 import s3_server
 
     with s3_server() as endpoint:

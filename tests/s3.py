@@ -15,7 +15,8 @@ BUCKET = "sheepfold"
 @contextmanager
 def s3_server() -> Iterator[str]:
     """Serve S3 with one empty bucket; its address."""
-    pytest.importorskip("boto3")
+    for needed in ("boto3", "obstore"):
+        pytest.importorskip(needed)
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -80,6 +80,8 @@ def bring_up(home: Home, settings: TeamSettings, say: Say) -> list[str]:
             deployed = states[DEPLOY]["statename"] in ALIVE or _has_deployed(states[DEPLOY])
             again = [] if deployed and not started and folder.settings() == settings else [DEPLOY]
             folder.keep_settings(settings)
+            if again and states[DEPLOY]["statename"] in ALIVE:
+                _rpc(folder).stopProcess(DEPLOY)
             for name in (*started, *again):
                 _rpc(folder).startProcess(name, False)
         else:

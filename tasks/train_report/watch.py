@@ -164,7 +164,8 @@ class Watch:
             return
         self._journal.sample(found)
         for sample in found:
-            logger.info("train: step %d writes: %s", sample.step, _line(sample))
+            # it begins like a document: for the terminal alone, not for Prefect's database
+            logger.info("train: step %d writes: %s", sample.step, _line(sample), extra={"send_to_api": False})
         try:
             _log_samples(self._tracking, self._run_id, self._journal.notes.samples)
         except MlflowException as error:

@@ -8,8 +8,9 @@ from typing import Any
 
 from storage.errors import Unreachable
 from storage.home import Home
+from storage.registry import ModelVersion
 from storage.store import Store
-from storage.versions import RegisteredVersion, find_version, registered_versions
+from storage.versions import find_version, registered_versions
 
 CHAMPION = "champion"
 _TAGS = "sheepfold."  # prefix of the tags that hold a version's figures and inputs
@@ -23,7 +24,7 @@ def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, An
     """
     corpora = [name.partition("/")[2] for name in store.refs("corpus/")]
     unreachable = {}
-    versions: list[RegisteredVersion] = []
+    versions: list[ModelVersion] = []
     try:
         versions = registered_versions(home)
     except Unreachable as error:
@@ -43,7 +44,7 @@ def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, An
     }
 
 
-def _champion(versions: list[RegisteredVersion], corpus: str) -> dict[str, Any] | None:
+def _champion(versions: list[ModelVersion], corpus: str) -> dict[str, Any] | None:
     found = find_version(versions, CHAMPION, corpus)
     if found is None:
         return None

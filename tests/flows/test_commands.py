@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from runs import Command, answer, environment, invoke
 
@@ -158,11 +159,18 @@ def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, An
 
 
 def test_a_completion_is_traced_to_the_training_text_of_its_model(first: dict[str, Any], home: Path) -> None:
+    row = pq.read_table(first["completions"]).to_pylist()[0]
+    key = Path(first["completions"]).parent.name
+    tree = answer(home, "why", f"{key}/{row['id']}")
+    assert tree["completion"]["text"] == row["text"]
+    assert tree["echoes"]["characters"] == len(row["text"])
+
+
+def test_a_prompt_at_the_keyboard_commits_nothing(first: dict[str, Any], home: Path) -> None:
+    before = sorted((home / "store").glob("*/*"))
     made = answer(home, "generate", "The import statement", "--max-new-tokens", "8", "--seed", "3")
-    key = Path(made["completions"]).parent.name
-    tree = answer(home, "why", f"{key}/{made['rows'][0]['id']}")
-    assert tree["completion"]["text"] == made["rows"][0]["text"]
-    assert tree["echoes"]["characters"] == len(made["rows"][0]["text"])
+    assert made["completions"] is None and made["page"] == ""
+    assert sorted((home / "store").glob("*/*")) == before
 
 
 @pytest.mark.prefect
@@ -248,7 +256,8 @@ def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp
 def test_generate_under_the_name_of_a_corpus_that_was_never_run_makes_no_such_corpus(
     first: dict[str, Any], home: Path
 ) -> None:
-    made = answer(home, "generate", "word", "--max-new-tokens", "1", "--corpus", "never-run")
+    asked = ["--model", "models:/sheepfold@champion", "--max-new-tokens", "1", "--corpus", "never-run"]
+    made = answer(home, "generate", "word", *asked)
     assert len(made["rows"]) == 1
     done = invoke(home, "sql", "select 1", "--corpus", "never-run")
     assert "corpus 'never-run' has no completed run in this store (corpora with one: default)" in done.stderr

@@ -24,5 +24,5 @@ FLOWS = {
 def test_a_corpus_name_that_no_file_can_bear_is_refused_before_a_home_is_made(name: str, tmp_path: Path) -> None:
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
     with pytest.raises(UserError, match="'team/x' is no name for a corpus"):
-        flow.fn(**FLOWS[name], corpus="team/x", home=str(tmp_path / "home"))
+        flow.function(flow.options(**FLOWS[name], corpus="team/x", home=str(tmp_path / "home")))
     assert not (tmp_path / "home").exists()

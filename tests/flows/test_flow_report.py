@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tasks.run import StageReport
 
 from flows.report import RunResult, run_report
 from flows.show import sample_table
 from storage.home import Home
 from tasks.gates.verdicts import Verdict
+from tasks.run import StageReport
 
 
 def test_a_report_under_the_name_of_a_corpus_that_was_never_ingested_tells_of_the_stages(tmp_path: Path) -> None:

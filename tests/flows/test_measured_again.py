@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
-from flows.actions import promote_model
-from tasks.session import artifact
-from tiny_run import direct_session, home_at, run_prepare, run_whole, tiny_settings, write_texts
+from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
-from flows import pipeline
+from flows.evaluate import evaluate, evaluate_model
+from flows.models import promote_model
+from flows.options import EvaluateOptions
 from storage.catalog import read_state
 from storage.store import Store, open_store
 
@@ -26,20 +26,18 @@ def measured_otherwise(store: Store, stride: int) -> set[str]:
 
 
 def test_it_is_measured_as_it_was_when_it_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.evaluate import evaluate
-
     for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     home, settings = home_at(tmp_path / "home"), tiny_settings("evaluate.stride=8", "evaluate.ngram_order=3")
     ran = run_whole(home, write_texts(tmp_path / "texts"))
     assert ran.checkpoint is not None
-    with direct_session(home) as session:
-        made, _ = pipeline.evaluate_model(session, ran.checkpoint, ran.prepared.evalset, settings.evaluate)
-        promote_model(session, ran.checkpoint, artifact(made), settings)
+    with direct_run(home) as run:
+        made, _ = evaluate_model(run, ran.checkpoint, ran.prepared.evalset, settings.evaluate)
+        promote_model(run, ran.checkpoint, made, settings)
     run_prepare(home, write_texts(tmp_path / "texts", range(12, 14)))
     store = open_store(home.store)
     before = measured_otherwise(store, 8)
-    found: dict[str, Any] = evaluate(drift=True, home=str(home.path))
+    found: dict[str, Any] = evaluate(EvaluateOptions(drift=True, home=str(home.path)))
     assert read_state(store, "default")["evaluate"] == [made]
     assert "drift/bits_per_byte" in found["metrics"]
     assert found["metrics"]["val/ngram_order"] == 3

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.context import flow_session
+from flows.context import open_run
+from flows.options import IngestOptions
 from tasks.ingest.records import Limits
 
 
@@ -23,5 +24,6 @@ def test_a_password_as_a_setting_is_refused_before_anything_keeps_it(tmp_path: P
 
 
 def test_limits_of_the_settings_are_those_of_the_extraction_pool(tmp_path: Path) -> None:
-    with flow_session(str(tmp_path / "home"), "default", workers=1, limits=Limits(page_seconds=7)) as session:
-        assert session.resources.pool()._limits == Limits(page_seconds=7)
+    options = IngestOptions(source=".", home=str(tmp_path / "home"), workers=1)
+    with open_run(options, Limits(page_seconds=7)) as run:
+        assert run.machine.pool()._limits == Limits(page_seconds=7)

@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
-from flows.actions import promote_model
-from tasks.session import artifact
-from tiny_run import direct_session, home_at, run_prepare, run_whole, tiny_settings, write_texts
+from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
 from flows.base import BaseError
+from flows.evaluate import evaluate
+from flows.models import promote_model
+from flows.options import EvaluateOptions, RetrainOptions
+from flows.retrain import retrain
 from storage.catalog import read_state
 from storage.home import Home
 from storage.registry import CHAMPION, Registry
 from storage.store import open_store
 from storage.tracking import Tracking
+from tasks.settings import parse_assignments
 from tasks.upkeep.forget import forget
 
 OTHER_SPLIT = "curate.salt=other"
@@ -36,9 +39,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Home:
     """A home with a champion of the present split; read only."""
     home = home_at(tmp_path_factory.mktemp("read") / "home")
     ran = run_whole(home, source)
-    assert ran.checkpoint is not None
-    with direct_session(home) as session:
-        promote_model(session, ran.checkpoint, artifact(ran.evaluation))
+    assert ran.checkpoint is not None and ran.evaluation is not None
+    with direct_run(home) as run:
+        promote_model(run, ran.checkpoint, ran.evaluation)
     return home
 
 
@@ -66,11 +69,9 @@ def measured(home: Home) -> list[str]:
 
 
 def test_figures_that_flatter_the_champion_are_told_and_stand_beside_its_own(home: Home, source: Path) -> None:
-    from flows.evaluate import evaluate
-
     usual, own = figures(home), measured(home)
     run_prepare(home, source, tiny_settings(OTHER_SPLIT))
-    found: dict[str, Any] = evaluate(drift=True, home=str(home.path))
+    found: dict[str, Any] = evaluate(EvaluateOptions(drift=True, home=str(home.path)))
     assert "champion was trained on some of these documents, so its figures flatter it" in found["notes"]
     assert "nothing is known of its drift, which is measured against those figures" in found["notes"]
     assert not any(name.startswith("drift/") for name in found["metrics"])
@@ -83,20 +84,19 @@ def test_figures_that_flatter_the_champion_are_told_and_stand_beside_its_own(hom
 
 
 def test_a_training_that_would_go_on_from_it_is_refused_before_it_begins(home: Home, source: Path) -> None:
-    from flows.retrain import retrain
-
-    overrides = "\n".join([OTHER_SPLIT, "curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4"])
+    settings = parse_assignments(
+        [OTHER_SPLIT, "curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4"]
+    )
+    options = RetrainOptions(source=str(source), base="champion", settings=settings, home=str(home.path))
     with pytest.raises(
         BaseError, match=r"train\.base=champion was trained on documents of the evaluation set .* leave"
     ):
-        retrain(str(source), base="champion", overrides=overrides, home=str(home.path))
+        retrain(options)
     assert len(list(Path(home.store).glob("train/*"))) == 1
 
 
 def test_an_evaluation_before_the_run_that_a_forgotten_document_asks_for_tells_no_drift(home: Home) -> None:
-    from flows.evaluate import evaluate
-
     forget(home, open_store(home.store), "text-03.txt", "", "default", dry_run=False)
-    found: dict[str, Any] = evaluate(drift=True, home=str(home.path))
+    found: dict[str, Any] = evaluate(EvaluateOptions(drift=True, home=str(home.path)))
     assert any("were forgotten since its last run" in note and "nothing is known of" in note for note in found["notes"])
     assert figures(home)["val/bits_per_byte"] == found["metrics"]["val/bits_per_byte"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.errors import UserError
 from storage.locks import owner_lock, read_owner
 
 OWNER = """
@@ -145,6 +147,15 @@ def test_a_lock_on_a_file_that_its_last_owner_unlinked_is_not_taken_for_the_lock
     with owner_lock(lock, on_wait=never):
         assert len(opened) == 2
         assert lock.stat().st_ino == opened[1]
+
+
+def test_a_file_system_without_locks_is_refused(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with pytest.raises(UserError, match=f"the file system of {lock.parent} has no file locks"), owner_lock(lock):
+        pass
 
 
 def test_threads_that_count_under_the_lock_lose_no_count(lock: Path, tmp_path: Path) -> None:

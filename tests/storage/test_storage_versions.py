@@ -15,9 +15,9 @@ import pytest
 from storage.errors import Unreachable, UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from storage.registry import DIGEST_TAG, KEY_TAG, STAGE_TAG
+from storage.registry import DIGEST_TAG, KEY_TAG, STAGE_TAG, ModelVersion
 from storage.tracking import Tracking
-from storage.versions import RegisteredVersion, find_version, registered_versions
+from storage.versions import find_version, registered_versions
 
 RUN = "0123456789abcdef" * 2
 
@@ -26,9 +26,9 @@ def tags_of(number: int) -> dict[str, str]:
     return {STAGE_TAG: "train", KEY_TAG: f"key-{number}", DIGEST_TAG: f"digest-{number}", "sheepfold.loss": "1.5"}
 
 
-def version(name: str, number: int, *aliases: str) -> RegisteredVersion:
+def version(name: str, number: int, *aliases: str) -> ModelVersion:
     checkpoint = ArtifactRef("train", f"key-{number}", f"digest-{number}")
-    return RegisteredVersion(name, str(number), RUN, checkpoint, tags_of(number), aliases)
+    return ModelVersion(name, str(number), RUN, checkpoint, tags_of(number), aliases)
 
 
 EXPECTED = [
@@ -77,7 +77,7 @@ def test_versions_are_read_from_the_database_without_those_that_were_deleted(hom
         ("", "default", None),
     ],
 )
-def test_a_version_has_the_names_that_mlflow_gives_it(name: str, corpus: str, found: RegisteredVersion | None) -> None:
+def test_a_version_has_the_names_that_mlflow_gives_it(name: str, corpus: str, found: ModelVersion | None) -> None:
     assert find_version(EXPECTED, name, corpus) == found
 
 

@@ -6,13 +6,12 @@ import json
 import random
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage.digest import sha256_json
 from storage.schemas import DOCUMENTS_FILE, NORMALISED
 from storage.tables import union_digest, write_table
-from tasks.apart import Apart
 from tasks.stage import Work, stage
 
 PARTS = ["pump", "valve", "filter", "housing", "gear", "shaft", "seal", "lever", "spindle", "bearing", "gauge", "belt"]
@@ -70,22 +69,13 @@ def write_files(folder: Path, texts: Sequence[str]) -> Path:
     return folder
 
 
-@dataclass
-class Means:
-    """Resources of the stages."""
-
-    classifier_examples: tuple[list[Path], list[Path]] = ([], [])
-    texts: list[str] = field(default_factory=list)
-    apart: Apart = field(default_factory=lambda: Apart(1))
-
-
 @dataclass(frozen=True)
 class HeldSettings:
     """Settings of the stage; there are none."""
 
 
-@stage("held", version=1)
-def held(work: Work, settings: HeldSettings) -> str:
+@stage("held", version=1, unkeyed=("texts",))
+def held(work: Work, settings: HeldSettings, *, texts: Sequence[str]) -> str:
     """Documents as the score stage reads them."""
     rows = [
         {
@@ -99,7 +89,7 @@ def held(work: Work, settings: HeldSettings) -> str:
             "ocr_share": 0.0,
             "digest": sha256_json(text),
         }
-        for number, text in enumerate(work.resources.texts)
+        for number, text in enumerate(texts)
     ]
     table = work.out / DOCUMENTS_FILE
     write_table(table, NORMALISED, rows)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flows.actions import checkpoint_of
-from tasks.session import artifact
-from tiny_run import direct_session
+from tiny_run import direct_run
 
-from flows import pipeline
+from flows.generate import continue_prompts
+from flows.models import checkpoint_of
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
@@ -44,7 +43,7 @@ def model_folder(folder: Path, tokenizer: Tokenizer | None = None, **entries: bo
 
 def completed(home: Home, model: Path, prompts: list[Prompt], *assignments: str) -> list[dict[str, Any]]:
     """Rows of a generation without Prefect."""
-    with direct_session(home) as session:
+    with direct_run(home) as run:
         settings = load_settings(None, parse_assignments(["generate.max_new_tokens=8", *assignments]))
-        made = artifact(pipeline.generate_text(session, settings, checkpoint_of(session, str(model)), prompts))
-        return read_rows(session.store.folder(made) / "completions.parquet")
+        made = continue_prompts(run, settings, checkpoint_of(run, str(model)), prompts)
+        return read_rows(run.store.folder(made) / "completions.parquet")

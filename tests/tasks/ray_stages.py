@@ -21,5 +21,5 @@ def place(work: Work, settings: Place) -> str:
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    (work.out / "node.txt").write_text(f"{node} {work.resources.workers}")
+    (work.out / "node.txt").write_text(f"{node} {work.machine.workers}")
     return sha256_json(settings.number)

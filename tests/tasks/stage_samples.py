@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from storage.digest import sha256_json
 from storage.home import Home
-from storage.manifest import ArtifactRef, RefSet
+from storage.manifest import ArtifactRef, Manifest, RefSet
+from storage.store import Store
 from tasks.machine import Machine
 from tasks.run import Run
 from tasks.stage import Stage, Work, stage
@@ -65,7 +66,7 @@ def joined(work: Work, settings: None, *, parts: RefSet, first: ArtifactRef) -> 
 
 
 def copy_of(original: Stage) -> Stage:
-    """A stage of the same function, so that a test may change its task."""
+    """A stage of the same function, so that a test may change it."""
     return stage(original.name, original.version, unit=original.unit)(original.function)
 
 
@@ -73,6 +74,31 @@ def run_at(store: Path, machine: Calls | None = None, **options: Any) -> Run:
     """A run without Prefect on a store of its own."""
     home = Home(store.parent, str(store), f"sqlite:///{store.parent / 'mlflow.db'}")
     return Run(home, cast(Machine, machine or Calls()), **options)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request for an artefact gave."""
+
+    ref: ArtifactRef
+    cached: bool
+    manifest: Manifest
+
+
+def found(store: Store, stage: Stage, settings: Any, **inputs: Any) -> Manifest | None:
+    """The finished artefact of a request, or None."""
+    return store.find(stage.name, stage.key(settings, inputs))
+
+
+def ask_for(
+    store: Store, stage: Stage, settings: Any, machine: Calls | None = None, refresh: bool = False, **inputs: Any
+) -> Answer:
+    """Ask for one artefact, in a run of its own."""
+    run = run_at(store.root, machine, refresh=[stage.name] if refresh else ())
+    ref = stage(run, settings, **inputs)
+    manifest = run.store.find(ref.stage, ref.key)
+    assert manifest is not None
+    return Answer(ref, run.reports[stage.name].cached, manifest)
 
 
 def main(address: str, text: str) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from flows.ablation import Ablation, ablate_source
-from tasks.session import Session
-from tiny_run import Ran, TinyResources, copy_of_store, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, run_whole, tiny_settings
 
+from flows.compare import ablate
+from flows.options import AblateOptions
+from flows.stages import stage_facts
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
-from storage.manifest import ArtifactRef
 from storage.schemas import DATASET_FILE, SEQUENCES_FILE
 from storage.store import Store, open_store
 from storage.tables import read_rows
@@ -25,7 +26,7 @@ WITHOUT = "text-0[0-4].txt"
 
 @pytest.fixture(scope="module")
 def catalog(tiny: Ran) -> Catalog:
-    return Catalog(tiny.session.store, "default")
+    return Catalog(tiny.run.store, "default")
 
 
 @pytest.mark.parametrize(
@@ -72,14 +73,18 @@ def home(tiny: Ran, empty_tracking: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def ablated(home: Home) -> Ablation:
-    with TinyResources(home, workers=1) as resources:
-        return ablate_source(Session(home, resources), WITHOUT, "default")
+def ablated(home: Home) -> dict[str, Any]:
+    return ablate_from(home)
 
 
-def trained_documents(store: Store, training: ArtifactRef) -> set[str]:
+def ablate_from(home: Home, without: str = WITHOUT) -> dict[str, Any]:
+    """What the flow says, without Prefect."""
+    return ablate.function(AblateOptions(home=str(home.path), without=without))
+
+
+def trained_documents(store: Store, training: str) -> set[str]:
     """The documents in a training's dataset."""
-    manifest = store.find(training.stage, training.key)
+    manifest = store.find(*training.split("/"))
     assert manifest is not None
     (dataset,) = manifest.input_refs("dataset")
     rows = read_rows(store.folder(dataset) / SEQUENCES_FILE, ["doc_id", "split"])
@@ -87,48 +92,46 @@ def trained_documents(store: Store, training: ArtifactRef) -> set[str]:
 
 
 def test_it_trains_on_the_rest_alone_and_both_are_measured_on_the_same_documents(
-    tiny: Ran, home: Home, ablated: Ablation, catalog: Catalog
+    tiny: Ran, home: Home, ablated: dict[str, Any], catalog: Catalog
 ) -> None:
     store = open_store(home.store)
-    figures = ablated.compared.figures
-    assert figures.b.checkpoint == tiny.checkpoint
+    assert tiny.checkpoint is not None
+    assert ablated["b"]["checkpoint"] == f"train/{tiny.checkpoint.key}"
     left_out = documents_of(catalog, WITHOUT).doc_ids
-    before, now = (trained_documents(store, side.checkpoint) for side in (figures.b, figures.a))
+    before, now = (trained_documents(store, ablated[side]["checkpoint"]) for side in "ba")
     assert now == before - left_out
-    assert (ablated.documents, ablated.trained_on) == (len(before & left_out), len(now))
+    assert (ablated["documents_left_out"], ablated["documents_trained_on"]) == (len(before & left_out), len(now))
     assert now
     assert now < before
-    sets = [store.find(*name).inputs["evalset"] for name in _names(figures.a.evaluation, figures.b.evaluation)]
-    assert sets[0] == sets[1]
-    assert figures.comparison.difference.low <= figures.comparison.difference.value
-    assert ablated.compared.page.read_text(encoding="utf-8").count(WITHOUT)
+    evaluations = [store.find(*ablated[side]["evaluation"].split("/")) for side in "ab"]
+    sets = [found.inputs["evalset"] for found in evaluations if found is not None]
+    assert len(sets) == 2 and sets[0] == sets[1]
+    assert ablated["difference"]["low"] <= ablated["difference"]["value"]
+    assert Path(ablated["page"]).read_text(encoding="utf-8").count(WITHOUT)
 
 
-def _names(*refs: ArtifactRef) -> list[tuple[str, str]]:
-    return [(ref.stage, ref.key) for ref in refs]
-
-
-def test_nothing_is_extracted_cleaned_or_encoded_for_it(ablated: Ablation) -> None:
-    computed = {item.stage for item in ablated.stages if item.computed}
+def test_nothing_is_extracted_cleaned_or_encoded_for_it(ablated: dict[str, Any]) -> None:
+    computed = {item["stage"] for item in ablated["stages"] if item["computed"]}
     assert {"ablate", "dataset", "train", "evaluate"} <= computed
     assert computed <= {"ablate", "dataset", "train", "evaluate", "ngram", "prompts", "complete", "generate"}
 
 
-def test_the_same_again_computes_nothing(home: Home, ablated: Ablation) -> None:
-    with TinyResources(home, workers=1) as resources:
-        again = ablate_source(Session(home, resources), WITHOUT, "default")
-    assert [item.stage for item in again.stages if item.computed] == []
-    assert again.compared.figures.a.checkpoint == ablated.compared.figures.a.checkpoint
+def test_the_same_again_computes_nothing(home: Home, ablated: dict[str, Any]) -> None:
+    again = ablate_from(home)
+    assert [item["stage"] for item in again["stages"] if item["computed"]] == []
+    assert again["a"] == ablated["a"]
 
 
-def test_it_is_no_version_and_not_the_training_that_promotion_takes(tiny: Ran, home: Home, ablated: Ablation) -> None:
+def test_it_is_no_version_and_not_the_training_that_promotion_takes(
+    tiny: Ran, home: Home, ablated: dict[str, Any]
+) -> None:
     from storage.registry import Registry
     from storage.tracking import Tracking
 
     assert Registry(Tracking(home), "default").versions() == []
     store = open_store(home.store)
     assert read_state(store, "default")["train"] == [tiny.checkpoint]
-    assert verify_home(home, open_store(home.store), "default")["ok"]
+    assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
 
 
 def test_a_group_that_the_mix_names_may_be_left_out(
@@ -138,28 +141,25 @@ def test_a_group_that_the_mix_names_may_be_left_out(
     (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
     by = "mix.by=if(path < 'text-05', 'early', if(path < 'text-08', 'late', 'latest'))"
     run_whole(home, tiny_source, tiny_settings(by, "mix.weights=early=0.5, late=0.3, latest=0.2"))
-    with TinyResources(home, workers=1) as resources:
-        figures = ablate_source(Session(home, resources), WITHOUT, "default").compared.figures
+    said = ablate_from(home)
     store = open_store(home.store)
-    before, now = (groups_read(store, side.checkpoint) for side in (figures.b, figures.a))
+    before, now = (groups_read(store, said[side]["checkpoint"]) for side in "ba")
     assert set(before) == {"early", "late", "latest"}
     assert set(now) == {"late", "latest"}
     assert now["late"] / now["latest"] == pytest.approx(1.5, abs=0.5)
 
 
-def groups_read(store: Store, training: ArtifactRef) -> dict[str, float]:
+def groups_read(store: Store, training: str) -> dict[str, float]:
     """Tokens that an epoch of a training reads of each group."""
-    manifest = store.find(training.stage, training.key)
+    manifest = store.find(*training.split("/"))
     assert manifest is not None
     (dataset,) = manifest.input_refs("dataset")
     record = json.loads((store.folder(dataset) / DATASET_FILE).read_text("utf-8"))
     return {group["name"]: group["reads"] / group["count"] * group["tokens"] for group in record["groups"]}
 
 
-def test_what_was_not_trained_on_and_what_is_all_there_is_are_refused(home: Home, ablated: Ablation) -> None:
-    with TinyResources(home, workers=1) as resources:
-        session = Session(home, resources)
-        with pytest.raises(UserError, match="nothing is left to train on"):
-            ablate_source(session, "text", "default")
-        with pytest.raises(UserError, match="was trained on"):
-            ablate_source(session, "split = 'validation'", "default")
+def test_what_was_not_trained_on_and_what_is_all_there_is_are_refused(home: Home, ablated: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="nothing is left to train on"):
+        ablate_from(home, "text")
+    with pytest.raises(UserError, match="was trained on"):
+        ablate_from(home, "split = 'validation'")

@@ -9,6 +9,7 @@ import pytest
 from ingest_run import home_at, prose, write
 from tiny_run import Ran, copy_of_store, run_prepare
 
+from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store
 from storage.tracking import Tracking
@@ -24,14 +25,16 @@ def test_after_clearing_up_an_unchanged_corpus_computes_nothing_and_a_former_sta
     run_prepare(home, source)
     write(source, {"new.txt": prose(50)})
     run_prepare(home, source)
-    assert collect_garbage(home, open_store(home.store), 7, dry_run=False)["removed"] == []
-    said = collect_garbage(home, open_store(home.store), -1, dry_run=True)
-    done = collect_garbage(home, open_store(home.store), -1, dry_run=False)
+    assert collect_garbage(home, open_store(home.store), stage_facts(), 7, dry_run=False)["removed"] == []
+    said = collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=True)
+    done = collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
     assert said["removed"] == done["removed"]
     # the evaluation set and the tokeniser come from the former state, so what they were made from stays
     assert {name.partition("/")[0] for name in done["removed"]} == {"dataset"}
     assert sizes_of(open_store(home.store))["dataset"]["artefacts"] == 1
-    assert all(not check["problems"] for check in verify_home(home, open_store(home.store), "default")["checks"])
+    assert all(
+        not check["problems"] for check in verify_home(home, open_store(home.store), stage_facts(), "default")["checks"]
+    )
     assert run_prepare(home, source).computed() == {}
 
 
@@ -53,8 +56,8 @@ def key(tiny: Ran) -> str:
 
 def cleared(home: Home) -> set[str]:
     """Stages of what is cleared up, which is what was said before."""
-    said = collect_garbage(home, open_store(home.store), -1, dry_run=True)
-    done = collect_garbage(home, open_store(home.store), -1, dry_run=False)
+    said = collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=True)
+    done = collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
     assert said["removed"] == done["removed"]
     return {name.partition("/")[0] for name in done["removed"]}
 

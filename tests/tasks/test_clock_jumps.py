@@ -67,8 +67,8 @@ def test_a_clock_that_jumps_changes_no_result_and_makes_nothing_go_or_be_made_ag
     arguments = map(str, (here.parent, here.parents[2], home, tiny_source, clock))
     told = _at(clock, "-c", RUN, *arguments)
     assert told["years"] >= 3, "the clock did not jump"
-    assert store_contents(home) == store_contents(tiny.session.home.path)
+    assert store_contents(home) == store_contents(tiny.run.home.path)
     clock.write_text("+20y")
     _at(clock, "-m", "flows.cli", "gc", "--home", str(home), "--json")
     assert run_whole(home_at(home), tiny_source).computed() == {}
-    assert store_contents(home) == store_contents(tiny.session.home.path)
+    assert store_contents(home) == store_contents(tiny.run.home.path)

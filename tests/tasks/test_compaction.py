@@ -17,6 +17,7 @@ from tiny_run import Ran, home_at, run_prepare
 import storage.store
 import tasks.compaction.compact as compact_module
 import tasks.ingest.segments as segments_module
+from flows.stages import stage_facts
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import Store, open_store
@@ -103,7 +104,7 @@ def test_four_segments_become_one_and_the_snapshots_digest_stays(home: Home) -> 
     assert after["snapshot"][0].key != before["snapshot"][0].key
     assert after["dataset"] == before["dataset"]
     assert shown(home) == rows
-    assert verify_home(home, open_store(home.store), "default")["ok"]
+    assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
 
 
 def test_the_next_run_finds_everything_it_asks_for(home: Home, source: Path) -> None:
@@ -111,7 +112,7 @@ def test_the_next_run_finds_everything_it_asks_for(home: Home, source: Path) -> 
     state = read_state(open_store(home.store), "default")
     ran = run_prepare(home, source)
     assert ran.computed() == {}
-    assert read_state(ran.session.store, "default") == state
+    assert read_state(ran.run.store, "default") == state
 
 
 def test_joined_artefacts_are_those_that_computing_them_gives(home: Home, source: Path) -> None:
@@ -145,8 +146,8 @@ def test_new_documents_come_beside_the_joined_segment_and_cost_themselves_alone(
     # the copied files are the same documents at other paths
     ran = run_prepare(home, more)
     assert (ran.reports["extract"].computed, ran.reports["tokenise"].computed) == (1, 1)
-    assert len(read_state(ran.session.store, "default")["extract"]) == 2
-    assert verify_home(home, open_store(home.store), "default")["ok"]
+    assert len(read_state(ran.run.store, "default")["extract"]) == 2
+    assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
 
 
 def test_few_segments_are_left_alone_and_a_dry_run_changes_nothing(home: Home) -> None:
@@ -175,7 +176,7 @@ def test_what_was_joined_goes_when_nobody_used_it_and_lineage_leads_through_it(h
     gone = {f"{ref.stage}/{ref.key}" for stage in ("extract", "normalise", "measure") for ref in old[stage]}
     assert gone <= set(done["removed"])
     assert {ref.key for ref in old["tokenise"]} <= set(store.keys("tokenise"))  # the dataset's spans point into them
-    assert verify_home(home, open_store(home.store), "default")["ok"]
+    assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
     assert run_prepare(home, source).computed() == {}
 
 
@@ -189,7 +190,7 @@ def test_a_document_is_forgotten_in_the_joined_segment_and_in_what_was_joined(ho
     store = open_store(home.store)
     assert len(store.keys("extract")) == (1 if tidied else 4)  # what was joined is not rewritten beside it
     assert store.keys("tokenise") == []  # every shard, joined or not, that may have held it
-    assert verify_home(home, open_store(home.store), "default")["ok"]
+    assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
 
 
 class Killed(BaseException):
@@ -217,7 +218,7 @@ def test_a_kill_at_a_write_costs_nothing(grown: Home, source: Path, tmp_path: Pa
             assert run_prepare(home, source).computed().keys().isdisjoint({"extract", "dataset"}), number
         compact_home(home, open_store(home.store), at_least=4, grace_days=0)
         assert read_state(open_store(home.store), "default") == expected, f"killed at write {number}"
-        assert verify_home(home, open_store(home.store), "default")["ok"], f"killed at write {number}"
+        assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"], f"killed at write {number}"
         shutil.rmtree(home.path)
 
 

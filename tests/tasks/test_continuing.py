@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tasks.session import Session
-from tiny_run import Ran, copy_of_store, direct_session, tiny_settings, train_in, write_texts
+from tiny_run import Ran, copy_of_store, direct_run, tiny_settings, train_in, write_texts
 
-from flows.base import BaseError, find_base, with_base
+from flows.base import BaseError, check_base, with_base
 from model.checkpoint import load_weights
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.bundle import Bundle
 from tasks.interchange import export_bundle
+from tasks.run import Run
 from tasks.settings import Settings, load_settings, parse_assignments
 from tasks.training import HISTORY_FILE
 
@@ -30,9 +30,9 @@ def bundle(tiny: Ran) -> Path:
 
 
 @pytest.fixture
-def session(tiny: Ran, tmp_path: Path) -> Iterator[Session]:
-    """A session in a home of its own, without the model."""
-    with direct_session(copy_of_store(tiny, tmp_path / "home", "train", "bundle")) as found:
+def run(tiny: Ran, tmp_path: Path) -> Iterator[Run]:
+    """A run in a home of its own, without the model."""
+    with direct_run(copy_of_store(tiny, tmp_path / "home", "train", "bundle")) as found:
         yield found
 
 
@@ -40,41 +40,36 @@ def settings_from(base: Path | str, *assignments: str) -> Settings:
     return load_settings(None, parse_assignments([*STEPS, f"train.base={base}", *assignments]))
 
 
-def first_loss(session: Session, checkpoint: ArtifactRef | None) -> float:
+def first_loss(run: Run, checkpoint: ArtifactRef | None) -> float:
     assert checkpoint is not None
-    rows = read_rows(session.store.folder(checkpoint) / HISTORY_FILE)
+    rows = read_rows(run.store.folder(checkpoint) / HISTORY_FILE)
     return next(row["value"] for row in rows if row["metric"] == "train/loss" and row["step"] == 1)
 
 
 @pytest.mark.parametrize("layout", ["ours", "hf"])
 def test_a_training_goes_on_from_the_weights_and_with_the_tokeniser_of_its_base(
-    session: Session, tiny: Ran, bundle: Path, tmp_path: Path, layout: str
+    run: Run, tiny: Ran, bundle: Path, tmp_path: Path, layout: str
 ) -> None:
     folder = bundle
     if layout == "hf":
         folder = tmp_path / "hf"
         export_bundle(bundle, folder)
-    checkpoint = train_in(session, write_texts(tmp_path / "texts"), settings_from(folder))
-    made, old = Bundle(session.store.folder(checkpoint)), Bundle(bundle)
+    checkpoint = train_in(run, write_texts(tmp_path / "texts"), settings_from(folder))
+    made, old = Bundle(run.store.folder(checkpoint)), Bundle(bundle)
     text = "the shepherd counts his sheep"
     assert made.tokenizer.encode([text])[0].tolist() == old.tokenizer.encode([text])[0].tolist()
     assert made.model_config == old.model_config
-    assert [ref.stage for ref in manifest_of(session.store, checkpoint).input_refs("base")] == ["bundle"]
-    anew = first_loss(tiny.session, tiny.checkpoint)
-    assert first_loss(session, checkpoint) < anew - 0.5
+    assert [ref.stage for ref in manifest_of(run.store, checkpoint).input_refs("base")] == ["bundle"]
+    anew = first_loss(tiny.run, tiny.checkpoint)
+    assert first_loss(run, checkpoint) < anew - 0.5
 
 
 def test_a_registered_model_is_a_base_by_its_artefact(tiny: Ran, bundle: Path) -> None:
-    with direct_session(tiny.session.home) as session:
-        found = find_base(session, settings_from(bundle))
+    with direct_run(tiny.run.home) as run:
+        found = check_base(run, settings_from(bundle))
         assert found is not None
         weights = load_weights(found.folder / "model.safetensors", Bundle(bundle).model_config).state_dict()
         assert all(torch.equal(weights[name], value) for name, value in Bundle(bundle).model.state_dict().items())
-
-
-def test_a_base_is_found_once_however_often_it_is_asked_for(session: Session, bundle: Path) -> None:
-    settings = settings_from(bundle)
-    assert find_base(session, settings) is find_base(session, settings)
 
 
 @pytest.mark.parametrize(
@@ -85,25 +80,23 @@ def test_a_base_is_found_once_however_often_it_is_asked_for(session: Session, bu
         ("model.preset=tiny", "brings its own network, but the preset tiny is given"),
     ],
 )
-def test_settings_that_contradict_the_base_are_refused(
-    session: Session, bundle: Path, assignment: str, told: str
-) -> None:
+def test_settings_that_contradict_the_base_are_refused(run: Run, bundle: Path, assignment: str, told: str) -> None:
     settings = settings_from(bundle, assignment)
     with pytest.raises(BaseError, match=told):
-        with_base(settings, find_base(session, settings))
+        check_base(run, settings)
 
 
-def test_dropout_may_differ_from_the_base(session: Session, bundle: Path) -> None:
+def test_dropout_may_differ_from_the_base(run: Run, bundle: Path) -> None:
     settings = settings_from(bundle, "model.drop_resid=0.1", "model.n_layer=1")
-    assert with_base(settings, find_base(session, settings)).model.overrides["drop_resid"] == 0.1
+    assert with_base(settings, check_base(run, settings)).model.overrides["drop_resid"] == 0.1
 
 
-def test_a_folder_without_a_model_says_what_it_lacks(session: Session, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_says_what_it_lacks(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(Exception, match=r"tokenizer\.json"):
-        find_base(session, settings_from(tmp_path / "empty"))
+        check_base(run, settings_from(tmp_path / "empty"))
 
 
-def test_without_a_base_nothing_is_looked_up(session: Session) -> None:
-    assert find_base(session, tiny_settings()) is None
+def test_without_a_base_nothing_is_looked_up(run: Run) -> None:
+    assert check_base(run, tiny_settings()) is None

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import Ingestion, edited, home_at, ingest, prose, settings_of, write
-from tasks.session import artifact
 
 from storage.catalog import read_state
 from storage.errors import UserError
@@ -62,7 +61,7 @@ def test_a_threshold_that_changes_no_decision_computes_nothing_behind_it(home: H
     first = ingest(home, source)
     again = ingest(home, source, "policy.max_words=99999")
     assert again.computed() == {"curate": 1}
-    assert artifact(again.ingested.curated).digest == artifact(first.ingested.curated).digest
+    assert again.ingested.curated.digest == first.ingested.curated.digest
 
 
 def test_a_document_that_the_policy_drops_does_not_move_its_cluster(home: Home, tmp_path: Path) -> None:
@@ -374,5 +373,5 @@ def test_the_whole_selection_is_the_same_in_any_order_of_growth(home: Home, tmp_
         for name in order[:3]:
             ingest(place, write(source, {name: files[name]}))
         ran = ingest(place, write(source, files))
-        found.append((ran.sides(), ran.codes(), artifact(ran.ingested.curated).digest))
+        found.append((ran.sides(), ran.codes(), ran.ingested.curated.digest))
     assert found[0] == found[1]

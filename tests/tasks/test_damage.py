@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, copy_of_store, direct_session, run_whole, train_in
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, train_in
 
 import tasks.training
 from model.checkpoint import latest_checkpoint
@@ -44,7 +44,7 @@ def test_a_spoilt_artefact_is_named_with_what_to_do_and_made_again_it_is_as_it_w
     with pytest.raises(UserError, match=f"{file} is damaged: .* run again with --refresh {stage},"):
         run_whole(home, tiny_source)
     run_whole(home, tiny_source, refresh={stage})
-    assert store_contents(home.path) == store_contents(tiny.session.home.path)
+    assert store_contents(home.path) == store_contents(tiny.run.home.path)
 
 
 def test_a_spoilt_manifest_is_named_and_what_it_spoke_of_is_made_again_once_it_is_removed(
@@ -57,7 +57,7 @@ def test_a_spoilt_manifest_is_named_and_what_it_spoke_of_is_made_again_once_it_i
         run_whole(home, tiny_source)
     Store(Path(home.store)).remove("dataset", path.parent.name)
     run_whole(home, tiny_source)
-    assert store_contents(home.path) == store_contents(tiny.session.home.path)
+    assert store_contents(home.path) == store_contents(tiny.run.home.path)
 
 
 class Killed(BaseException):
@@ -76,18 +76,18 @@ def test_a_training_whose_newest_checkpoint_is_spoilt_goes_on_from_the_one_befor
             raise Killed
 
     monkeypatch.setattr(tasks.training, "CHECKPOINT_SECONDS", 0.0)
-    with monkeypatch.context() as patch, direct_session(home) as session:
+    with monkeypatch.context() as patch, direct_run(home) as run:
         patch.setattr(StageProgress, "update", update)
         with pytest.raises(Killed):
-            train_in(session, tiny_source)
+            train_in(run, tiny_source)
     (folder,) = Path(home.store, ".work", "train").glob("*/scratch/checkpoints")
     newest = latest_checkpoint(folder)
     assert newest is not None
     spoil(newest / "model.safetensors")
     before = latest_checkpoint(folder)
     assert before is not None and before < newest
-    with direct_session(home) as session:
-        checkpoint = train_in(session, tiny_source)
-        manifest = json.loads((session.store.folder(checkpoint) / "manifest.json").read_text())
+    with direct_run(home) as run:
+        checkpoint = train_in(run, tiny_source)
+        manifest = json.loads((run.store.folder(checkpoint) / "manifest.json").read_text())
     assert manifest["counts"]["resumed_from"] == int(before.name[-8:])
     assert checkpoint == tiny.checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_run import Ran, direct_session, home_at, run_prepare, text_of, tiny_settings, write_texts
+from tiny_run import Ran, direct_run, home_at, run_prepare, text_of, tiny_settings, write_texts
 
 from flows.report import write_dataset_page
 from storage.catalog import Catalog
@@ -40,12 +40,12 @@ def ran(home: Home, source: Path) -> Ran:
 
 @pytest.fixture(scope="module")
 def figures(ran: Ran) -> DatasetFigures:
-    return collect_dataset(Catalog(ran.session.store, "default"), "default")
+    return collect_dataset(Catalog(ran.run.store, "default"), "default")
 
 
 def written(home: Home) -> tuple[Path, Path, str]:
-    with direct_session(home) as session:
-        made = write_dataset_page(session.home, session.store, "default", session.resources.apart)
+    with direct_run(home) as run:
+        made = write_dataset_page(run.home, run.store, "default", run.machine.apart)
     page, card = made.files
     return page, card, made.summary
 
@@ -64,7 +64,7 @@ def test_all_sums_come_out_for_every_packing_and_mix(source: Path, tmp_path: Pat
         ["dataset.packing=pack", "mix.by=kind", "mix.weights=code=0,text=1"],
     ):
         made = run_prepare(home, source, tiny_settings(*settings))
-        found = collect_dataset(Catalog(made.session.store, "default"), "default")
+        found = collect_dataset(Catalog(made.run.store, "default"), "default")
         assert [check for check in found.checks if not check.holds] == [], settings
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from dedup_samples import all_pairs
 from ingest_run import Ingestion, edited, home_at, ingest, prose, write
-from tasks.session import artifact
 
 from storage.home import Home
 from tasks.curate import duplicates
@@ -61,7 +60,7 @@ def clusters(ran: Ingestion) -> set[frozenset[str]]:
 
 
 def digest(ran: Ingestion) -> str:
-    return artifact(ran.ingested.duplicates).digest
+    return ran.ingested.duplicates.digest
 
 
 EXPECTED = {
@@ -185,7 +184,7 @@ def test_members_of_archives_are_compared_with_files(home: Home, tmp_path: Path)
 
 def test_counts_say_what_was_found(home: Home, tmp_path: Path, files: dict[str, str]) -> None:
     ran = ingest(home, write(tmp_path / "in", files))
-    found = ran.store.find("dedup", artifact(ran.ingested.duplicates).key)
+    found = ran.store.find("dedup", ran.ingested.duplicates.key)
     assert found is not None
     assert {name: found.counts[name] for name in ("rows", "texts", "exact_duplicates", "near_pairs")} == {
         "rows": 15,
@@ -204,7 +203,7 @@ def test_in_a_process_of_its_own_the_stage_finds_the_same(
     apart = ingest(home_at(tmp_path / "apart"), source)
     assert apart.ingested.texts == in_place.ingested.texts
     assert digest(apart) == digest(in_place)
-    assert artifact(apart.ingested.curated).digest == artifact(in_place.ingested.curated).digest
+    assert apart.ingested.curated.digest == in_place.ingested.curated.digest
 
 
 def test_a_corpus_without_a_document_has_no_pairs_and_no_clusters(home: Home, tmp_path: Path) -> None:

@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from flows.actions import promote_model
-from tasks.session import Session, artifact
-from tiny_run import Ran, direct_session, home_at, run_whole, tiny_settings
+from tiny_run import Ran, direct_run, home_at, run_whole, tiny_settings
 
-from flows import pipeline
+from flows.evaluate import evaluate_model
+from flows.generate import sample
+from flows.ingest import ingest_documents
+from flows.models import promote_model
+from flows.prepare import prepare_documents
+from flows.train import train_model
 from storage.errors import UserError, lasting_fault
 from storage.home import Home
 from storage.store import Store
-from tasks.ingest.sources.resolve import resolve_sources
+from tasks.run import Run
 from tests.flows.runs import answer, invoke, store_contents
 
 pytestmark = [
@@ -69,7 +72,7 @@ def free(disk: Path) -> None:
 
 @dataclass(frozen=True)
 class Steps:
-    """The stages of a whole run, one step of the work after the other, each in a session of its own."""
+    """The stages of a whole run, one step of the work after the other, each in a run of its own."""
 
     home: Home
     source: Path
@@ -77,29 +80,29 @@ class Steps:
     left: int
     told: dict[str, str] = field(default_factory=dict)
 
-    def step(self, name: str, work: Callable[[Session], Stepped]) -> Stepped:
+    def step(self, name: str, work: Callable[[Run], Stepped]) -> Stepped:
         """Try it on the full disk, and again when there is room; what was told the first time is noted."""
         fill(self.disk, self.left)
         try:
-            with direct_session(self.home) as session:
-                return work(session)
+            with direct_run(self.home) as run:
+                return work(run)
         except Exception as error:  # noqa: BLE001 - libraries say it in their own words, and all are to be told
             fault = lasting_fault(error)
             assert fault is not None, f"{name} with {self.left} bytes left: {error!r}"
             self.told[name] = str(fault)
         finally:
             free(self.disk)
-        with direct_session(self.home) as session:
-            return work(session)
+        with direct_run(self.home) as run:
+            return work(run)
 
     def whole(self) -> None:
         """Files to completions."""
         settings = tiny_settings()
-        ingested = self.step("ingest", lambda s: pipeline.ingest(s, resolve_sources([str(self.source)]), settings))
-        prepared = self.step("prepare", lambda s: pipeline.prepare(s, "default", settings, ingested))
-        checkpoint = artifact(self.step("train", lambda s: pipeline.train_model(s, settings, prepared)))
-        self.step("evaluate", lambda s: pipeline.evaluate_model(s, checkpoint, prepared.evalset))
-        self.step("generate", lambda s: pipeline.sample(s, settings, checkpoint, prepared.evalset))
+        ingested = self.step("ingest", lambda run: ingest_documents(run, str(self.source), settings))
+        prepared = self.step("prepare", lambda run: prepare_documents(run, settings, ingested))
+        checkpoint = self.step("train", lambda run: train_model(run, settings, prepared))
+        self.step("evaluate", lambda run: evaluate_model(run, checkpoint, prepared.evalset))
+        self.step("generate", lambda run: sample(run, settings, checkpoint, prepared.evalset))
 
 
 @pytest.mark.parametrize("left", LEFT_BYTES)
@@ -112,7 +115,7 @@ def test_a_disk_that_is_full_in_any_step_costs_nothing_but_the_wait(
     if left == 0:
         assert list(steps.told) == ["ingest", "prepare", "train", "evaluate", "generate"]
     assert "train" in steps.told, "so much room was left that nothing was disturbed"
-    assert store_contents(steps.home.path) == store_contents(tiny.session.home.path)
+    assert store_contents(steps.home.path) == store_contents(tiny.run.home.path)
     work = Path(steps.home.store, ".work")
     assert not [path for path in work.rglob("*") if path.is_file()]
 
@@ -121,13 +124,13 @@ def test_a_disk_that_is_full_while_a_model_is_promoted_leaves_one_version_with_o
     disk: Path, tiny: Ran, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = home_at(disk / "home")
-    shutil.copytree(tiny.session.home.store, home.store, dirs_exist_ok=True)
+    shutil.copytree(tiny.run.home.store, home.store, dirs_exist_ok=True)
     ran = run_whole(home, tiny_source)
 
     def promote() -> Any:
         assert ran.checkpoint is not None and ran.evaluation is not None
-        with direct_session(home) as session:
-            return promote_model(session, ran.checkpoint, ran.evaluation)[0]
+        with direct_run(home) as run:
+            return promote_model(run, ran.checkpoint, ran.evaluation)[0]
 
     fill(disk, 0)
     with pytest.raises(Exception) as caught:
@@ -142,7 +145,7 @@ def test_a_disk_that_is_full_while_a_model_is_promoted_leaves_one_version_with_o
 def read_only(disk: Path, tiny: Ran, tiny_source: Path) -> Home:
     """A home with a finished run on a disk that can only be read."""
     home = home_at(disk / "home")
-    shutil.copytree(tiny.session.home.store, home.store, dirs_exist_ok=True)
+    shutil.copytree(tiny.run.home.store, home.store, dirs_exist_ok=True)
     run_whole(home, tiny_source)
     _mount("-o", "remount,ro", str(disk))
     return home

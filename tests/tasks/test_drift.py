@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flows.drift import measure_drift
-from tiny_run import Ran, copy_of_store, direct_session, run_prepare, write_texts
+from tiny_run import Ran, copy_of_store, direct_run, run_prepare, write_texts
 
+from flows.evaluate import measure_drift
 from storage.home import Home
 from storage.tables import read_columns
 from tasks.evaluation.fresh import Drift, drift_between
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
+from tasks.settings import EvaluationSettings
 
 BIT = math.log(2)
 
@@ -66,11 +67,11 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
 def drift_of(home: Home, tiny: Ran) -> tuple[Drift, list[str]] | str:
     """The drift of the tiny model with the beginnings of the fresh texts, or the note that there is none."""
     assert tiny.checkpoint is not None and tiny.evaluation is not None
-    with direct_session(home) as session:
-        found = measure_drift(session, "default", tiny.checkpoint, tiny.evaluation)
+    with direct_run(home) as run:
+        found = measure_drift(run, tiny.checkpoint, tiny.evaluation, EvaluationSettings())
         if found is None:
-            return session.notes[-1]
-        texts = read_columns(session.store.folder(found[1]) / "documents.parquet", ["text"])["text"]
+            return run.notes[-1]
+        texts = read_columns(run.store.folder(found[1]) / "documents.parquet", ["text"])["text"]
         return found[0], sorted(text.splitlines()[0] for text in texts)
 
 

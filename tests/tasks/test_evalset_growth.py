@@ -28,7 +28,7 @@ def frozen(ran: Ran) -> list[str]:
 
 
 def problems(ran: Ran) -> list[str]:
-    return check_split(ran.session.store, read_state(ran.session.store, "default")).problems
+    return check_split(ran.run.store, read_state(ran.run.store, "default")).problems
 
 
 @pytest.fixture

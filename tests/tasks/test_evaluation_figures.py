@@ -13,8 +13,7 @@ import pytest
 import torch
 import zstandard
 from safetensors.torch import load_file, save_file
-from tasks.session import artifact
-from tiny_run import Ran, direct_session, home_at
+from tiny_run import Ran, direct_run, home_at
 
 from storage.digest import sha256_json
 from storage.errors import UserError
@@ -46,13 +45,13 @@ def measured(
     """The evaluation of the tiny model on other texts, perhaps with another gain before its head; and its documents."""
     assert tiny.checkpoint is not None
     home = home_at(tmp_path / "home")
-    shutil.copytree(Path(tiny.session.home.store) / "train", Path(home.store) / "train", dirs_exist_ok=True)
+    shutil.copytree(Path(tiny.run.home.store) / "train", Path(home.store) / "train", dirs_exist_ok=True)
     if gain is not None:
         weights = Path(home.store) / "train" / tiny.checkpoint.key / WEIGHTS_FILE
         tensors = load_file(weights)
         save_file({**tensors, "norm.weight": torch.full_like(tensors["norm.weight"], gain)}, weights)
-    with direct_session(home) as session:
-        with session.store.workspace("evalset", "handmade") as workspace:
+    with direct_run(home) as run:
+        with run.store.workspace("evalset", "handmade") as workspace:
             rows = [
                 {
                     "doc_id": str(place),
@@ -66,9 +65,9 @@ def measured(
             ]
             write_table(workspace.out / "documents.parquet", EVALSET, rows)
             blank = Manifest("evalset", 1, "handmade", sha256_json(texts), inputs={}, settings={}, files=[])
-            evalset = session.store.commit(workspace, blank).ref
-        found = artifact(session.run(evaluate, EvaluateSettings(stride), checkpoint=tiny.checkpoint, evalset=evalset))
-        return read_evaluation(session.store, found), read_documents(session.store, found)
+            evalset = run.store.commit(workspace, blank).ref
+        found = evaluate(run, EvaluateSettings(stride), checkpoint=tiny.checkpoint, evalset=evalset)
+        return read_evaluation(run.store, found), read_documents(run.store, found)
 
 
 def sequence(bundle: Bundle, text: str) -> list[int]:

@@ -10,10 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session
+from tiny_run import Ran, copy_of_store, direct_run
 
-from flows import pipeline
+from flows.evaluate import evaluate_model, evaluation_texts
 from storage.catalog import read_state
 from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
@@ -104,20 +103,20 @@ def test_a_model_is_measured_on_a_file_and_found_again(tiny: Ran, tmp_path: Path
     path = lines(tmp_path / "x.jsonl", [{"id": "b", "text": "the shepherd counts"}, {"id": "a", "text": "his sheep"}])
     home = copy_of_store(tiny, tmp_path / "home", "evaluate")
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        first = pipeline.evaluation_texts(session, "default", str(path))
-        assert read_columns(session.store.folder(first) / "documents.parquet", ["doc_id"])["doc_id"] == ["a", "b"]
-        _, metrics = pipeline.evaluate_model(session, tiny.checkpoint, first)
+    with direct_run(home) as run:
+        first = evaluation_texts(run, str(path))
+        assert read_columns(run.store.folder(first) / "documents.parquet", ["doc_id"])["doc_id"] == ["a", "b"]
+        _, metrics = evaluate_model(run, tiny.checkpoint, first)
         assert metrics["val/bytes"] == len("the shepherd countshis sheep")
         assert metrics["val/ngram_loss"] > 0
-        assert pipeline.evaluation_texts(session, "default", str(path)) == first
+        assert evaluation_texts(run, str(path)) == first
 
 
 def test_a_split_is_measured_as_it_is_now(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home", "evaluate")
-    with direct_session(home) as session:
+    with direct_run(home) as run:
         sides = {
-            name: session.store.folder(pipeline.evaluation_texts(session, "default", name)) / "documents.parquet"
+            name: run.store.folder(evaluation_texts(run, name)) / "documents.parquet"
             for name in ("train", "validation", "")
         }
     rows = {name: read_rows(path) for name, path in sides.items()}
@@ -127,7 +126,7 @@ def test_a_split_is_measured_as_it_is_now(tiny: Ran, tmp_path: Path) -> None:
 
 
 def test_a_corpus_without_documents_has_no_splits(tmp_path: Path, tiny: Ran) -> None:
-    assert split_inputs(read_state(tiny.session.store, "default"))["curated"] == tiny.ingested.curated
+    assert split_inputs(read_state(tiny.run.store, "default"))["curated"] == tiny.ingested.curated
     with pytest.raises(TextsError, match="the corpus has no documents yet, or some were forgotten since its last run"):
         split_inputs({})
 
@@ -136,9 +135,9 @@ def test_the_settings_of_a_run_say_how_it_is_measured(tiny: Ran, tmp_path: Path)
     home = copy_of_store(tiny, tmp_path / "home", "evaluate")
     assert tiny.checkpoint is not None
     settings = load_settings(None, {"model.max_seq_len": 32, "evaluate.stride": 8, "evaluate.ngram_order": 0}).evaluate
-    with direct_session(home) as session:
-        made, metrics = pipeline.evaluate_model(session, tiny.checkpoint, tiny.prepared.evalset, settings)
-        assert manifest_of(session.store, artifact(made)).settings == {"stride": 8}
+    with direct_run(home) as run:
+        made, metrics = evaluate_model(run, tiny.checkpoint, tiny.prepared.evalset, settings)
+        assert manifest_of(run.store, made).settings == {"stride": 8}
     assert not any("ngram" in name for name in metrics)
     assert tiny.metrics is not None
     assert metrics["val/tokens"] == tiny.metrics["val/tokens"]

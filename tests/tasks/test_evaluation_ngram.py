@@ -146,7 +146,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused() -> None:
 
 def training_of(tiny: Ran, max_tokens: int) -> list[list[int]]:
     assert tiny.checkpoint is not None
-    store = tiny.session.store
+    store = tiny.run.store
     dataset = dataset_of(store, tiny.checkpoint)
     assert dataset is not None
     shards = {ref.key: store.folder(ref) for ref in manifest_of(store, dataset).input_refs("tokens")}

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from flows.actions import UnknownModel, promote_model
-from flows.measuring import measure_beside
 from html_tags import Tags
-from tasks.session import Session, artifact
-from tiny_run import Ran, copy_of_store, direct_session, plan_of, run_whole, tiny_settings
+from tiny_run import SETTINGS, Ran, copy_of_store, direct_run, plan_of, run_whole, tiny_settings
 
-from flows.compare import Compared, compare_models
+from flows.compare import compare
+from flows.evaluate import measure_beside
+from flows.models import UnknownModel, promote_model
+from flows.options import CompareOptions
 from flows.report import write_evaluation_page
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
 from tasks.evaluation_report.collect import Measured, collect_evaluation
-from tasks.evaluation_report.pairs import pair_document
-from tasks.settings import EvaluationSettings
+from tasks.run import Run
+from tasks.settings import EvaluationSettings, parse_assignments
+from tests.flows.runs import store_contents
 
 WORSE = ("train.max_steps=2",)
 
@@ -29,7 +31,7 @@ WORSE = ("train.max_steps=2",)
 def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """The tiny run with its names, to which tests add."""
     home = copy_of_store(tiny, tmp_path_factory.mktemp("measured") / "home")
-    shutil.copytree(Path(tiny.session.home.store) / ".refs", Path(home.store) / ".refs", dirs_exist_ok=True)
+    shutil.copytree(Path(tiny.run.home.store) / ".refs", Path(home.store) / ".refs", dirs_exist_ok=True)
     return home
 
 
@@ -37,31 +39,30 @@ def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
 def worse(home: Home, tiny: Ran, tiny_source: Path) -> Ran:
     """A model that was trained for two steps, promoted after the first one."""
     made = run_whole(home, tiny_source, tiny_settings(*WORSE))
-    with direct_session(home) as session:
+    with direct_run(home) as run:
         for ran in (tiny, made):
             assert ran.checkpoint is not None
-            promote_model(session, ran.checkpoint, artifact(ran.evaluation))
+            promote_model(run, ran.checkpoint, ran.evaluation)
     return made
 
 
-def measured_of(session: Session, ran: Ran) -> tuple[Measured, dict[str, float]]:
+def measured_of(run: Run, ran: Ran) -> tuple[Measured, dict[str, float]]:
     assert ran.checkpoint is not None and ran.evaluation is not None and ran.completions is not None
-    return measure_beside(
-        session, "a model", ran.checkpoint, artifact(ran.prepared.evalset), ran.evaluation, ran.completions
-    )
+    settings, evalset = EvaluationSettings(), ran.prepared.evalset
+    return measure_beside(run, "a model", ran.checkpoint, evalset, ran.evaluation, ran.completions, settings)
 
 
 def test_the_page_holds_the_figures_of_the_tables_and_is_drawn_once(home: Home, tiny: Ran) -> None:
     assert tiny.metrics is not None
-    with direct_session(home) as session:
-        measured, _ = measured_of(session, tiny)
-        made = write_evaluation_page(session.home, session.store, "default", measured)
+    with direct_run(home) as run:
+        measured, _ = measured_of(run, tiny)
+        made = write_evaluation_page(run.home, run.store, "default", measured)
         (page,) = made.files
         words = " ".join(Tags(page.read_text(encoding="utf-8")).words)
         drawn = page.stat().st_mtime_ns
-        assert write_evaluation_page(session.home, session.store, "default", measured) == made
+        assert write_evaluation_page(run.home, run.store, "default", measured) == made
         assert page.stat().st_mtime_ns == drawn
-        figures = collect_evaluation(session.store, measured)
+        figures = collect_evaluation(run.store, measured)
     for name in ("bits_per_byte", "ngram_bits_per_byte", "unigram_bits_per_byte", "zstd19_bits_per_byte"):
         assert f"{tiny.metrics[f'val/{name}']:.4f}" in words
     held_out = read_rows(tiny.folder(tiny.prepared.evalset) / "documents.parquet", ["doc_id", "text"])
@@ -74,8 +75,8 @@ def test_the_page_holds_the_figures_of_the_tables_and_is_drawn_once(home: Home, 
 
 
 def test_a_plan_says_what_tracing_a_run_would_compute(home: Home, tiny_source: Path, tiny: Ran) -> None:
-    with direct_session(home) as session:
-        measured_of(session, tiny)
+    with direct_run(home) as run:
+        measured_of(run, tiny)
     planned = plan_of(home, tiny_source, tiny_settings("evaluate.trace=true"))
     assert {name: planned[name].cached for name in ("trace_index", "echoes", "gram_overlap", "contamination")} == {
         "trace_index": True, "echoes": True, "gram_overlap": True, "contamination": True,
@@ -84,23 +85,21 @@ def test_a_plan_says_what_tracing_a_run_would_compute(home: Home, tiny_source: P
 
 def test_tracing_can_be_left_out(home: Home, tiny: Ran) -> None:
     assert tiny.checkpoint is not None and tiny.evaluation is not None and tiny.completions is not None
-    evalset = artifact(tiny.prepared.evalset)
-    with direct_session(home) as session:
+    evalset = tiny.prepared.evalset
+    with direct_run(home) as run:
         settings = EvaluationSettings(trace=False)
-        found, _ = measure_beside(
-            session, "a model", tiny.checkpoint, evalset, tiny.evaluation, tiny.completions, settings
-        )
-        assert "trace_index" not in session.reports
-        figures = collect_evaluation(session.store, found)
+        found, _ = measure_beside(run, "a model", tiny.checkpoint, evalset, tiny.evaluation, tiny.completions, settings)
+        assert "trace_index" not in run.reports
+        figures = collect_evaluation(run.store, found)
     assert (found.echoes, found.contamination, list(figures.exposures)) == (None, None, [])
 
 
 def test_a_challenger_stands_beside_the_champion_that_it_met(home: Home, tiny: Ran, worse: Ran) -> None:
     assert tiny.metrics is not None and worse.metrics is not None
-    with direct_session(home) as session:
-        measured, beside = measured_of(session, worse)
-        figures = collect_evaluation(session.store, measured)
-        assert measured_of(session, tiny)[0].rival is None, "there was no champion before the first"
+    with direct_run(home) as run:
+        measured, beside = measured_of(run, worse)
+        figures = collect_evaluation(run.store, measured)
+        assert measured_of(run, tiny)[0].rival is None, "there was no champion before the first"
     assert beside["val/champion_bits_per_byte"] == tiny.metrics["val/bits_per_byte"]
     assert figures.rival is not None
     assert figures.rival.name == "the champion (version 1)"
@@ -111,32 +110,31 @@ def test_a_challenger_stands_beside_the_champion_that_it_met(home: Home, tiny: R
 
 def test_figures_stand_at_the_model_with_the_evaluation_set(home: Home, worse: Ran) -> None:
     assert worse.metrics is not None and worse.checkpoint is not None
-    with direct_session(home) as session:
-        version = Registry(session.resources.tracking, "default").by_digest(worse.checkpoint.digest)
+    with direct_run(home) as run:
+        version = Registry(run.tracking, "default").by_digest(worse.checkpoint.digest)
         assert version is not None
-        points = session.resources.tracking.client.get_logged_model(version.model_id).metrics or []
+        points = run.tracking.client.get_logged_model(version.model_id).metrics or []
     held = {(point.key, point.value, point.dataset_name, point.dataset_digest) for point in points}
-    digest = artifact(worse.prepared.evalset).digest[:36]
+    digest = worse.prepared.evalset.digest[:36]
     assert {(name, value, "evalset", digest) for name, value in worse.metrics.items()} <= held
 
 
-def compared(home: Home, a: str, b: str, **options: str) -> Compared:
-    with direct_session(home) as session:
-        return compare_models(session, a, b, "default", tiny_settings(), **options)
+def compared(home: Home, a: str, b: str, **options: str) -> dict[str, Any]:
+    """What the flow says, without Prefect."""
+    settings = parse_assignments(SETTINGS)
+    return compare.function(CompareOptions(home=str(home.path), a=a, b=b, settings=settings, **options))
 
 
 def test_a_model_does_not_differ_from_itself(home: Home, worse: Ran) -> None:
-    found = compared(home, "champion", "1").figures.comparison
-    assert (found.difference.value, found.difference.low, found.difference.high) == (0, 0, 0)
-    assert not found.difference.is_clear
-    assert all(item.difference.value == 0 for item in found.slices)
-    assert all(item.bits == 0 for item in found.documents)
+    found = compared(home, "champion", "1")
+    assert [found["difference"][name] for name in ("value", "low", "high", "clear")] == [0, 0, 0, False]
+    assert all(item["difference"]["value"] == 0 for item in found["slices"])
+    assert all(item["bits"] == 0 for item in found["documents"])
 
 
 def test_two_models_differ_by_their_bits_and_show_their_texts(home: Home, tiny: Ran, worse: Ran) -> None:
     assert tiny.metrics is not None and worse.metrics is not None
-    done = compared(home, "champion", "challenger")
-    document = pair_document(done.figures)
+    document = compared(home, "champion", "challenger")
     expected = tiny.metrics["val/bits_per_byte"] - worse.metrics["val/bits_per_byte"]
     assert document["difference"]["value"] == pytest.approx(expected)
     assert document["difference"]["low"] <= expected <= document["difference"]["high"] < 0
@@ -144,17 +142,17 @@ def test_two_models_differ_by_their_bits_and_show_their_texts(home: Home, tiny: 
     assert document["documents"][0]["path"].startswith("text-")
     assert document["documents"][0]["begins"].startswith("Text ")
     assert all(item["a"] != item["b"] for item in document["completions"])
-    words = " ".join(Tags(done.page.read_text(encoding="utf-8")).words)
+    words = " ".join(Tags(Path(document["page"]).read_text(encoding="utf-8")).words)
     assert f"{worse.metrics['val/bits_per_byte']:.4f}" in words
     assert document["completions"][0]["prompt"] in words
 
 
 def test_what_was_compared_is_found_again(home: Home, worse: Ran) -> None:
     first = compared(home, "champion", "challenger")
-    with direct_session(home) as session:
-        again = compare_models(session, "1", "2", "default", tiny_settings())
-        assert all(report.computed == 0 for report in session.reports.values())
-    assert again.page == first.page
+    made = store_contents(home.path)
+    again = compared(home, "1", "2")
+    assert store_contents(home.path) == made
+    assert again["page"] == first["page"]
 
 
 def test_models_are_compared_on_texts_from_outside_and_continue_prompts_of_a_file(
@@ -163,10 +161,10 @@ def test_models_are_compared_on_texts_from_outside_and_continue_prompts_of_a_fil
     (tmp_path / "text.txt").write_text("the dog watches the sheep from the gate\n" * 4)
     (tmp_path / "prompts.txt").write_text("the shepherd\nthe dog\n")
     prompts = str(tmp_path / "prompts.txt")
-    figures = compared(home, "champion", "challenger", on=str(tmp_path / "text.txt"), prompts=prompts).figures
-    assert figures.comparison.difference.documents == 1
-    assert [pair[0].prompt for pair in figures.completions] == ["the shepherd", "the dog"]
-    assert figures.paths == {} and list(figures.notes) == []
+    found = compared(home, "champion", "challenger", on=str(tmp_path / "text.txt"), prompts=prompts)
+    assert found["difference"]["documents"] == 1
+    assert [item["prompt"] for item in found["completions"]] == ["the shepherd", "the dog"]
+    assert [item["path"] for item in found["documents"]] == [None] and found["notes"] == []
 
 
 def test_the_same_pair_on_other_documents_or_prompts_has_a_page_of_its_own(
@@ -175,12 +173,12 @@ def test_the_same_pair_on_other_documents_or_prompts_has_a_page_of_its_own(
     (tmp_path / "text.txt").write_text("the dog watches the sheep from the gate\n" * 4)
     (tmp_path / "prompts.txt").write_text("the shepherd\n")
     how = [{}, {"on": str(tmp_path / "text.txt")}, {"prompts": str(tmp_path / "prompts.txt")}]
-    pages = [compared(home, "champion", "challenger", **options).page for options in how]
+    pages = [Path(compared(home, "champion", "challenger", **options)["page"]) for options in how]
     assert len(set(pages)) == 3 and all(page.is_file() for page in pages)
 
 
 def test_a_model_that_read_the_documents_is_told(home: Home, worse: Ran) -> None:
-    notes = compared(home, "champion", "challenger", on="train").figures.notes
+    notes = compared(home, "champion", "challenger", on="train")["notes"]
     assert [note.partition(" was trained on some")[0] for note in notes] == ["champion", "challenger"]
 
 

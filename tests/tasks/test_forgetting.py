@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import ingest, prose, write
-from tasks.session import artifact
-from tiny_run import Ran, direct_session, home_at, run_prepare, tiny_settings
+from tiny_run import Ran, direct_run, home_at, run_prepare, tiny_settings
 
-from flows import pipeline
+from flows.evaluate import evaluation_texts
 from flows.stages import stage_facts
+from flows.state import publish
 from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_json
 from storage.errors import UserError
@@ -93,16 +93,16 @@ def keep_prompts(store: Store, name: str, words: str) -> ArtifactRef:
 def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Trained:
     """A model of them; read only. Training itself takes longer than all of these tests."""
     ran = run_prepare(home_at(tmp_path_factory.mktemp("trained") / "home"), source)
-    session = ran.session
-    dataset, fitted = artifact(ran.prepared.dataset), artifact(ran.prepared.tokenizer)
+    run = ran.run
+    dataset, fitted = ran.prepared.dataset, ran.prepared.tokenizer
     samples = [{"step": 1, "prompt": prompt, "text": "and so on"} for prompt in (f"{SECRET} 0", prose(3)[:48])]
     journal = json.dumps({"starts": [], "events": [], "samples": samples})
-    checkpoint = put(session.store, "train", {"journal.json": journal}, dataset=dataset, tokenizer=fitted)
+    checkpoint = put(run.store, "train", {"journal.json": journal}, dataset=dataset, tokenizer=fitted)
     for words in (SECRET, "Once upon a time there lived"):
-        prompts = keep_prompts(session.store, "0", words)
-        put(session.store, "generate", {"words.txt": f"{words} and so on"}, checkpoint=checkpoint, prompts=prompts)
-    pipeline.remember(session, train=checkpoint)
-    pipeline.publish(session, "default")
+        prompts = keep_prompts(run.store, "0", words)
+        put(run.store, "generate", {"words.txt": f"{words} and so on"}, checkpoint=checkpoint, prompts=prompts)
+    run.remember(train=checkpoint)
+    publish(run)
     return Trained(ran, checkpoint)
 
 
@@ -110,7 +110,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Trained:
 def home(trained: Trained, tmp_path: Path) -> Home:
     """A home with that model, to be spoiled; without MLflow's database."""
     found = home_at(tmp_path / "home")
-    shutil.copytree(Path(trained.ran.session.home.store), found.store, dirs_exist_ok=True)
+    shutil.copytree(Path(trained.ran.run.home.store), found.store, dirs_exist_ok=True)
     return found
 
 
@@ -148,7 +148,7 @@ def problems(home: Home) -> list[str]:
     """What `verify` finds."""
     return [
         problem
-        for check in verify_home(home, open_store(home.store), "default")["checks"]
+        for check in verify_home(home, open_store(home.store), stage_facts(), "default")["checks"]
         for problem in check["problems"]
     ]
 
@@ -214,7 +214,7 @@ def test_a_model_read_what_it_was_trained_on_and_what_the_one_it_continues_was(
 ) -> None:
     ran = run_prepare(home, source, tiny_settings("curate.salt=other"))
     store = open_store(home.store)
-    dataset = artifact(ran.prepared.dataset)
+    dataset = ran.prepared.dataset
     later = put(store, "train", {"words.txt": "later"}, dataset=dataset, base=trained.checkpoint)
     before, now = (sides_of(item) for item in (trained.ran, ran))
     twice = min(doc for doc, side in before.items() if side == now[doc] == "train")
@@ -318,7 +318,7 @@ def test_a_run_that_is_at_work_is_waited_for(home: Home) -> None:
 
 def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home: Home) -> None:
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
-    collect_garbage(home, open_store(home.store), -1, dry_run=False)
+    collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
     done = forget(home, open_store(home.store), "secret/1.txt", "", "default", dry_run=False)
     assert [item["path"] for item in done["documents"]] == ["secret/1.txt"]
     assert problems(home) == []
@@ -471,13 +471,13 @@ def test_texts_from_outside_go_where_they_hold_the_document_with_what_was_measur
 ) -> None:
     files = {"same": secret_text(0), "part": prose(50) + prose(1001)[:200], "other": prose(51)}
     rows = json.dumps({"text": secret_text(2).replace(".", " ;")})
-    with direct_session(home) as session:
+    with direct_run(home) as run:
         for name, text in {**files, "rows": rows}.items():
             path = tmp_path / f"{name}.{'jsonl' if name == 'rows' else 'txt'}"
             path.write_text(text)
-            texts = pipeline.evaluation_texts(session, "default", str(path))
-            put(session.store, "evaluate", {"figures.txt": name}, checkpoint=trained.checkpoint, evalset=texts)
-        put(session.store, "evaluate", {"figures.txt": "usual"}, checkpoint=trained.checkpoint)
+            texts = evaluation_texts(run, str(path))
+            put(run.store, "evaluate", {"figures.txt": name}, checkpoint=trained.checkpoint, evalset=texts)
+        put(run.store, "evaluate", {"figures.txt": "usual"}, checkpoint=trained.checkpoint)
     removed = forget(home, open_store(home.store), "secret", "", "default", dry_run=False)["removed"]
     assert (removed["texts"], removed["evaluate"]) == (3, 3)
     left = sorted(path.read_text() for path in (Path(home.store) / "evaluate").glob("*/figures.txt"))
@@ -497,7 +497,7 @@ def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next
 ) -> None:
     for number in itertools.count(0, KILLED_EVERY):
         home = home_at(tmp_path / str(number))
-        shutil.copytree(Path(trained.ran.session.home.store), home.store, dirs_exist_ok=True)
+        shutil.copytree(Path(trained.ran.run.home.store), home.store, dirs_exist_ok=True)
         home.reports_of("default").mkdir(parents=True)
         (home.reports_of("default") / "report.md").write_text(SECRET)
         store, calls, killed = Store(Path(home.store)), itertools.count(), False
@@ -549,7 +549,7 @@ def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_liste
     home: Home, trained: Trained, source: Path
 ) -> None:
     store = Store(Path(home.store))
-    evalset = artifact(trained.ran.prepared.evalset)
+    evalset = trained.ran.prepared.evalset
     doc_ids = [row["doc_id"] for row in read_rows(store.folder(evalset) / "documents.parquet", ["doc_id"])]
     expected = first_paths(store, evalset, doc_ids)
     assert len(expected) == len(doc_ids) > 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from ingest_run import prose, write
-from tasks.session import artifact
 from tiny_run import home_at, run_prepare, tiny_settings
 
 from storage.digest import sha256_json
@@ -47,10 +46,10 @@ def home(tmp_path: Path, empty_tracking: Path) -> Home:
     source = write(tmp_path / "in", {**files, "dropped.txt": DROPPED})
     ran = run_prepare(found, source, tiny_settings("policy.min_words=10"))
     store = open_store(found.store)
-    evalset = artifact(ran.prepared.evalset)
+    evalset = ran.prepared.evalset
     elsewhere = put(store, "dataset", "of another corpus", curated=ArtifactRef("curate", "gone", "gone"))
     trainings = {
-        "own": put(store, "train", "own", dataset=artifact(ran.prepared.dataset)),
+        "own": put(store, "train", "own", dataset=ran.prepared.dataset),
         "measured": put(store, "train", "measured", dataset=elsewhere),
         "third": put(store, "train", "third", dataset=elsewhere),
     }

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from flows.actions import promote_model
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
-from flows import pipeline
+from flows.generate import continue_prompts
+from flows.models import promote_model
 from model import GenerationConfig, ModelConfig, Transformer, generate, save_weights
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
@@ -166,9 +165,9 @@ def test_completions_are_those_of_the_bare_prompt(bare: Ran, bundle: Bundle) -> 
 def test_an_empty_prompt_gets_an_error_and_the_other_goes_on(bare: Ran) -> None:
     asked = [Prompt("a", "the"), Prompt("b", "")]
     assert bare.checkpoint is not None
-    with direct_session(bare.session.home) as session:
-        made = artifact(pipeline.generate_text(session, tiny_settings(), bare.checkpoint, asked))
-        good, bad = read_rows(session.store.folder(made) / "completions.parquet")
+    with direct_run(bare.run.home) as run:
+        made = continue_prompts(run, tiny_settings(), bare.checkpoint, asked)
+        good, bad = read_rows(run.store.folder(made) / "completions.parquet")
     assert good["error"] is None
     assert bad["error"] == "the prompt is empty, and this model was trained with no token to begin with; give a text"
 
@@ -204,9 +203,9 @@ def test_a_look_into_the_network_begins_as_documents_did(bundle: Bundle) -> None
 
 def test_a_served_model_begins_as_its_documents_did(bare: Ran, bundle: Bundle, tmp_path: Path) -> None:
     assert bare.checkpoint is not None
-    home = bare.session.home
-    with direct_session(home) as session:
-        promote_model(session, bare.checkpoint, artifact(bare.evaluation))
+    home = bare.run.home
+    with direct_run(home) as run:
+        promote_model(run, bare.checkpoint, bare.evaluation)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [sys.executable, "-I", "-c", SERVED, home.tracking_uri],

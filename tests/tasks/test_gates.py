@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from evaluation_report_samples import HOSTILE, sums
 from ingest_run import prose, write
-from tasks.session import artifact
-from tiny_run import Ran, direct_session, home_at, run_prepare
+from tiny_run import Ran, direct_run, home_at, run_prepare
 
 from storage.manifest import Input, Manifest, RefSet, describe_inputs
 from storage.schemas import DROPPED, NORMALISED, SELECTION
@@ -210,8 +209,8 @@ def test_the_facts_of_a_corpus_are_those_of_its_files(tmp_path: Path) -> None:
     (source / "broken.pdf").write_bytes(b"%PDF-1.7\nnothing")
     (source / "passed-over.bin").write_bytes(bytes(range(256)) * 8)
     ran = run_prepare(home_at(tmp_path / "home"), source)
-    store = ran.session.store
-    curated = store.find(artifact(ran.ingested.curated).stage, artifact(ran.ingested.curated).key)
+    store = ran.run.store
+    curated = store.find(ran.ingested.curated.stage, ran.ingested.curated.key)
     assert curated is not None
     found = corpus_facts(store, curated)
     assert (found.documents, found.repeated) == (10, 2)
@@ -221,9 +220,9 @@ def test_the_facts_of_a_corpus_are_those_of_its_files(tmp_path: Path) -> None:
 
 def test_the_facts_of_a_model_are_those_of_its_artefacts(tiny: Ran) -> None:
     assert tiny.checkpoint is not None and tiny.evaluation is not None and tiny.metrics is not None
-    with direct_session(tiny.session.home) as session:
-        alone = collect_facts(session.store, tiny.checkpoint, tiny.evaluation)
-        beside = collect_facts(session.store, tiny.checkpoint, tiny.evaluation, champion=tiny.evaluation)
+    with direct_run(tiny.run.home) as run:
+        alone = collect_facts(run.store, tiny.checkpoint, tiny.evaluation)
+        beside = collect_facts(run.store, tiny.checkpoint, tiny.evaluation, champion=tiny.evaluation)
     assert alone.comparison is None
     assert beside.comparison is not None and beside.comparison.difference.value == 0
     assert alone.bits_per_byte == tiny.metrics["val/bits_per_byte"]

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from evaluation_report_samples import HOSTILE
-from flows.actions import promote_model
 from gates_samples import bare, rich
 from html_tags import Tags, assert_alone
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
+from flows.models import promote_model
 from flows.report import write_gates_page
 from tasks.gates.definitions import GATES
 from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary
@@ -35,14 +34,14 @@ def test_words_of_documents_are_only_words() -> None:
 def test_the_page_of_a_real_promotion_says_why_and_is_drawn_once(tiny: Ran, tiny_source: Path, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
     worse = run_whole(home, tiny_source, tiny_settings("train.max_steps=2"))
-    with direct_session(home) as session:
+    with direct_run(home) as run:
         for ran in (tiny, worse):
             assert ran.checkpoint is not None
-            done, _ = promote_model(session, ran.checkpoint, artifact(ran.evaluation))
-        made = write_gates_page(session.home, session.store, "default", done)
+            done, _ = promote_model(run, ran.checkpoint, ran.evaluation)
+        made = write_gates_page(run.home, run.store, "default", done)
         (page,) = made.files
         drawn = page.stat().st_mtime_ns
-        assert write_gates_page(session.home, session.store, "default", done) == made
+        assert write_gates_page(run.home, run.store, "default", done) == made
         assert page.stat().st_mtime_ns == drawn
     words = " ".join(Tags(page.read_text(encoding="utf-8")).words)
     assert page == home.reports_of("default") / "gates.html"

@@ -13,11 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from flows.actions import checkpoint_of
-from tasks.session import Session, artifact
-from tiny_run import Ran, copy_of_store, direct_session, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
-from flows import pipeline
+from flows.generate import continue_prompts
+from flows.models import checkpoint_of
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COMPLETIONS
@@ -26,6 +25,7 @@ from tasks.bundle import Bundle
 from tasks.generation.prompts import Prompt, PromptsError, encodable, given_id, read_prompts
 from tasks.generation.shards import MOST_SHARDS, cut_prompts
 from tasks.generation.template import TemplateError
+from tasks.run import Run
 from tasks.settings import GenerateSettings, Settings
 from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer
 
@@ -214,12 +214,12 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
 
 def complete(
     home: Home, tiny: Ran, prompts: list[Prompt], settings: Settings | None = None
-) -> tuple[list[dict[str, Any]], Path, Session]:
+) -> tuple[list[dict[str, Any]], Path, Run]:
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        ref = artifact(pipeline.generate_text(session, settings or tiny_settings(), tiny.checkpoint, prompts))
-        path = session.store.folder(ref) / "completions.parquet"
-        return read_rows(path), path, session
+    with direct_run(home) as run:
+        ref = continue_prompts(run, settings or tiny_settings(), tiny.checkpoint, prompts)
+        path = run.store.folder(ref) / "completions.parquet"
+        return read_rows(path), path, run
 
 
 def test_completions_follow_their_schema_one_row_per_prompt(home: Home, tiny: Ran) -> None:
@@ -238,18 +238,18 @@ def test_completions_follow_their_schema_one_row_per_prompt(home: Home, tiny: Ra
 
 def test_the_same_request_is_found_in_the_store(home: Home, tiny: Ran) -> None:
     first, _, _ = complete(home, tiny, PROMPTS)
-    again, _, session = complete(home, tiny, PROMPTS)
+    again, _, run = complete(home, tiny, PROMPTS)
     assert again == first
-    assert all(report.cached for report in session.reports.values())
+    assert all(report.cached for report in run.reports.values())
 
 
 def test_the_same_seed_gives_the_same_text_when_computed_anew(home: Home, tiny: Ran) -> None:
     first, path, _ = complete(home, tiny, PROMPTS)
     shutil.rmtree(path.parents[1])
     shutil.rmtree(path.parents[2] / "complete")
-    again, _, session = complete(home, tiny, PROMPTS)
+    again, _, run = complete(home, tiny, PROMPTS)
     assert again == first
-    assert session.reports["complete"].computed == len(PROMPTS)
+    assert run.reports["complete"].computed == len(PROMPTS)
 
 
 def test_another_seed_gives_another_text(home: Home, tiny: Ran) -> None:
@@ -293,11 +293,11 @@ def test_an_empty_prompt_has_an_error_where_no_token_begins_a_text(home: Home, t
     config = ModelConfig(tokenizer.vocab_size, max_seq_len=16, n_layer=1, n_head=2, d_model=16)
     (folder / "config.json").write_text(json.dumps({"model": config.to_dict()}))
     save_weights(folder / "model.safetensors", Transformer(config))
-    with direct_session(home) as session:
-        checkpoint = checkpoint_of(session, str(folder))
+    with direct_run(home) as run:
+        checkpoint = checkpoint_of(run, str(folder))
         asked = [Prompt("a", "the"), Prompt("b", "")]
-        made = artifact(pipeline.generate_text(session, tiny_settings(), checkpoint, asked))
-        good, bad = read_rows(session.store.folder(made) / "completions.parquet")
+        made = continue_prompts(run, tiny_settings(), checkpoint, asked)
+        good, bad = read_rows(run.store.folder(made) / "completions.parquet")
     assert (good["error"], bad["finish_reason"], bad["text"], bad["logprobs"]) == (None, "error", "", [])
     said = "the prompt is empty, and this model's tokeniser has no token to begin with; give a text"
     assert bad["error"] == said

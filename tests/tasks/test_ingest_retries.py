@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
-from tasks.session import Session
 
 from storage.home import Home
 from storage.manifest import ArtifactRef
+from tasks import executor
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction, Limits, PageText, judge_pages
 from tasks.ingest.segments import Located, passwords_digest, segment_index, wants_retry
-from tasks.stage import Invocation, Outcome
+from tasks.run import Run
+from tasks.stage import Outcome, Request, Stage
 
 
 @pytest.fixture
@@ -209,26 +210,21 @@ def test_fewer_passwords_than_were_tried_are_no_reason_to_try_again(
     assert extracted == []
 
 
-def on_node(path: Path) -> Callable[[Session], None]:
-    """Leads requests to a stage to another machine, whose home is the folder `path`, or would be."""
+def on_node(path: Path) -> Callable[..., list[Outcome]]:
+    """Carries requests out as on another machine, whose home is the folder `path`, or would be."""
 
-    def lead(session: Session) -> None:
-        def carry_out(invocations: Sequence[Invocation]) -> list[Outcome]:
-            outcomes = []
-            for there in map(copy.copy, invocations):  # which is what travels
-                there.resources.home = replace(session.home, path=path)
-                with there.resources:
-                    outcomes.append(Session._one(session, there))
-            return outcomes
+    def carry_out(run: Run, stage: Stage, missing: Sequence[Request], *_: Any) -> list[Outcome]:
+        there = copy.copy(run)  # which is what travels
+        there.home = replace(run.home, path=path)
+        with there.machine:
+            return [stage.make(there, request) for request in missing]
 
-        session._many = carry_out  # type: ignore[method-assign]
-
-    return lead
+    return carry_out
 
 
 @pytest.mark.parametrize("has_home", [True, False], ids=["with a home", "without a home"])
 def test_what_a_node_could_not_open_is_not_tried_again_with_the_same_passwords(
-    home: Home, tmp_path: Path, extracted: list[str], has_home: bool
+    home: Home, tmp_path: Path, extracted: list[str], has_home: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ingest.ingest_samples import encrypted_pdf
 
@@ -237,10 +233,8 @@ def test_what_a_node_could_not_open_is_not_tried_again_with_the_same_passwords(
     node = tmp_path / "node"
     if has_home:
         home_at(node)
-    runs = [
-        ingest(home, source, f"passwords.file={tmp_path / 'words'}", before=on_node(node)).ingested.snapshot
-        for _ in range(2)
-    ]
+    monkeypatch.setattr(executor, "carry_out", on_node(node))
+    runs = [ingest(home, source, f"passwords.file={tmp_path / 'words'}").ingested.snapshot for _ in range(2)]
     assert sorted(extracted) == ["2.txt", "one.pdf"]
     assert runs[0] == runs[1]
     assert not (node / "password.key").exists()

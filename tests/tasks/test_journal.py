@@ -13,13 +13,13 @@ from typing import Any
 import pypdf
 import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
-from tasks.resources import Resources
-from tasks.session import Session
 
 from storage.home import Home
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction, PageText
-from tasks.ingest.segments import SegmentSettings, document_id, extract
+from tasks.ingest.segments import SegmentSettings, Sources, document_id, extract
+from tasks.machine import Machine
+from tasks.run import Run
 
 
 def text(words: str) -> Extraction:
@@ -398,12 +398,12 @@ def test_a_segment_can_be_made_without_a_pool_when_its_journal_is_whole(home: Ho
     """A kill between the last document and the commit costs no extraction."""
     content = Content("a" * 64, ".txt")
     settings = SegmentSettings(settings_of().extract, (content,))
-    with Resources(home, workers=1) as resources:
-        session = Session(home, resources)
+    with Machine(workers=1) as machine:
+        run = Run(home, machine)
         key = extract.key(settings, {})
-        with pytest.raises(RuntimeError), session.store.workspace("extract", key) as workspace:
+        with pytest.raises(RuntimeError), run.store.workspace("extract", key) as workspace:
             with Journal(workspace.scratch) as journal:
                 journal.save(content, text("kept"))
             raise RuntimeError
-        extract.run(session.store, settings, {}, resources=resources)
-        assert resources._pool is None
+        extract(run, settings, files=Sources({}, {}))
+        assert machine._pool is None

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flows.actions import promote_model, version_of
-from flows.measuring import judged_by
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session, tiny_settings
+from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
-from flows import pipeline
+from flows.evaluate import evaluate_model, judged_by
+from flows.models import promote_model, version_of
 from tasks.settings import EvaluationSettings
 
 
@@ -27,10 +25,10 @@ def test_they_are_those_of_its_last_judgement(
 ) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
     (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
-    settings, checkpoint = tiny_settings(*assignments), artifact(tiny.checkpoint)
-    with direct_session(home) as session:
-        assert judged_by(session.store, "default", version_of(session, checkpoint)) == EvaluationSettings()
-        promote_model(session, checkpoint, artifact(tiny.evaluation))
-        made, _ = pipeline.evaluate_model(session, checkpoint, tiny.prepared.evalset, settings.evaluate)
-        promote_model(session, checkpoint, artifact(made), settings)
-        assert judged_by(session.store, "default", version_of(session, checkpoint)) == settings.evaluate
+    settings, checkpoint = tiny_settings(*assignments), tiny.checkpoint
+    with direct_run(home) as run:
+        assert judged_by(run.store, "default", version_of(run, checkpoint)) == EvaluationSettings()
+        promote_model(run, checkpoint, tiny.evaluation)
+        made, _ = evaluate_model(run, checkpoint, tiny.prepared.evalset, settings.evaluate)
+        promote_model(run, checkpoint, made, settings)
+        assert judged_by(run.store, "default", version_of(run, checkpoint)) == settings.evaluate

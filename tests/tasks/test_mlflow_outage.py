@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from flows.actions import ensure_training_run, promote_model
 from proxy import LOSE, PASS, Answer, Proxy
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session, run_whole, tiny_settings, train_in
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings, train_in
 
+from flows.models import ensure_training_run, promote_model
 from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
@@ -118,11 +117,11 @@ def test_a_server_that_is_gone_in_the_middle_of_a_training_has_every_point_once_
 
     monkeypatch.setattr(StageProgress, "update", update)
     try:
-        with caplog.at_level(logging.WARNING, logger="sheepfold"), direct_session(home) as session:
-            checkpoint = train_in(session, tiny_source, tiny_settings(f"train.max_steps={STEPS}"))
-            run_id = ensure_training_run(session, checkpoint)
-            history = read_rows(session.store.folder(checkpoint) / "history.parquet")
-            client = session.resources.tracking.client
+        with caplog.at_level(logging.WARNING, logger="sheepfold"), direct_run(home) as run:
+            checkpoint = train_in(run, tiny_source, tiny_settings(f"train.max_steps={STEPS}"))
+            run_id = ensure_training_run(run, checkpoint)
+            history = read_rows(run.store.folder(checkpoint) / "history.parquet")
+            client = run.tracking.client
             run = client.get_run(run_id)
             points = Counter(
                 (name, point.step)
@@ -159,8 +158,8 @@ def test_what_is_asked_for_again_because_the_answer_was_lost_is_there_once(
     try:
         ran = run_whole(home, tiny_source)
         assert ran.checkpoint is not None
-        with direct_session(home) as session:
-            promote_model(session, ran.checkpoint, artifact(ran.evaluation))
+        with direct_run(home) as run:
+            promote_model(run, ran.checkpoint, ran.evaluation)
         tracking = Tracking(home)
         runs = tracking.client.search_runs([tracking.experiment_id])
         versions = Registry(tracking, "default").versions()

@@ -45,10 +45,10 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import mlflow
 import numpy
-from tiny_run import copy_of_store, direct_session, home_at, run_whole, train_in
+from tiny_run import copy_of_store, direct_run, home_at, run_whole, train_in
 
-from flows import pipeline
-from flows.actions import promote_model
+from flows.models import promote_model
+from flows.stages import stage_facts
 from tasks.upkeep.verify import verify_home
 from storage.store import open_store
 from storage.catalog import Catalog
@@ -69,23 +69,23 @@ def update(self, done, total, note=""):
 tasks.training.CHECKPOINT_SECONDS = 0.0
 StageProgress.update = update
 try:
-    with direct_session(home) as session:
-        train_in(session, source)
+    with direct_run(home) as run:
+        train_in(run, source)
 except Killed:
     pass
 StageProgress.update = shown
 ran = run_whole(home, source)  # from a checkpoint to completions
-with direct_session(home) as session:
-    resumed = session.store.find("train", ran.checkpoint.key).counts["resumed_from"]
-    promoted, run_id = promote_model(session, ran.checkpoint, ran.evaluation)
-    catalog = Catalog(session.store, "default")
+with direct_run(home) as run:
+    resumed = run.store.find("train", ran.checkpoint.key).counts["resumed_from"]
+    promoted, run_id = promote_model(run, ran.checkpoint, ran.evaluation)
+    catalog = Catalog(run.store, "default")
     views = [row["name"] for row in catalog.query("select view_name as name from duckdb_views() where not internal")]
     rows = {name: catalog.query(f"select count(*) as n from {name}")[0]["n"] for name in views}
 served = mlflow.pyfunc.load_model("models:/sheepfold@champion")
 texts = list(served.predict(["the shepherd"], params={"max_new_tokens": 4}))
 print(json.dumps({
-    "resumed": resumed, "verified": verify_home(home, open_store(home.store), "default")["ok"], "alias": promoted.alias,
-    "rows": rows, "texts": texts, "metrics": ran.metrics,
+    "resumed": resumed, "verified": verify_home(home, open_store(home.store), stage_facts(), "default")["ok"],
+    "alias": promoted.alias, "rows": rows, "texts": texts, "metrics": ran.metrics,
 }))
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.actions import promote_model
 from ray_stages import Place, place
-from tasks.cluster import on_ray, ray_runner
-from tasks.resources import Resources
-from tasks.session import Call, PrefectSession, artifact
-from tiny_run import Ran, TinyResources, direct_session, home_at, run_in, run_whole, tiny_settings, write_texts
+from tiny_run import Ran, TinyMachine, direct_run, home_at, run_in, run_whole, tiny_settings, write_texts
 
-from flows import pipeline
+from flows.ingest import ingest_documents
+from flows.models import promote_model
 from storage.errors import UserError
 from storage.home import Home
-from tasks.ingest.sources.resolve import resolve_sources
+from tasks.executor import on_ray, task_runner
+from tasks.ingest.journal import Content
+from tasks.ingest.segments import Sources
+from tasks.machine import Machine
 from tasks.registry.promote import Promotion
+from tasks.run import Run
+from tasks.stage import Call
 
 NODES = 2
 
@@ -43,16 +46,16 @@ def on_cluster(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     cluster.shutdown()
 
 
-def in_flow(home: Home, function: Callable[[PrefectSession], Any]) -> Any:
-    """What a function gives in a session of a flow whose tasks run on the cluster."""
+def in_flow(home: Home, function: Callable[[Run], Any]) -> Any:
+    """What a function gives in a run of a flow whose tasks run on the cluster."""
     from prefect import flow
 
-    @flow(name="test", task_runner=ray_runner(), persist_result=False)
-    def run() -> Any:
-        with Resources(home, workers=3) as resources:
-            return function(PrefectSession(home, resources))
+    @flow(name="test", task_runner=task_runner(3), persist_result=False)
+    def whole() -> Any:
+        with Machine(workers=3) as machine:
+            return function(Run(home, machine))
 
-    return run()
+    return whole()
 
 
 @pytest.mark.full
@@ -63,20 +66,20 @@ def test_segments_are_extracted_on_all_nodes_and_come_out_as_in_one_process(
     monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 3)
     source = write_texts(tmp_path / "source")
 
-    def ingest(session: PrefectSession) -> tuple[Any, list[Any], dict[str, int]]:
-        ingested = pipeline.ingest(session, resolve_sources([str(source)]), tiny_settings())
-        places = session.run_each(place, [Call(Place(number), {}, 1) for number in range(3 * NODES)])
-        again = session.run_each(place, [Call(Place(number), {}, 1) for number in range(3 * NODES)])
-        assert again == places
-        return ingested, places, {name: report.computed for name, report in session.reports.items()}
+    def ingest(run: Run) -> tuple[Any, list[Any], dict[str, int]]:
+        ingested = ingest_documents(run, str(source), tiny_settings())
+        calls = [Call(Place(number), {}) for number in range(3 * NODES)]
+        places = place.map(run, calls)
+        assert place.map(run, calls) == places
+        return ingested, places, {name: report.computed for name, report in run.reports.items()}
 
     there = home_at(tmp_path / "there")
     ingested, places, computed = in_flow(there, ingest)
     assert computed["extract"] == 12 and computed["place"] == 3 * NODES
-    with direct_session(home_at(tmp_path / "here")) as session:
-        here = pipeline.ingest(session, resolve_sources([str(source)]), tiny_settings())
-        assert artifact(ingested.snapshot) == artifact(here.snapshot)
-        folders = [PrefectSession(there).store.folder(ref) for ref in places]
+    with direct_run(home_at(tmp_path / "here")) as run:
+        here = ingest_documents(run, str(source), tiny_settings())
+        assert ingested.snapshot == here.snapshot
+        folders = [Run(there).store.folder(ref) for ref in places]
     told = [(folder / "node.txt").read_text().split() for folder in folders]
     assert len({node for node, _ in told}) == NODES
     assert {workers for _, workers in told} == {"1"}  # as many processes as the task holds processors
@@ -88,13 +91,13 @@ def test_a_run_on_a_cluster_with_all_files_on_s3_promotes_the_model_of_a_run_on_
     s3_address: str, on_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 3)
-    monkeypatch.setattr(Resources, "device", TinyResources.device)  # bits depend on the number of threads
+    monkeypatch.setattr(Machine, "device", TinyMachine.device)  # bits depend on the number of threads
     source = write_texts(tmp_path / "source")
 
-    def whole(session: PrefectSession) -> tuple[Ran, Promotion]:
-        ran = run_in(session, source, tiny_settings())
+    def whole(run: Run) -> tuple[Ran, Promotion]:
+        ran = run_in(run, source, tiny_settings())
         assert ran.checkpoint is not None
-        return ran, promote_model(session, ran.checkpoint, artifact(ran.evaluation))[0]
+        return ran, promote_model(run, ran.checkpoint, ran.evaluation)[0]
 
     home = replace(home_at(tmp_path / "there"), store=s3_address, artifacts=f"{s3_address}-artifacts")
     ran, promoted = in_flow(home, whole)
@@ -116,13 +119,16 @@ def test_a_runner_that_does_not_exist_is_refused_by_name(monkeypatch: pytest.Mon
         on_ray()
 
 
-def test_only_the_files_of_a_request_and_nothing_that_lives_go_along(tmp_path: Path) -> None:
-    with Resources(home_at(tmp_path), workers=3) as resources:
-        resources.paths = {"a": "/a", "b": "/b"}
-        resources.sizes = {"a": 1, "b": 2}
-        assert resources.apart is resources.apart
-        found = resources.elsewhere(2, {"b", "c"})
-        assert (found.paths, found.sizes, found.workers) == ({"b": "/b"}, {"b": 2}, 2)
-        assert found.apart is not resources.apart
-        found.close()
-        assert resources.paths == {"a": "/a", "b": "/b"} and resources.workers == 3
+def test_only_the_files_of_a_request_and_nothing_that_lives_go_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHEEPFOLD_RAY_CPUS", "2")
+    files = Sources({"a": "/a", "b": "/b"}, {"a": 1, "b": 2}).of([Content("b", ".txt")])
+    assert (files.paths, files.sizes) == ({"b": "/b"}, {"b": 2})
+    with Machine(workers=3) as machine:
+        assert machine.apart is machine.apart
+        found = copy.copy(Run(home_at(tmp_path), machine))
+        assert found.travelled and found.machine.workers == 2
+        assert found.machine.apart is not machine.apart
+        found.machine.close()
+        assert machine.workers == 3

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import stage_samples
-from stage_samples import Calls, TextSettings, capitals, copy_of, joined, letters
+from stage_samples import Calls, TextSettings, ask_for, capitals, copy_of, found, joined, letters, run_at
 
 from storage.manifest import ArtifactRef, RefSet
 from storage.store import Store
-from tasks.stage import Work, is_transient, stage
+from tasks.executor import is_transient
+from tasks.stage import Work, stage
 
 SOURCE = ArtifactRef("letters", "key", "digest")
 
@@ -61,7 +62,7 @@ def test_the_key_does_not_change_with_where_an_input_lies_or_how_it_is_spread() 
 
 def test_key_and_digest_do_not_depend_on_the_store_or_the_resources(tmp_path: Path) -> None:
     outcomes = [
-        letters.run(Store(tmp_path / folder), TextSettings("x"), {}, resources=calls)
+        ask_for(Store(tmp_path / folder), letters, TextSettings("x"), calls)
         for folder, calls in (("one", Calls()), ("two/three", Calls(seen=["much"])))
     ]
     assert outcomes[0].ref == outcomes[1].ref
@@ -83,16 +84,16 @@ def test_inputs_other_than_those_a_stage_takes_are_refused_by_name(inputs: dict[
 
 def test_the_second_request_is_cached_and_does_not_call_the_function(store: Store) -> None:
     calls = Calls()
-    first = letters.run(store, TextSettings("x"), {}, resources=calls)
-    second = letters.run(store, TextSettings("x"), {}, resources=calls)
+    first = ask_for(store, letters, TextSettings("x"), calls)
+    second = ask_for(store, letters, TextSettings("x"), calls)
     assert (first.cached, second.cached, calls.seen) == (False, True, ["x"])
     assert second.manifest == first.manifest
 
 
 def test_the_manifest_records_inputs_settings_counts_and_the_code(store: Store) -> None:
     calls = Calls()
-    source = letters.run(store, TextSettings("x"), {}, resources=calls).ref
-    manifest = capitals.run(store, TextSettings("y"), {"source": source}, resources=calls).manifest
+    source = ask_for(store, letters, TextSettings("x"), calls).ref
+    manifest = ask_for(store, capitals, TextSettings("y"), calls, source=source).manifest
     assert manifest.input_refs("source") == [source]
     assert manifest.inputs["source"]["digest"] == source.digest
     assert manifest.settings == {"text": "y"}
@@ -103,86 +104,100 @@ def test_the_manifest_records_inputs_settings_counts_and_the_code(store: Store) 
 
 def test_a_stage_without_settings_can_be_asked_for_twice(store: Store) -> None:
     calls = Calls()
-    source = letters.run(store, TextSettings("x"), {}, resources=calls).ref
+    source = ask_for(store, letters, TextSettings("x"), calls).ref
     inputs = {"parts": RefSet((source,), "union"), "first": source}
-    made = joined.run(store, None, inputs, resources=calls)
-    assert joined.run(store, None, inputs, resources=calls).manifest == made.manifest
+    made = ask_for(store, joined, None, calls, **inputs)
+    assert ask_for(store, joined, None, calls, **inputs).manifest == made.manifest
 
 
 def test_a_change_that_leads_to_the_same_content_stops_at_the_stage_where_it_does(store: Store) -> None:
     calls = Calls()
-    lower, upper = (letters.run(store, TextSettings(text), {}, resources=calls).ref for text in ("x", "X"))
+    lower, upper = (ask_for(store, letters, TextSettings(text), calls).ref for text in ("x", "X"))
     settings = TextSettings()
-    one, other = (capitals.run(store, settings, {"source": ref}, resources=calls).ref for ref in (lower, upper))
+    one, other = (ask_for(store, capitals, settings, calls, source=ref).ref for ref in (lower, upper))
     assert one.key != other.key and one.digest == other.digest
     calls.seen.clear()
     downstream = TextSettings("downstream")
-    first = capitals.run(store, downstream, {"source": one}, resources=calls)
-    second = capitals.run(store, downstream, {"source": other}, resources=calls)
+    first = ask_for(store, capitals, downstream, calls, source=one)
+    second = ask_for(store, capitals, downstream, calls, source=other)
     assert (first.cached, second.cached, calls.seen) == (False, True, ["X"])
 
 
 def test_a_stage_that_raises_leaves_nothing_in_the_store_and_can_be_run_again(store: Store) -> None:
     calls = Calls(before=fail(ValueError("no such luck")))
     with pytest.raises(ValueError, match="no such luck"):
-        letters.run(store, TextSettings("x"), {}, resources=calls)
-    assert letters.find(store, TextSettings("x"), {}) is None
+        ask_for(store, letters, TextSettings("x"), calls)
+    assert found(store, letters, TextSettings("x")) is None
     assert store.stages() == []
 
     def look(work: Work) -> None:
         assert (work.scratch / "step").read_text() == "100"  # what it had worked out is still there
         assert list(work.out.iterdir()) == []  # what it had half written is not
 
-    outcome = letters.run(store, TextSettings("x"), {}, resources=Calls(before=look))
+    outcome = ask_for(store, letters, TextSettings("x"), Calls(before=look))
     assert not outcome.cached
     assert [entry.name for entry in outcome.manifest.files] == ["text"]
 
 
 def test_refresh_computes_again_and_replaces_the_artefact(store: Store) -> None:
     calls = Calls()
-    first = letters.run(store, TextSettings("x"), {}, resources=calls)
+    first = ask_for(store, letters, TextSettings("x"), calls)
     (store.folder(first.ref) / "text").write_text("y")  # damage of the same size, which no cache notices
-    again = letters.run(store, TextSettings("x"), {}, resources=calls, refresh=True)
+    again = ask_for(store, letters, TextSettings("x"), calls, refresh=True)
     assert (again.cached, calls.seen, again.ref) == (False, ["x", "x"], first.ref)
     assert (store.folder(first.ref) / "text").read_text() == "x"
 
 
 def test_an_artefact_that_is_there_is_found_without_waiting_for_a_refresh_of_it(store: Store) -> None:
-    first = letters.run(store, TextSettings("x"), {}, resources=Calls())
-    found = []
+    first = ask_for(store, letters, TextSettings("x"), Calls())
+    answers = []
 
     def ask(work: Work) -> None:
-        found.append(letters.run(store, TextSettings("x"), {}))
+        answers.append(ask_for(store, letters, TextSettings("x")))
 
-    letters.run(store, TextSettings("x"), {}, resources=Calls(before=ask), refresh=True)
-    assert [(outcome.cached, outcome.manifest) for outcome in found] == [(True, first.manifest)]
+    ask_for(store, letters, TextSettings("x"), Calls(before=ask), refresh=True)
+    assert [(outcome.cached, outcome.manifest) for outcome in answers] == [(True, first.manifest)]
 
 
 def test_a_refresh_that_raises_keeps_the_artefact_that_was_there(store: Store) -> None:
-    first = letters.run(store, TextSettings("x"), {}, resources=Calls())
+    first = ask_for(store, letters, TextSettings("x"), Calls())
     with pytest.raises(RuntimeError):
-        letters.run(store, TextSettings("x"), {}, resources=Calls(before=fail(RuntimeError())), refresh=True)
-    assert letters.find(store, TextSettings("x"), {}) == first.manifest
+        ask_for(store, letters, TextSettings("x"), Calls(before=fail(RuntimeError())), refresh=True)
+    assert found(store, letters, TextSettings("x")) == first.manifest
 
 
 def test_an_artefact_whose_file_was_cut_is_made_again(store: Store) -> None:
-    first = letters.run(store, TextSettings("long"), {}, resources=Calls())
+    first = ask_for(store, letters, TextSettings("long"), Calls())
     (store.folder(first.ref) / "text").write_text("lo")
-    again = letters.run(store, TextSettings("long"), {}, resources=Calls())
+    again = ask_for(store, letters, TextSettings("long"), Calls())
     assert not again.cached and again.ref == first.ref
     assert (store.folder(first.ref) / "text").read_text() == "long"
 
 
-def test_a_listener_is_told_how_much_of_the_work_is_done(store: Store) -> None:
-    seen: list[float] = []
-    outcome = letters.run(
-        store,
-        TextSettings("x"),
-        {},
-        resources=Calls(before=lambda work: work.progress.update(1, 2)),
-        listener=seen.append,
-    )
-    assert not outcome.cached and seen == [50.0]
+def test_settings_may_be_a_function_that_is_called_once_the_inputs_are_there(store: Store) -> None:
+    run = run_at(store.root)
+    source = letters(run, lambda: TextSettings("x"))
+    assert source == letters(run, TextSettings("x"))
+    planned = run_at(store.root, plan=True)
+    unmade = letters(planned, TextSettings("y"))
+    assert not unmade.made
+    waits = capitals(planned, lambda: pytest.fail("asked for settings"), source=unmade)
+    assert not waits.made and planned.reports["capitals"].reason == "waits for letters"
+
+
+def test_an_unkeyed_argument_reaches_the_function_and_not_the_key(store: Store) -> None:
+    seen = []
+
+    @stage("told", version=1, unkeyed=("place",))
+    def told(work: Work, settings: TextSettings, *, place: str) -> str:
+        seen.append(place)
+        return "digest"
+
+    run = run_at(store.root)
+    refs = [told(run, TextSettings(), place=place) for place in ("here", "there")]
+    assert refs[0] == refs[1] and seen == ["here"]
+    manifest = run.store.find("told", refs[0].key)
+    assert manifest is not None and manifest.inputs == {}
 
 
 def test_threads_that_ask_for_one_artefact_at_once_compute_it_once(store: Store) -> None:
@@ -192,7 +207,7 @@ def test_threads_that_ask_for_one_artefact_at_once_compute_it_once(store: Store)
 
     def ask() -> None:
         ready.wait()
-        outcomes.append(letters.run(store, TextSettings("x"), {}, resources=calls))
+        outcomes.append(ask_for(store, letters, TextSettings("x"), calls))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -238,7 +253,7 @@ def test_of_two_processes_that_ask_for_one_artefact_the_second_waits_and_finds_i
     assert line(first) == "working"
     second = ask()
     assert line(second).startswith(f"waiting for process {first.pid} on ")
-    assert letters.find(store, TextSettings("x"), {}) is None
+    assert found(store, letters, TextSettings("x")) is None
     go_on(first)
     assert (line(first), line(second)) == ("made", "cached")
 
@@ -254,7 +269,7 @@ def test_the_work_of_a_killed_process_is_taken_over_by_the_one_that_waits(
     assert line(second) == "working"
     go_on(second)
     assert line(second) == "made"
-    assert letters.find(store, TextSettings("x"), {}) is not None
+    assert found(store, letters, TextSettings("x")) is not None
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ from flows.team.programs import MLFLOW, PREFECT, WORKER, processes
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
+from tasks.machine import Machine
 from tests.flows.runs import store_contents
-from tests.tasks.tiny_run import SETTINGS, TinyResources, home_at, run_whole, tiny_settings, write_texts
+from tests.tasks.tiny_run import SETTINGS, TinyMachine, home_at, run_whole, tiny_settings, write_texts
 
 pytestmark = [
     pytest.mark.faults,
@@ -105,7 +106,7 @@ class Trainings:
         """Nothing is lost and nothing is there twice."""
         home = home_at(folder)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TinyResources, "device", Resources.device)  # as many threads as a worker's: bits depend on it
+            patch.setattr(TinyMachine, "device", Machine.device)  # as many threads as a worker's: bits depend on it
             for number in range(len(self.runs)):
                 run_whole(home, self.source, tiny_settings(*asked(number)))
         expected, found = store_contents(home.path), store_contents(self.box.home.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from flows.arrivals import change
 from postgres_server import PASSWORD, QUOTED, postgres_server
 from team_box import Box, new_box
 from test_deployments import EXPECTED
@@ -134,8 +134,9 @@ def test_a_run_that_stopped_reporting_is_queued_again(box: Box) -> None:
     wait_for_heartbeat(box, run)
     before = box.kill("gpu-worker")
     for process in processes(box.home, "gpu-worker"):
-        if process.environ().get("PREFECT__FLOW_RUN_ID") == run:
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.environ().get("PREFECT__FLOW_RUN_ID") == run:
+                process.kill()
     box.wait_healthy(("gpu-worker", before))
     box.wait(run, "Crashed", "AwaitingRetry", "Pending", "Submitting")
     assert box.wait(run, "Running")["run_count"] == 2

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
-from tasks.session import artifact
 from tiny_run import Ran, home_at, run_prepare, tiny_settings, write_texts
 from typer.testing import CliRunner
 
@@ -36,7 +35,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def export(ran: Ran, folder: Path, what: str, split: str = "") -> Exported:
-    return export_corpus(ran.session.store, read_state(ran.session.store, "default"), folder, what, split)
+    return export_corpus(ran.run.store, read_state(ran.run.store, "default"), folder, what, split)
 
 
 def rows(exported: Exported) -> list[dict[str, Any]]:
@@ -45,7 +44,7 @@ def rows(exported: Exported) -> list[dict[str, Any]]:
 
 
 def query(ran: Ran, sql: str) -> list[dict[str, Any]]:
-    return Catalog(ran.session.store, "default").query(sql)
+    return Catalog(ran.run.store, "default").query(sql)
 
 
 def test_documents_have_all_that_the_view_has_and_their_paths(ran: Ran, tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_columns_have_the_types_that_trainers_expect(ran: Ran, tmp_path: Path) -
 def expected_sequences(ran: Ran, split: str) -> list[tuple[list[int], list[int], list[int]]]:
     """Inputs, labels and lengths of pieces, built an id at a time."""
     index = load_index(ran.folder(ran.prepared.dataset), split)
-    shards = {artifact(ref).key: np.load(ran.folder(ref) / SHARD_FILE) for ref in ran.prepared.shards}
+    shards = {ref.key: np.load(ran.folder(ref) / SHARD_FILE) for ref in ran.prepared.shards}
     found = []
     for number in range(len(index)):
         stream: list[tuple[int, int, bool]] = []
@@ -135,7 +134,7 @@ def test_sequences_are_what_training_reads(tmp_path: Path, packing: str) -> None
         own = [(row["input_ids"], row["labels"], row["lengths"]) for row in found if row["split"] == split]
         assert own == expected_sequences(ran, split)
         assert all(len(ids) == len(labels) == sum(lengths) <= 32 for ids, labels, lengths in own)
-    counts = ran.session.store.find("dataset", artifact(ran.prepared.dataset).key)
+    counts = ran.run.store.find("dataset", ran.prepared.dataset.key)
     assert counts is not None
     labels = [label for row in found if row["split"] == "train" for label in row["labels"] if label >= 0]
     assert len(labels) == counts.counts["train_tokens"]
@@ -183,18 +182,18 @@ def test_what_cannot_be_exported_is_told(ran: Ran, tmp_path: Path, what: str, sp
 
 
 def test_a_corpus_that_was_not_prepared_says_what_to_run(ran: Ran, tmp_path: Path) -> None:
-    state = read_state(ran.session.store, "default")
+    state = read_state(ran.run.store, "default")
     del state["tokenise"]
     with pytest.raises(UserError, match=r"tokenise.*sheepfold prepare"):
-        export_corpus(ran.session.store, state, tmp_path / "out", "tokens")
+        export_corpus(ran.run.store, state, tmp_path / "out", "tokens")
     with pytest.raises(UserError, match="sheepfold ingest"):
-        export_corpus(ran.session.store, {}, tmp_path / "out", "documents")
+        export_corpus(ran.run.store, {}, tmp_path / "out", "documents")
 
 
 def test_the_command_writes_what_was_prepared(ran: Ran, tmp_path: Path) -> None:
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(export_corpus_command)
-    asked = [str(tmp_path / "out"), "--split", "train", "--home", str(ran.session.home.path)]
+    asked = [str(tmp_path / "out"), "--split", "train", "--home", str(ran.run.home.path)]
     done = CliRunner().invoke(app, [*asked, "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)

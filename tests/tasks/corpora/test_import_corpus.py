@@ -11,13 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from flows.corpus import Documents, read_documents
-from flows.corpus_import import corpora_of
-from ingest_run import Ingestion, contents, home_at, prose, settings_of, write
-from tasks.resources import Resources
-from tasks.session import Planner, Session, StageReport, artifact
+from ingest_run import contents, home_at, ingest, prose, settings_of, write
 
-from flows import pipeline
+from flows.ingest import Documents, corpora_of, read_documents
 from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
@@ -29,33 +25,35 @@ from tasks.corpora import parts as cutting
 from tasks.ingest.segments import document_id
 from tasks.ingest.snapshot import ListedFile
 from tasks.ingest.sources.documents import DocumentsSource
-from tasks.ingest.sources.resolve import FolderSource, Source, resolve_sources
+from tasks.ingest.sources.resolve import FolderSource, resolve_sources
+from tasks.machine import Machine
+from tasks.run import Run, StageReport
 
 
 @dataclass
-class Run:
+class Imported:
     """What an import did and left."""
 
-    session: Session
+    run: Run
     read: Documents
 
     @property
     def reports(self) -> dict[str, StageReport]:
         """What each stage did."""
-        return self.session.reports
+        return self.run.reports
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of `normalised`, those of live documents alone."""
         return [
             row
             for ref, live in zip(self.read.normalised, self.read.live, strict=True)
-            for row in read_rows(self.session.store.folder(artifact(ref)) / DOCUMENTS_FILE)
+            for row in read_rows(self.run.store.folder(ref) / DOCUMENTS_FILE)
             if row["doc_id"] in live
         ]
 
     def files(self) -> dict[str, dict[str, Any]]:
         """Rows of `files` by path."""
-        rows = read_rows(self.session.store.folder(artifact(self.read.snapshot)) / "files.parquet")
+        rows = read_rows(self.run.store.folder(self.read.snapshot) / "files.parquet")
         assert len({row["path"] for row in rows}) == len(rows)
         return {row["path"]: row for row in rows}
 
@@ -67,14 +65,14 @@ class Run:
         return dict(found)
 
 
-def corpus(*paths: Path) -> list[Source]:
-    return resolve_sources(f"documents:{path}" for path in paths)
+def read(home: Home, source: str, *assignments: str, refresh: tuple[str, ...] = ()) -> Imported:
+    with Machine(workers=1) as machine:
+        run = Run(home, machine, refresh=refresh)
+        return Imported(run, read_documents(run, source, settings_of(*assignments)))
 
 
-def run(home: Home, path: Path, *assignments: str, refresh: tuple[str, ...] = ()) -> Run:
-    with Resources(home, workers=1) as resources:
-        session = Session(home, resources, refresh)
-        return Run(session, read_documents(session, corpus(path), settings_of(*assignments)))
+def run(home: Home, path: Path, *assignments: str, refresh: tuple[str, ...] = ()) -> Imported:
+    return read(home, f"documents:{path}", *assignments, refresh=refresh)
 
 
 def write_lines(path: Path, records: list[Any]) -> Path:
@@ -195,9 +193,9 @@ def test_refresh_reads_all_of_it_again_and_finds_the_same(home: Home, docs: Path
 
 def test_the_store_is_sound_after_an_import(home: Home, docs: Path) -> None:
     done = run(home, docs)
-    assert [check.problems for check in check_store(done.session.store, stage_facts())] == [[]] * 5
-    ref = artifact(done.read.segments[0])
-    assert manifest_of(done.session.store, ref).counts["rows"] == 8
+    assert [check.problems for check in check_store(done.run.store, stage_facts())] == [[]] * 5
+    ref = done.read.segments[0]
+    assert manifest_of(done.run.store, ref).counts["rows"] == 8
 
 
 @pytest.fixture
@@ -234,24 +232,19 @@ def test_two_homes_hold_the_same_bytes(docs: Path, tmp_path: Path) -> None:
 
 
 def test_a_plan_says_what_would_be_imported(home: Home, docs: Path) -> None:
-    planner = Planner(home)
-    read_documents(planner, corpus(docs), settings_of())
+    planner = Run(home, plan=True)
+    read_documents(planner, f"documents:{docs}", settings_of())
     assert planner.reports["import"].computed == 4
     run(home, docs)
-    planner = Planner(home)
-    read_documents(planner, corpus(docs), settings_of())
+    planner = Run(home, plan=True)
+    read_documents(planner, f"documents:{docs}", settings_of())
     assert (planner.reports["import"].computed, planner.reports["snapshot"].cached) == (0, True)
 
 
 def test_ingestion_goes_on_as_for_files(home: Home, tmp_path: Path) -> None:
     texts = [{"text": prose(n)} for n in range(12)]
     path = write_lines(tmp_path / "x.jsonl", [*texts, {"text": prose(3)}])
-    with Resources(home, workers=1) as resources:
-        session = Session(home, resources)
-        found = pipeline.ingest(session, corpus(path), settings_of())
-        pipeline.remember_ingested(session, found)
-        pipeline.publish(session, "default")
-        done = Ingestion(session.reports, found, session.store)
+    done = ingest(home, f"documents:{path}", settings=settings_of())
     assert done.codes() == {"x.jsonl/13": "duplicate_text"} or done.codes() == {"x.jsonl/4": "duplicate_text"}
     assert set(done.sides().values()) == {"train", "validation"}
     assert len(done.query("select * from documents")) == 12
@@ -284,10 +277,7 @@ def test_files_and_corpora_are_one_corpus(home: Home, docs: Path, tmp_path: Path
     texts = write(tmp_path / "texts", {"one.txt": prose(100), "two.txt": prose(101)})
     # the same bytes have one reading, wherever they lie
     (texts / "a-copy.jsonl").write_bytes((docs / "a.jsonl").read_bytes())
-    with Resources(home, workers=1) as resources:
-        session = Session(home, resources)
-        sources = resolve_sources([str(texts), f"documents:{docs}", str(docs / "README.md")])
-        done = Run(session, read_documents(session, sources, settings_of()))
+    done = read(home, f"{texts}\ndocuments:{docs}\n{docs / 'README.md'}")
     found = done.texts()
     assert {path for path in found if path.startswith("texts/")} == {"texts/one.txt", "texts/two.txt"}
     assert found["docs/b.parquet/1"] == prose(3)
@@ -302,10 +292,8 @@ def test_a_corpus_may_be_larger_than_a_file_to_extract(home: Home, docs: Path) -
 
 
 def test_a_pattern_names_some_of_the_corpora(home: Home, docs: Path) -> None:
-    with Resources(home, workers=1) as resources:
-        session = Session(home, resources)
-        found = Run(session, read_documents(session, resolve_sources([f"documents:{docs}/**/*.gz"]), settings_of()))
-        assert set(found.texts()) == {"deep/c.jsonl.gz/1", "deep/c.jsonl.gz/2"}
+    found = read(home, f"documents:{docs}/**/*.gz")
+    assert set(found.texts()) == {"deep/c.jsonl.gz/1", "deep/c.jsonl.gz/2"}
 
 
 def test_a_source_of_documents_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from exam_samples import outspoken
-from tasks.session import Session, artifact
-from tiny_run import Ran, copy_of_store, direct_session
+from tiny_run import Ran, copy_of_store, direct_run
 
 from storage.errors import UserError
 from storage.home import Home
@@ -27,6 +26,7 @@ from tasks.exams.stages import (
     load_questions,
     read_exam_metrics,
 )
+from tasks.run import Run
 
 CHOOSING = [
     MultipleChoice("a", "the shepherd counts", ("his sheep", "qqq zzz"), 0),
@@ -46,11 +46,10 @@ def bundle(tiny: Ran, home: Home) -> Bundle:
     return outspoken(Path(home.store) / "train" / tiny.checkpoint.key)
 
 
-def put(session: Session, checkpoint: ArtifactRef, questions: list[Question]) -> ArtifactRef:
-    session.resources.questions = questions
-    kept = session.run(keep_questions, QuestionsSettings.of(questions))
-    assert load_questions(session.store.folder(artifact(kept))) == questions
-    return artifact(session.run(exam, ExamSettings(), checkpoint=checkpoint, questions=kept))
+def put(run: Run, checkpoint: ArtifactRef, questions: list[Question]) -> ArtifactRef:
+    kept = keep_questions(run, QuestionsSettings.of(questions), questions=questions)
+    assert load_questions(run.store.folder(kept)) == questions
+    return exam(run, ExamSettings(), checkpoint=checkpoint, questions=kept)
 
 
 def test_answers_stand_in_the_order_of_the_questions_with_all_that_led_to_them(
@@ -60,9 +59,9 @@ def test_answers_stand_in_the_order_of_the_questions_with_all_that_led_to_them(
     plain = ExactMatch("w", "a dog watches", ("nothing",), 6, ())
     (written,) = write_answers(bundle, [plain])
     right = ExactMatch("w", "a dog watches", ("nothing", written), 6, ())
-    with direct_session(home) as session:
-        made = put(session, tiny.checkpoint, [CHOOSING[0], right, CHOOSING[1]])
-        folder = session.store.folder(made)
+    with direct_run(home) as run:
+        made = put(run, tiny.checkpoint, [CHOOSING[0], right, CHOOSING[1]])
+        folder = run.store.folder(made)
     rows = read_rows(folder / ANSWERS_FILE)
     assert [row["id"] for row in rows] == ["a", "w", "b"]
     scored = score_choices(bundle, CHOOSING)
@@ -77,11 +76,11 @@ def test_answers_stand_in_the_order_of_the_questions_with_all_that_led_to_them(
 
 def test_the_same_questions_are_put_once(tiny: Ran, home: Home) -> None:
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        first = put(session, tiny.checkpoint, [*CHOOSING])
-    with direct_session(home) as session:
-        assert put(session, tiny.checkpoint, [*CHOOSING]) == first
-        assert session.reports["exam"].cached
+    with direct_run(home) as run:
+        first = put(run, tiny.checkpoint, [*CHOOSING])
+    with direct_run(home) as run:
+        assert put(run, tiny.checkpoint, [*CHOOSING]) == first
+        assert run.reports["exam"].cached
 
 
 def test_an_empty_prompt_of_a_model_that_cannot_begin_is_told(tiny: Ran, home: Home, tmp_path: Path) -> None:
@@ -90,8 +89,8 @@ def test_an_empty_prompt_of_a_model_that_cannot_begin_is_told(tiny: Ran, home: H
     config = Path(bare.store) / "train" / tiny.checkpoint.key / "config.json"
     text = config.read_text()
     config.write_text(json.dumps({**json.loads(text), "bos": 0, "eos": 0}).ljust(len(text)))
-    with direct_session(bare) as session, pytest.raises(UserError, match="exact_match: prompt 1 of 1 is empty"):
-        put(session, tiny.checkpoint, [ExactMatch("1", "", ("x",))])
+    with direct_run(bare) as run, pytest.raises(UserError, match="exact_match: prompt 1 of 1 is empty"):
+        put(run, tiny.checkpoint, [ExactMatch("1", "", ("x",))])
 
 
 def test_guessing_is_the_mean_over_questions_with_different_numbers_of_choices() -> None:

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 from dedup_samples import plain_runs
-from flows.tracing import contamination_of, echo_completions, explain_echoes, explain_text, trace_indexes
-from tasks.session import Pending, Planner, Session, artifact
-from tiny_run import Ran, copy_of_store, direct_session, text_of
+from tiny_run import Ran, copy_of_store, direct_run, text_of
 
+from flows.trace import explain_echoes, explain_text, trace_indexes, trace_model
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.schemas import COMPLETIONS, EVALSET, SPANS_FILE
 from storage.tables import read_columns, read_rows, write_table
+from tasks.run import Run
+from tasks.settings import EvaluationSettings
 from tasks.tracing.contamination import by_exposure, read_contamination
 from tasks.tracing.echoes import ECHOES_FILE, read_echo_metrics
 from tasks.tracing.sources import datasets_of, training_texts
@@ -27,7 +28,7 @@ from tasks.tracing.sources import datasets_of, training_texts
 def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """The tiny run with its names, to which tests add."""
     home = copy_of_store(tiny, tmp_path_factory.mktemp("traced") / "home")
-    shutil.copytree(Path(tiny.session.home.store) / ".refs", Path(home.store) / ".refs", dirs_exist_ok=True)
+    shutil.copytree(Path(tiny.run.home.store) / ".refs", Path(home.store) / ".refs", dirs_exist_ok=True)
     return home
 
 
@@ -45,7 +46,7 @@ def sides(tiny: Ran) -> dict[str, dict[str, str]]:
     return {"train": train, "validation": validation}
 
 
-def completions_of(session: Session, checkpoint: ArtifactRef, *texts: str) -> ArtifactRef:
+def completions_of(run: Run, checkpoint: ArtifactRef, *texts: str) -> ArtifactRef:
     """A generation with these texts."""
     key = sha256_json([asdict(checkpoint), texts])
     rows = [
@@ -68,10 +69,18 @@ def completions_of(session: Session, checkpoint: ArtifactRef, *texts: str) -> Ar
         }
         for number, text in enumerate(texts)
     ]
-    with session.store.workspace("generate", key) as work:
+    with run.store.workspace("generate", key) as work:
         write_table(work.out / "completions.parquet", COMPLETIONS, rows)
         inputs = describe_inputs({"checkpoint": checkpoint})
-        return session.store.commit(work, Manifest("generate", 1, key, key, inputs, {}, [], created="2030")).ref
+        return run.store.commit(work, Manifest("generate", 1, key, key, inputs, {}, [], created="2030")).ref
+
+
+def traced(
+    run: Run, tiny: Ran, completions: ArtifactRef, evalset: ArtifactRef | None = None
+) -> tuple[ArtifactRef | None, ArtifactRef | None]:
+    """What tracing makes of completions and of an evaluation set."""
+    assert tiny.checkpoint is not None
+    return trace_model(run, EvaluationSettings(), tiny.checkpoint, evalset or tiny.prepared.evalset, completions)
 
 
 def words_of(text: str, begin: int, n: int) -> str:
@@ -82,8 +91,8 @@ def test_a_model_leads_to_the_texts_of_its_training_documents_alone(
     tiny: Ran, home: Home, sides: dict[str, dict[str, str]]
 ) -> None:
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        texts = training_texts(session.store, datasets_of(session.store, tiny.checkpoint))
+    with direct_run(home) as run:
+        texts = training_texts(run.store, datasets_of(run.store, tiny.checkpoint))
     assert set(texts.refs) <= set(tiny.ingested.refined)
     assert texts.live is not None
     assert set().union(*texts.live) == set(sides["train"])
@@ -93,13 +102,14 @@ def test_echoes_are_measured_marked_and_found_again(tiny: Ran, home: Home, sides
     assert tiny.checkpoint is not None
     doc_id, source = min(sides["train"].items())
     echo, short = words_of(source, 30, 20), words_of(source, 10, 9)
-    with direct_session(home) as session:
-        made = completions_of(session, tiny.checkpoint, f"unheard of words {echo}", "never written", f"x {short} y", "")
-        ref = artifact(echo_completions(session, tiny.checkpoint, made))
-        folder = session.store.folder(ref)
-        again = artifact(echo_completions(session, tiny.checkpoint, made))
+    with direct_run(home) as run:
+        made = completions_of(run, tiny.checkpoint, f"unheard of words {echo}", "never written", f"x {short} y", "")
+        ref = traced(run, tiny, made)[0]
+        assert ref is not None
+        folder = run.store.folder(ref)
+        again = traced(run, tiny, made)[0]
         assert again == ref
-        assert session.reports["trace_index"].computed == len(session.store.keys("trace_index"))
+        assert run.reports["trace_index"].computed == len(run.store.keys("trace_index"))
     rows = {row["id"]: row for row in read_rows(folder / ECHOES_FILE)}
     assert [rows[name]["longest"] >= least for name, least in (("0", 20), ("2", 9))] == [True, True]
     assert [rows[name]["longest"] for name in ("1", "3")] == [0, 0]
@@ -116,7 +126,7 @@ def test_echoes_are_measured_marked_and_found_again(tiny: Ran, home: Home, sides
 def test_a_text_leads_to_the_files_that_it_repeats(home: Home, sides: dict[str, dict[str, str]]) -> None:
     number = next(n for n in range(12) if text_of(n).strip() in {text.strip() for text in sides["train"].values()})
     text = words_of(text_of(number), 25, 30)
-    found = explain_text(str(home.path), f"never seen {text.upper()}", "default", 8)["echoes"]
+    found = explain_text(home, f"never seen {text.upper()}", "default", 8)["echoes"]
     first = found["spans"][0]
     assert first["words"] == 30
     place = first["found_in"][0]
@@ -129,26 +139,26 @@ def test_a_text_leads_to_the_files_that_it_repeats(home: Home, sides: dict[str, 
 def test_a_completion_is_traced_to_what_its_model_read(tiny: Ran, home: Home, sides: dict[str, dict[str, str]]) -> None:
     assert tiny.checkpoint is not None
     source = min(sides["train"].values())
-    with direct_session(home) as session:
-        made = completions_of(session, tiny.checkpoint, words_of(source, 5, 25))
+    with direct_run(home) as run:
+        made = completions_of(run, tiny.checkpoint, words_of(source, 5, 25))
     tree = {"artifact": f"generate/{made.key}", "completion": {"text": words_of(source, 5, 25)}}
-    assert explain_echoes(str(home.path), tree, 8)["echoes"]["spans"][0]["words"] >= 25
+    assert explain_echoes(home, tree, 8)["echoes"]["spans"][0]["words"] >= 25
 
 
 def test_a_model_from_elsewhere_has_no_training_text(tiny: Ran, home: Home) -> None:
-    with direct_session(home) as session:
-        made = completions_of(session, ArtifactRef("bundle", "none", "none"), "text")
+    with direct_run(home) as run:
+        made = completions_of(run, ArtifactRef("bundle", "none", "none"), "text")
         (Path(home.store) / "generate" / made.key / "manifest.json").write_text(
             Manifest("generate", 1, made.key, made.key, {}, {}, []).to_json()
         )
-    found = explain_echoes(str(home.path), {"artifact": f"generate/{made.key}", "completion": {"text": "text"}}, 8)
+    found = explain_echoes(home, {"artifact": f"generate/{made.key}", "completion": {"text": "text"}}, 8)
     assert found["echoes"] is None
     assert "not trained in this home" in found["no_echoes"]
 
 
 def test_a_corpus_that_was_never_prepared_is_told(home: Home) -> None:
     with pytest.raises(UserError, match="corpus 'other' has no dataset yet"):
-        explain_text(str(home.path), "text", "other", 8)
+        explain_text(home, "text", "other", 8)
 
 
 def test_contamination_is_the_share_of_runs_of_thirteen_words_in_training_text(
@@ -163,10 +173,11 @@ def test_contamination_is_the_share_of_runs_of_thirteen_words_in_training_text(
         "short": "own words",
         **sides["validation"],
     }
-    with direct_session(home) as session:
-        evalset = evalset_of(session, texts)
-        folder = session.store.folder(artifact(contamination_of(session, tiny.checkpoint, evalset)))
-        found = read_contamination(folder)
+    with direct_run(home) as run:
+        evalset = evalset_of(run, texts)
+        _, made = traced(run, tiny, completions_of(run, tiny.checkpoint, ""), evalset)
+        assert made is not None
+        found = read_contamination(run.store.folder(made))
     trained = {run for text in sides["train"].values() for run in plain_runs(text, 13)}
     for doc_id, text in texts.items():
         runs = plain_runs(text, 13)
@@ -176,13 +187,13 @@ def test_contamination_is_the_share_of_runs_of_thirteen_words_in_training_text(
     assert found["own"] == found["short"] == 0
 
 
-def evalset_of(session: Session, texts: dict[str, str]) -> ArtifactRef:
+def evalset_of(run: Run, texts: dict[str, str]) -> ArtifactRef:
     key = sha256_json(texts)
-    with session.store.workspace("evalset", key) as work:
+    with run.store.workspace("evalset", key) as work:
         told = {"kind": "text", "language": "en", "source": "texts", "method": "text"}
         rows = [{"doc_id": doc_id, **told, "text": text} for doc_id, text in texts.items()]
         write_table(work.out / "documents.parquet", EVALSET, rows)
-        return session.store.commit(work, Manifest("evalset", 3, key, key, {}, {}, [])).ref
+        return run.store.commit(work, Manifest("evalset", 3, key, key, {}, {}, [])).ref
 
 
 def test_bits_per_byte_of_seen_and_unseen_documents_add_up() -> None:
@@ -199,20 +210,20 @@ def test_bits_per_byte_of_seen_and_unseen_documents_add_up() -> None:
 
 
 def test_a_plan_says_that_tracing_waits_and_computes_nothing(tiny: Ran, home: Home) -> None:
-    planner, waiting = Planner(home), Pending("train", "never computed")
-    assert isinstance(echo_completions(planner, waiting, waiting), Pending)
-    assert isinstance(contamination_of(planner, waiting, tiny.prepared.evalset), Pending)
-    reasons = {report.stage: report.reason for report in planner.report_list()}
-    assert reasons == {"echoes": "waits for train", "contamination": "waits for train"}
+    run, waiting = Run(home, plan=True), ArtifactRef("train", "", "")
+    for made in trace_model(run, EvaluationSettings(), waiting, tiny.prepared.evalset, waiting):
+        assert made is not None and not made.made
+    reasons = {report.stage: report.reason for report in run.reports.values()}
+    assert reasons == dict.fromkeys(("trace_index", "echoes", "gram_overlap", "contamination"), "waits for train")
 
 
 def test_another_segment_adds_an_index_and_leaves_the_others(tiny: Ran, home: Home) -> None:
     assert tiny.checkpoint is not None
-    with direct_session(home) as session:
-        texts = training_texts(session.store, datasets_of(session.store, tiny.checkpoint))
-        before = trace_indexes(session, texts)
-    with direct_session(home) as session:
-        assert trace_indexes(session, texts) == before
-        assert session.reports["trace_index"].computed == 0
-        doc_ids = read_columns(session.store.folder(before.refs[0]) / "traced.parquet", ["doc_id"])["doc_id"]
+    with direct_run(home) as run:
+        texts = training_texts(run.store, datasets_of(run.store, tiny.checkpoint))
+        before = trace_indexes(run, texts)
+    with direct_run(home) as run:
+        assert trace_indexes(run, texts) == before
+        assert run.reports["trace_index"].computed == 0
+        doc_ids = read_columns(run.store.folder(before.refs[0]) / "traced.parquet", ["doc_id"])["doc_id"]
     assert set(doc_ids) >= set().union(*texts.live or ())

@@ -6,15 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from flows.arrivals import HOLDS, changed_share, note_told, untold_share
-from tasks.session import artifact
-from tiny_run import Ran, copy_of_store, direct_session, home_at, run_prepare, text_of, tiny_settings, write_texts
+from tiny_run import Ran, copy_of_store, direct_run, home_at, run_prepare, text_of, tiny_settings, write_texts
 
-from flows import pipeline
+from flows.ingest import ingest_documents
+from flows.state import publish
+from flows.watch import HOLDS, changed_share, note_told, untold_share
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store, open_store
-from tasks.ingest.sources.resolve import resolve_sources
 from tasks.upkeep.forget import forget
 
 
@@ -35,11 +34,11 @@ def test_documents_that_came_and_went_count_against_those_there_were(now: str, b
 
 def ingested(home: Home, source: Path) -> tuple[Store, ArtifactRef]:
     """The snapshot of a folder as it is now, the corpus standing at it."""
-    with direct_session(home) as session:
-        found = pipeline.ingest(session, resolve_sources([str(source)]), tiny_settings())
-        pipeline.remember_ingested(session, found)
-        pipeline.publish(session, "default")
-    return open_store(home.store), artifact(found.snapshot)
+    with direct_run(home) as run:
+        found = ingest_documents(run, str(source), tiny_settings())
+        found.remember(run)
+        publish(run)
+    return open_store(home.store), found.snapshot
 
 
 def test_a_corpus_without_a_model_has_changed_wholly_until_that_is_told(tmp_path: Path) -> None:
@@ -126,5 +125,5 @@ def test_documents_that_were_prepared_and_gave_the_dataset_of_the_model_count_as
     (source / "dropped.txt").write_text("a " * 2_000)
     assert untold_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
     prepared = run_prepare(home, source).prepared
-    assert artifact(prepared.dataset).digest == artifact(tiny.prepared.dataset).digest
+    assert prepared.dataset.digest == tiny.prepared.dataset.digest
     assert untold_share(*with_corpus(ingested(home, source))) == 0
