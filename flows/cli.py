@@ -83,7 +83,8 @@ def _parameter(name: str, field: FieldInfo) -> signatures.Parameter:
     limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
     shown: dict[str, Any] = {"help": field.description, "min": limits.get("ge"), "max": limits.get("le")}
     if name == "source":
-        hint: Any = Annotated[list[str], typer.Argument(help=field.description)]
+        text = (field.description or "").removesuffix(", one per line.") + "."
+        hint: Any = Annotated[list[str], typer.Argument(help=text)]
     elif field.is_required() and not extra.get("option"):
         hint = Annotated[kind, typer.Argument(help=field.description)]
     elif name == "settings":
@@ -92,7 +93,9 @@ def _parameter(name: str, field: FieldInfo) -> signatures.Parameter:
     elif name == "refresh":
         hint = Annotated[list[str] | None, typer.Option(help="Stage to compute again; may be repeated.")]
     elif kind == list[str]:
-        hint = Annotated[list[str] | None, typer.Option(help=f"{field.description} May be repeated.")]
+        hint = Annotated[
+            list[str] | None, typer.Option(help=f"{(field.description or '').rstrip('.')}; may be repeated.")
+        ]
     elif kind is bool:
         hint = Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=field.description)]
         default = False

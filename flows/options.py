@@ -29,7 +29,7 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
         help: Help text; empty takes the setting's own.
     """
     info = setting(name)
-    shown = "" if info.default in (None, "", ()) else f" (default: {info.default})"
+    shown = "" if info.default in (None, "", ()) or info.default is False else f" (default: {info.default})"
     limits = {
         key: getattr(item, key) for item in info.metadata for key in ("ge", "gt", "le", "lt") if hasattr(item, key)
     }
@@ -93,10 +93,12 @@ class CorpusOptions(Options):
 class IngestOptions(CorpusOptions):
     """Options of flows that read documents."""
 
-    source: Annotated[str, Field(description="Folders, files, repositories or buckets with documents, one per line.")]
-    workers: Annotated[int | None, Field(description="Processes and tasks at once (default: one per core).", ge=1)] = (
-        None
-    )
+    source: Annotated[
+        str, Field(description="Folders, files, patterns, repositories or buckets with documents, one per line.")
+    ]
+    workers: Annotated[
+        int | None, Field(description="Processes and tasks at once; 0 is one per core (default: 0).", ge=0)
+    ] = None
     retry_failed: Annotated[bool | None, Field(description="Extract files again whose extraction failed.")] = None
 
 
@@ -113,7 +115,9 @@ class PrepareOptions(IngestOptions):
     """Options of `prepare`."""
 
     preset: str | None = setting_field(
-        "model.preset", "Shape of the network (see `count`), or auto.", enum=[None, AUTO, *PRESETS]
+        "model.preset",
+        "Shape of the network (see `count`); auto takes what `suggest` proposes.",
+        enum=[None, AUTO, *PRESETS],
     )
 
 
@@ -152,7 +156,7 @@ class EvaluateOptions(CorpusOptions):
     ] = None
     column: Annotated[str | None, Field(description="Field of JSON Lines or Parquet that holds the text.")] = None
     stride: Annotated[
-        int | None, Field(description="Tokens from one window to the next (default: as it was judged).", ge=1)
+        int | None, Field(description="Tokens from one window to the next; 0 is as it was judged (default: 0).", ge=0)
     ] = None
     tasks: Annotated[str | None, Field(description="JSON Lines file of questions to ask instead of texts.")] = None
 
@@ -227,7 +231,7 @@ class LmEvalOptions(CorpusOptions):
     ]
     model: Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")] = "champion"
     include: Annotated[str | None, Field(description="Folder with further tasks as YAML.")] = None
-    limit: Annotated[int | None, Field(description="Documents of each task (default: all).", ge=1)] = None
+    limit: Annotated[int | None, Field(description="Documents of each task; 0 takes all (default: 0).", ge=0)] = None
     shots: Annotated[
         int | None, Field(description="Solved examples before each question (default: the task's own).", ge=0)
     ] = None

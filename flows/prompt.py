@@ -43,7 +43,7 @@ def continue_prompt(options: Any, prompt: str, on_text: Callable[[str], None] | 
     """
     settings = options.load().generate
     asked = one_prompt(prompt, options.template or "")
-    folder = model_folder(options.home or "", options.model)
+    folder = model_folder(options.home or "", options.model, options.corpus)
     with Machine(deterministic=settings.deterministic) as machine:
         machine.seed(settings.seed)
         bundle = Bundle(folder, machine.device)

@@ -56,7 +56,7 @@ def lm_eval(options: LmEvalOptions) -> dict[str, Any]:
 
     names = [name.strip() for name in options.tasks.split(",") if name.strip()]
     manager = task_manager(names, options.include or "")
-    folder = model_folder(options.home or "", options.model)
+    folder = model_folder(options.home or "", options.model, options.corpus)
     shots = -1 if options.shots is None else options.shots
     results = evaluate_tasks(folder, detect_device(), names, manager, options.limit or 0, shots)
     leave_markdown("lm-eval", f"{options.model} on {', '.join(names)}", harness_table(results))

@@ -58,11 +58,16 @@ def kill_all(mark: str) -> int:
 
 @dataclass
 class Command:
-    """A `sheepfold` command in a home."""
+    """A `sheepfold` command in a home.
+
+    Attributes:
+        said: what it wrote to standard error.
+    """
 
     home: Path
     arguments: list[str]
     variables: dict[str, str] = field(default_factory=dict)
+    said: str = ""
 
     def start(self, log: Path) -> subprocess.Popen[bytes]:
         """Start it in a process session of its own."""
@@ -87,6 +92,7 @@ class Command:
             text=True,
             check=False,
         )
+        self.said = done.stderr
         assert done.returncode == 0, done.stderr[-4000:]
         assert marked_processes(self.variables[MARK]) == []
         return json.loads(done.stdout)  # type: ignore[no-any-return]

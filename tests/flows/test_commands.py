@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(home: Path, documents: Path) -> dict[str, Any]:
-    """Result of the first run."""
-    result = Command(home, ["run", str(documents), *TRAINING]).finish()
+def command(home: Path, documents: Path) -> Command:
+    """The first run."""
+    return Command(home, ["run", str(documents), *TRAINING])
+
+
+@pytest.fixture(scope="module")
+def first(command: Command) -> dict[str, Any]:
+    """Its result."""
+    result = command.finish()
     assert isinstance(result, dict)
     return result
 
@@ -65,6 +73,19 @@ def test_one_command_ends_with_a_champion_its_figures_and_completions(first: dic
     assert first["metrics"]["val/perplexity"] > 1
     assert Path(first["completions"]).is_file()
     assert first["mlflow_run_id"]
+
+
+def test_prefect_keeps_the_log_of_a_run_and_the_terminal_stays_quiet(
+    first: dict[str, Any], command: Command, home: Path
+) -> None:
+    with closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
+        kept = database.execute("select name, message from log").fetchall()
+    assert {"prefect.flow_runs", "prefect.task_runs", "sheepfold"} <= {name for name, _ in kept}
+    quiet = [message for name, message in kept if name.startswith("prefect.")]
+    assert [message for message in quiet if message in command.said] == []
+    assert any("train: " in message for name, message in kept if name == "sheepfold")
+    assert " writes: " in command.said  # samples begin like documents, of which Prefect's database gets no words
+    assert not any(" writes: " in message for _, message in kept)
 
 
 def test_a_run_ends_with_a_page_of_its_evaluation(first: dict[str, Any], home: Path) -> None:
