@@ -120,7 +120,8 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
         def body() -> Any:
             inner = FlowRunContext.get()
             assert inner is not None
-            with inner.model_copy(update={"task_runner": outer.task_runner}):
+            travels = outer.flow.with_options(name=name)  # Ray pickles the flow with each task, and this body it cannot
+            with inner.model_copy(update={"task_runner": outer.task_runner, "flow": travels}):
                 result.append(function(*args, **kwargs))
             return _Finished()  # an object: Prefect notes which run gave it
 

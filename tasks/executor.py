@@ -11,6 +11,7 @@ ends as `Cached`. Prefect persists no results: the store is the only cache.
 
 from __future__ import annotations
 
+import copyreg
 import logging
 import os
 import sys
@@ -272,8 +273,11 @@ def task_runner(workers: int) -> TaskRunner[Any]:
         from prefect.task_runners import ThreadPoolTaskRunner
 
         return ThreadPoolTaskRunner(max_workers=workers)
+    from prefect.utilities.annotations import quote
     from prefect_ray import RayTaskRunner
 
+    # by itself a quoted value comes back from a pickle as a tuple of it
+    copyreg.pickle(quote, lambda quoted: (quote, (quoted.unwrap(),)))
     address = os.environ.get("SHEEPFOLD_RAY_ADDRESS") or None
     runner: TaskRunner[Any] = RayTaskRunner(address=address, init_kwargs={"log_to_driver": False})
     return runner
