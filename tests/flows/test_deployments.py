@@ -87,6 +87,7 @@ def test_no_schedule_starts_by_itself() -> None:
     assert all(schedule["active"] is False and schedule["slug"] for schedule in schedules)
 
 
+@pytest.mark.parametrize("budget", ["minutes", "max_steps", "max_tokens"])
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
 def test_the_person_may_ask_for_another_budget_than_the_deployments(deployment: dict[str, Any], budget: str) -> None:
     if budget not in flow_of(deployment).parameters.properties:
@@ -97,6 +98,7 @@ def test_the_person_may_ask_for_another_budget_than_the_deployments(deployment: 
     assert train == load_settings(None, parse_assignments([f"train.{budget}=20"])).train
 
 
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda item: item["name"])
 def test_every_run_has_the_variables_that_all_runs_need(deployment: dict[str, Any]) -> None:
     variables = deployment["work_pool"]["job_variables"]["env"]
     assert float(variables[HEARTBEAT]) * 3 <= silent_seconds()
