@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect as signatures
 import logging
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_type_hints
@@ -83,7 +84,7 @@ def _parameter(name: str, field: FieldInfo) -> signatures.Parameter:
     limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
     shown: dict[str, Any] = {"help": field.description, "min": limits.get("ge"), "max": limits.get("le")}
     if name == "source":
-        text = (field.description or "").removesuffix(", one per line.") + "."
+        text = f"{str(field.description).removesuffix(', one per line.')}."
         hint: Any = Annotated[list[str], typer.Argument(help=text)]
     elif field.is_required() and not extra.get("option"):
         hint = Annotated[kind, typer.Argument(help=field.description)]
@@ -93,9 +94,7 @@ def _parameter(name: str, field: FieldInfo) -> signatures.Parameter:
     elif name == "refresh":
         hint = Annotated[list[str] | None, typer.Option(help="Stage to compute again; may be repeated.")]
     elif kind == list[str]:
-        hint = Annotated[
-            list[str] | None, typer.Option(help=f"{(field.description or '').rstrip('.')}; may be repeated.")
-        ]
+        hint = Annotated[list[str] | None, typer.Option(help=f"{str(field.description).rstrip('.')}; may be repeated.")]
     elif kind is bool:
         hint = Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=field.description)]
         default = False
@@ -134,14 +133,12 @@ def _asked(options: type[models.Options], given: dict[str, Any]) -> Any:
 
 def run_flow(module: str, name: str, options: Any) -> dict[str, Any]:
     """Run a flow in this process, under the running Prefect server or an embedded one."""
-    import importlib
-
     from flows.embedded import ends_in_order, prefect_api
     from storage.home import Home
 
     place = Home.from_environment(options.home).create()
     with ends_in_order(), prefect_api(place):
-        flow = getattr(importlib.import_module(f"flows.{module}"), name)
+        flow = getattr(import_module(f"flows.{module}"), name)
         result: dict[str, Any] = flow(options.model_copy(update={"home": str(place.path)}))
     return result
 
@@ -280,6 +277,7 @@ def _show_pair(result: dict[str, Any], as_json: bool) -> None:
 @command(models.LmEvalOptions, "lm-eval", leave_out=("config", "settings", "refresh"))
 def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
     """Evaluate a model on tasks of lm-evaluation-harness."""
+    import_module("tasks.harness")  # refused where it is not installed, before anything starts
     result = run_flow("upkeep", "lm_eval", options)
     if as_json:
         print_json(result)

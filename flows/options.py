@@ -96,9 +96,7 @@ class IngestOptions(CorpusOptions):
     source: Annotated[
         str, Field(description="Folders, files, patterns, repositories or buckets with documents, one per line.")
     ]
-    workers: Annotated[
-        int | None, Field(description="Processes and tasks at once; 0 is one per core (default: 0).", ge=0)
-    ] = None
+    workers: Annotated[int | None, Field(description="Processes and tasks at once; 0 is one per core.", ge=0)] = None
     retry_failed: Annotated[bool | None, Field(description="Extract files again whose extraction failed.")] = None
 
 

@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from runs import environment
-from typer.testing import CliRunner, Result
+from runs import invoke
 
-from flows.cli import generate
-from flows.cli_keep import export, import_
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import TOKEN_COUNTS
 from storage.tables import write_table
@@ -37,16 +33,8 @@ def folder(tmp_path: Path) -> Path:
     return bundle
 
 
-def sheepfold(home: Path, *arguments: str) -> Result:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command("export")(export)
-    app.command("import")(import_)
-    app.command("generate")(generate)
-    return CliRunner().invoke(app, list(arguments), env=environment(home))
-
-
 def done(home: Path, *arguments: str) -> Any:
-    result = sheepfold(home, *arguments, "--json")
+    result = invoke(home, *arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -63,7 +51,7 @@ def test_a_model_goes_out_comes_in_and_continues_with_the_same_text(folder: Path
 
 
 def test_a_person_is_told_where_the_model_lies(folder: Path, tmp_path: Path) -> None:
-    result = sheepfold(tmp_path / "home", "export", str(folder), str(tmp_path / "hf"))
+    result = invoke(tmp_path / "home", "export", str(folder), str(tmp_path / "hf"))
     assert result.stdout.strip() == str(tmp_path / "hf")
     assert "gpt2:" in result.stderr and "128 token ids" in result.stderr
 
@@ -80,7 +68,7 @@ def test_a_person_is_told_where_the_model_lies(folder: Path, tmp_path: Path) -> 
 def test_a_mistake_in_an_exchange_is_told_in_a_sentence(
     arguments: list[str], sentence: str, folder: Path, tmp_path: Path
 ) -> None:
-    result = sheepfold(tmp_path / "home", *(part.format(tmp=tmp_path) for part in arguments))
+    result = invoke(tmp_path / "home", *(part.format(tmp=tmp_path) for part in arguments))
     assert result.exit_code == 1
     assert sentence in result.stderr
     assert "Traceback" not in result.output

@@ -21,6 +21,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
 def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
     done = invoke(home, "ablate", "--without", "pdf")
     assert done.exit_code == 1
@@ -37,6 +39,8 @@ def test_forget_says_what_it_would_do_does_it_and_why_knows_of_it(home: Path) ->
     assert answer(home, "verify")["ok"]
 
 
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
 def test_after_a_forgetting_it_is_said_that_the_corpus_waits_for_its_next_run(home: Path) -> None:
     waits = "documents of corpus 'default' were forgotten since its last run"
     done = invoke(home, "ablate", "--without", "text")

@@ -113,7 +113,7 @@ def test_prefects_database_holds_no_words_of_documents_or_prompts(ran: Home) -> 
     begun = [" ".join(row["prompt"].split()[:4]) for row in pq.read_table(table).to_pylist()]
     with closing(sqlite3.connect(ran.path / "prefect" / "prefect.db")) as database:
         kept = "\n".join(database.iterdump())
-    assert "Report of corpus default" in kept and "The report with what the model wrote: " in kept
+    assert "Report of corpus default" in kept and "The report with the completions: " in kept
     assert [words for words in (WORDS, *begun) if words in kept] == []
     report = (ran.path / "reports" / "default" / "report.md").read_text()
     assert begun and begun[0] in report
