@@ -20,9 +20,8 @@ from pydantic.fields import FieldInfo
 
 from flows import options as models
 from flows.cli_common import AsJson, plain_errors, print_json, say
-from flows.cli_keep import compact, export, export_corpus, forget, gc, import_
+from flows.cli_keep import compact, export, export_corpus, forget, gc, import_, rebuild_tracking, rollback
 from flows.cli_lookup import count, inspect, sample, sql, status, verify, why
-from flows.cli_names import rebuild_tracking, rollback
 from flows.cli_team import down, up
 from storage.errors import UserError
 

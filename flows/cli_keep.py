@@ -114,3 +114,25 @@ def _exchanged(written: Exchanged, as_json: bool) -> None:
             f"{written.layout}: {written.n_parameters:,} parameters, {written.vocab_size:,} token ids, "
             f"tokeniser {written.tokenizer}"
         )
+
+
+@plain_errors()
+def rollback(
+    reason: Annotated[str, typer.Option(help="Reason; a tag of the version that is taken back.")] = "",
+    to: Annotated[str, typer.Option(help="Version to go back to (default: the previous champion).")] = "",
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Make the previous champion champion again; the one that is taken back is not promoted again."""
+    from tasks.registry.promote import roll_back_champion
+
+    answer(roll_back_champion(home, corpus, reason, to), as_json, show.print_rollback)
+
+
+@plain_errors()
+def rebuild_tracking(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Rebuild MLflow's runs, versions, aliases and metrics from the store."""
+    from tasks.registry.promote import rebuild_tracking as rebuild
+
+    answer(rebuild(home), as_json, show.print_rebuilt)

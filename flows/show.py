@@ -498,3 +498,19 @@ def print_sizes(found: Mapping[str, Any]) -> None:
     head = ["Model", "layers", "d_model", "heads", "d_ff", "parameters", "12 d² rule"]
     rule = "12 d² rule: 12 d_model² per layer, plus the token embedding and, where it is a matrix of its own, the head."
     print(aligned(head, cells), rule, sep="\n")
+
+
+def print_rollback(done: Mapping[str, Any]) -> None:
+    """Print the champion after a rollback."""
+    words = f"version {done['champion']} is champion"
+    if done["withdrawn"]:
+        words += f"; version {done['withdrawn']} was taken back{'' if done['moved'] else ' before'}: {done['reason']}"
+    print(words)
+
+
+def print_rebuilt(done: Mapping[str, Any]) -> None:
+    """Print the contents of MLflow after a rebuild."""
+    aliases = ", ".join(f"{alias} is version {version}" for alias, version in done["aliases"].items())
+    print(f"{done['runs']} run(s) and {len(done['versions'])} version(s); {aliases or 'no aliases'}")
+    for checkpoint in done["lost"]:
+        print(f"{checkpoint} cannot be registered again: it is neither in the store nor in MLflow")

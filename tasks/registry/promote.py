@@ -10,10 +10,12 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from storage.errors import UserError
+from storage.home import Home
 from storage.lineage import location_of, manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import (
@@ -29,7 +31,7 @@ from storage.registry import (
     read_models,
     write_models,
 )
-from storage.store import Store
+from storage.store import Store, open_store
 from storage.tracking import CORPUS_TAG, Tracking
 from tasks.curate.evalset import trains_on_evalset
 from tasks.evaluation.compare import champion_figures
@@ -419,3 +421,22 @@ def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered
         "sheepfold.parameters": str(parameters_of(made)),
         "sheepfold.python": platform.python_version(),
     }
+
+
+def roll_back_champion(home: str, corpus: str, reason: str = "", to: str = "") -> dict[str, Any]:
+    """Take back the champion of a corpus; see `roll_back`.
+
+    Raises:
+        UserError: if there is no version to go back to.
+    """
+    place = Home.from_environment(home or None)
+    store = open_store(place.store, place.cache)
+    if not place.has_tracking and not read_models(store, corpus).models:
+        raise UserError(f"the home {place.path} has no registered model: `sheepfold run SOURCE` makes the first one")
+    return asdict(roll_back(store, Registry(Tracking(place), corpus), reason, to))
+
+
+def rebuild_tracking(home: str) -> dict[str, Any]:
+    """Rebuild MLflow's database from the store; see `rebuild`."""
+    place = Home.from_environment(home or None)
+    return asdict(rebuild(open_store(place.store, place.cache), Tracking(place)))

@@ -11,7 +11,6 @@ from registered import WORSE, Promoted, aliases, promote
 from tiny_run import direct_run, home_at, run_whole, tiny_settings
 
 from flows.models import checkpoint_of, ensure_training_run
-from flows.names import rebuild_tracking, roll_back_champion
 from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
@@ -19,6 +18,7 @@ from storage.registry import Registry, read_models
 from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.registry import promote as module
+from tasks.registry.promote import rebuild_tracking, roll_back_champion
 from tasks.upkeep.gc import collect_garbage
 
 LACKS = "lacks the champion .* of corpus default, .* `sheepfold rebuild-tracking`"

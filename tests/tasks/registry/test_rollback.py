@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from registered import Promoted, aliases, promote
 
-from flows.names import roll_back_champion
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Models, Registry, read_models, write_models
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.registry.promote import WITHDRAWN_TAG
+from tasks.registry.promote import WITHDRAWN_TAG, roll_back_champion
 
 
 class Killed(BaseException):

@@ -8,13 +8,12 @@ import pytest
 from tiny_run import Ran, TinyMachine, copy_of_store, run_in, tiny_settings, write_texts
 
 from flows.models import checkpoint_of, model_entry, promote_model
-from flows.names import rebuild_tracking
 from flows.stages import stage_facts
 from storage.home import Home
 from storage.registry import Registry, model_name
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.registry.promote import Promotion
+from tasks.registry.promote import Promotion, rebuild_tracking
 from tasks.run import Run
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.status import status_of
