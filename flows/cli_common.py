@@ -1,4 +1,4 @@
-"""What the commands share: options with one meaning everywhere, and how results and errors reach the person."""
+"""Options that commands share, and the printing of their results and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 
 
 def say(text: str) -> None:
-    """Tell the person something that is no result."""
+    """Print a remark on standard error."""
     print(text, file=sys.stderr)
 
 
@@ -39,13 +39,13 @@ def answer(document: Any, as_json: bool, show: Callable[[Any], None]) -> None:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Tell the mistake and end with exit code 1."""
+    """Print the error and exit with code 1."""
     say(f"sheepfold: {error}")
     raise typer.Exit(1)
 
 
 def checked_corpus(name: str) -> str:
-    """The name of a corpus, refused before anything runs if it cannot be one."""
+    """Return the name of a corpus, refused before anything runs if it cannot be one."""
     with plain_errors():
         from storage.home import check_corpus_name
 
@@ -90,7 +90,7 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Mistakes of the person at the keyboard are told in one sentence; faults of ours keep their traceback."""
+    """Print errors that the user can mend in one sentence; other errors keep their traceback."""
     from storage.errors import UserError, lasting_fault
 
     try:
@@ -105,7 +105,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def _refused(error: Exception) -> UserError | None:
-    """What to tell of a file or folder that this account may not write or read, or that is not a folder."""
+    """Return an error in words for a file or folder without permission, or a path that is no folder; else None."""
     from storage.errors import UserError
 
     if not isinstance(error, PermissionError | NotADirectoryError) or error.filename is None:

@@ -1,9 +1,7 @@
-"""Prefect's API for a command: the server that is configured, else that of the home's team where it runs, else one of
-our own for as long as the command lives.
+"""Provide a Prefect API to a command: the configured server, else that of the home's team, else an embedded one.
 
-Prefect can start a server by itself, but one that outlives a killed command and takes twice as long. Ours is a child
-process that serves a socket the command opened, keeps its database in the home, and ends when its parent is gone,
-however that ended.
+Prefect can start a server by itself, but that one outlives a killed command and takes twice as long. The embedded server
+is a child process that serves a socket of the command, keeps its database in the home, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from storage.environment import kept_variables
 if TYPE_CHECKING:
     from storage.home import Home
 
-EMBEDDED = "SHEEPFOLD_EMBEDDED_API"  # set where the API ends with the command, so that no link leads to its pages
+EMBEDDED = "SHEEPFOLD_EMBEDDED_API"  # set while the server is embedded, so that no link leads to its pages
 PARENT_LOOK_SECONDS = 0.25
 STOP_SECONDS = 5.0
 
@@ -42,7 +40,7 @@ QUIET = {
 
 
 def configured_api_url() -> str | None:
-    """Address of the Prefect server that the person set up: by variable, or in the active profile."""
+    """Return the address of a configured Prefect server: by environment variable or in the active profile."""
     url = os.environ.get("PREFECT_API_URL")
     if url:
         return url
@@ -50,14 +48,14 @@ def configured_api_url() -> str | None:
     try:
         profiles = tomllib.loads((home / "profiles.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # no profiles, or not ours to judge: Prefect itself will say what is wrong with them
+        return None  # no profiles, or damaged ones, which Prefect itself reports
     name = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
     found = profiles.get("profiles", {}).get(name, {}).get("PREFECT_API_URL")
     return str(found) if found else None
 
 
 def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start the server; requests wait in the socket's queue until it is up."""
+    """Start the embedded server; requests wait in the socket's queue until it is up."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         dropped = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE")
@@ -88,23 +86,19 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def prefect_api(home: Home) -> Iterator[None]:
-    """Make sure that flows of this process reach a Prefect API.
-
-    To be entered before Prefect is imported, because Prefect reads its settings then.
-    """
+    """Let flows of this process reach a Prefect API; to be entered before Prefect reads its settings on import."""
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     # records go to the flow run's log, ours among them; the terminal shows what the command itself prints
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "sheepfold")
     os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "7")  # the server may be started again meanwhile
     if configured_api_url() is not None:
         yield
         return
     from flows.team.up import running_team
 
-    team = running_team(home)  # its server has the home's database open, and whoever looks at its pages wants to see us
+    team = running_team(home)  # its server has the home's database open, and its pages should show this run
     if team:
         with _variables(team):
             yield
@@ -125,7 +119,7 @@ def prefect_api(home: Home) -> Iterator[None]:
 
 @contextmanager
 def _variables(given: dict[str, str]) -> Iterator[None]:
-    """Variables of the environment for as long as the context lasts."""
+    """Set environment variables for the duration of the context."""
     with kept_variables(*given):
         os.environ |= given
         yield
@@ -133,13 +127,13 @@ def _variables(given: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """Let SIGTERM end this command with exit status 143 and everything put away: a server, processes, a checkpoint.
+    """Let SIGTERM end this command with exit status 143, after server, processes and checkpoint are closed.
 
-    Inside a flow Prefect answers SIGTERM itself, then hands it on to whom it found here; without anyone the process
-    would end on the spot, and as the first process of a container not at all.
+    Inside a flow Prefect handles SIGTERM, then calls the handler that it found. Without one the process would end at
+    once, and as the first process of a container not at all.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not ours to answer
+        yield  # only the main thread may set handlers
         return
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -154,7 +148,7 @@ def _terminated(number: int, _: object) -> NoReturn:
 
 @contextmanager
 def _without_heartbeat() -> Iterator[None]:
-    """No heartbeats: a server that ends with its only flow watches over nobody, and each flow would wait a second."""
+    """Switch heartbeats off: the embedded server ends with its only flow, and each flow would wait a second for one."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
