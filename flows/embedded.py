@@ -1,7 +1,7 @@
 """Provide a Prefect API to a command: the configured server, else that of the home's team, else an embedded one.
 
-Prefect can start a server by itself, but that one outlives a killed command and takes twice as long. The embedded server
-is a child process that serves a socket of the command, keeps its database in the home, and ends with its parent.
+Prefect can start a server by itself, but that one outlives a killed command and takes twice as long. The embedded
+server is a child process that serves a socket of the command, keeps its database in the home, and ends with its parent.
 """
 
 from __future__ import annotations
