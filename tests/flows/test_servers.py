@@ -69,10 +69,8 @@ class Team:
     mlflow: str
 
     def call(self, *command: str) -> str:
-        """Run a Prefect command in the team's folder."""
-        done = subprocess.run(
-            [str(BIN / "prefect"), *command], env=self.variables, cwd=self.folder, capture_output=True, text=True
-        )
+        """Run a command in the team's folder."""
+        done = subprocess.run(command, env=self.variables, cwd=self.folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -95,6 +93,8 @@ def team(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Itera
     variables = {
         **environment(folder / ".sheepfold"),
         "PREFECT_HOME": str(folder / "prefect-home"),
+        "SHEEPFOLD_SOURCE": "documents",
+        "SHEEPFOLD_PROMPTS": "prompts.txt",
         "PREFECT_API_URL": f"http://127.0.0.1:{prefect}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
@@ -106,8 +106,7 @@ def team(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Itera
         stack.callback(kill_all, variables[MARK])
         server = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(prefect)]
         stack.enter_context(service(server, variables, folder, f"{box.prefect}/api/health"))
-        box.call("work-pool", "create", "sheepfold", "--type", "process", "--overwrite")
-        box.call("deploy", "--all")
+        box.call(sys.executable, "-m", "flows.team.programs", "register", "prefect.yaml")
         worker = [str(BIN / "prefect"), "worker", "start", "--pool", "sheepfold"]
         stack.enter_context(service(worker, variables, folder))
         box.call(*deployment_run())
@@ -119,7 +118,7 @@ def team(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Itera
 
 def deployment_run() -> list[str]:
     """The command that a person types, with a training of seconds."""
-    run = ["deployment", "run", "retrain/weekly", "--watch", "--watch-timeout", "600"]
+    run = [str(BIN / "prefect"), "deployment", "run", "retrain/weekly", "--watch", "--watch-timeout", "600"]
     for parameter in ("source=documents", "preset=tiny", "max_steps=20"):
         run += ["--param", parameter]
     return run
