@@ -59,7 +59,7 @@ def command(
                     function(_asked(options, given), **rest)
                 except KeyboardInterrupt:
                     print(flush=True)  # the shell's prompt begins a line
-                    say("stopped; the same command goes on from what is finished")
+                    say("stopped; what is finished stays")
                     raise typer.Exit(INTERRUPTED) from None
 
         fields = {key: field for key, field in options.model_fields.items() if key not in leave_out}
