@@ -286,16 +286,16 @@ def test_generate_under_the_name_of_a_corpus_that_was_never_run_makes_no_such_co
 
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.parametrize("command", ["evaluate", "promote"])
+@pytest.mark.parametrize("name", ["evaluate", "promote"])
 def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
-    first: dict[str, Any], home: Path, command: str
+    first: dict[str, Any], home: Path, name: str
 ) -> None:
     store = Store(home / "store")
     state = store.read_ref("corpus/default")
     assert state is not None
     store.write_ref("corpus/default", {stage: refs for stage, refs in state.items() if stage != "evaluate"})
     assert sql(home, "select * from metrics") == []
-    answer(home, command)
+    answer(home, name)
     assert len(sql(home, "select * from metrics")) > 0
 
 

@@ -8,18 +8,18 @@ from threading import Thread
 
 import pytest
 
-from flows.context import MOST_BEGINNINGS, flow_run_begins
+from flows.context import MAX_ATTEMPTS, check_attempts
 from storage.errors import Unreachable, UserError
 from storage.home import Home
 from storage.tracking import Tracking
 
 
 def test_a_run_that_started_too_often_fails_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_BEGINNINGS))
-    flow_run_begins()
-    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_BEGINNINGS + 1))
-    with pytest.raises(UserError, match="this run was begun 6 times and never came to its end"):
-        flow_run_begins()
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MAX_ATTEMPTS))
+    check_attempts()
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MAX_ATTEMPTS + 1))
+    with pytest.raises(UserError, match="this run was started 6 times and never finished"):
+        check_attempts()
 
 
 @pytest.mark.parametrize(
