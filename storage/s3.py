@@ -35,7 +35,7 @@ from storage.atomic import GONE, fsync_path, fsync_tree, write_file
 from storage.errors import Unreachable, UserError
 from storage.locks import owner_lock, owner_record
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
-from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, list_files, parse_manifest
+from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, list_files, parse_manifest
 
 ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
 TRANSFERS = 4  # files of an artefact that move at once
@@ -247,13 +247,11 @@ class S3Store(Store):
         text = _cached(folder, record.etag)
         if text is None:
             with self._cache_lock(stage, key):
-                text = _cached(folder, record.etag)  # fetched by the process that we waited for
-                if text is None:
-                    found = self._get(f"{place}/{MANIFEST_NAME}")
-                    if found is None:
-                        return None
-                    text = found.data
-                    self._cache_manifest(folder, parse_manifest(text, f"{self.address}/{place}"), found)
+                found = self._get(f"{place}/{MANIFEST_NAME}")
+                if found is None:
+                    return None
+                text = found.data
+                self._cache_manifest(folder, parse_manifest(text, f"{self.address}/{place}"), found)
         return parse_manifest(text, f"{self.address}/{place}")
 
     def _cache_manifest(self, folder: Path, manifest: Manifest, found: _Small) -> None:
@@ -269,7 +267,7 @@ class S3Store(Store):
     def _fetch(self, manifest: Manifest, folder: Path, names: tuple[str, ...]) -> bool:
         """Download the files of an artefact that are not in the cache; returns False if one is gone."""
         wanted = [entry for entry in manifest.files if not names or entry.name in names]
-        missing = [entry for entry in wanted if not _is_there(folder / entry.name, entry.size)]
+        missing = [entry for entry in wanted if not has_size(folder / entry.name, entry.size)]
         if not missing:
             return True
         with ThreadPoolExecutor(TRANSFERS) as threads:
@@ -315,10 +313,6 @@ class S3Store(Store):
             there = self._objects(stage, key)[MANIFEST_NAME]
         return None if there is None else there.etag
 
-    def _scratch_name(self, stage: str, key: str) -> str:
-        there = self._objects(stage, key).get(MANIFEST_NAME)
-        return "scratch" if there is None else f"scratch-{hashlib.sha256(there.etag.encode()).hexdigest()[:16]}"
-
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
         """Upload the files, then the manifest if nobody else put one meanwhile.
 
@@ -334,13 +328,13 @@ class S3Store(Store):
     def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         place, before = f"{manifest.stage}/{manifest.key}", self._objects(manifest.stage, manifest.key)
 
-        def upload(entry: FileEntry) -> tuple[str, _Object]:
+        def upload(entry: FileEntry) -> None:
             with self._explained("write to"):
-                put = obstore.put(self._bucket, f"{place}/{_object_name(entry)}", made / entry.name)
-            return _object_name(entry), _Object(entry.size, str(put["e_tag"]), time.time())
+                obstore.put(self._bucket, f"{place}/{_object_name(entry)}", made / entry.name)
 
         with ThreadPoolExecutor(TRANSFERS) as threads:
-            objects = dict(threads.map(upload, manifest.files))
+            list(threads.map(upload, manifest.files))
+        objects = {_object_name(entry): _Object(entry.size, "", time.time()) for entry in manifest.files}
         text = (made / MANIFEST_NAME).read_bytes()
         owner = {name: str(value) for name, value in owner_record().items()}
         etag = self._put(f"{place}/{MANIFEST_NAME}", text, {"e_tag": replaces} if replaces else "create", owner)
@@ -499,12 +493,11 @@ class S3Store(Store):
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise
-            if any(word in found for word in ("403 Forbidden", "401 Unauthorized")):
+            refused = ("403 Forbidden", "401 Unauthorized", "ertificate")
+            if any(word in found for word in refused) or ("status code: 4" in what and "429" not in what):
                 raise S3Error(
-                    f"S3 does not let us {action} {self.address} ({what}): check the keys and their rights"
+                    f"cannot {action} {self.address} ({what}): check the keys, their rights and the settings of S3"
                 ) from error
-            if ("status code: 4" in what and "429" not in what) or "ertificate" in found:
-                raise S3Error(f"cannot {action} {self.address} ({what}): check the settings of S3") from error
             raise S3Unreachable(
                 f"cannot {action} {self.address}: S3 did not answer as it should, in several attempts ({what}). What "
                 "is finished is kept: look at the server and the network, and run again"
@@ -544,10 +537,3 @@ def _cached(folder: Path, etag: str) -> bytes | None:
     except GONE:
         pass
     return None
-
-
-def _is_there(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except GONE:
-        return False
