@@ -74,7 +74,7 @@ class _Manifests:
         self.by_digest: dict[Name, list[Name]] = defaultdict(list)
         self.bare: list[Name] = []
         self.unreadable: dict[Name, str] = {}
-        for name in ((stage, key) for stage in store.stages() for key in store.keys(stage)):
+        for name in store.names():
             try:
                 manifest = store.read_manifest(*name)
             except StoreError as error:

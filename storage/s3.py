@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -81,20 +81,6 @@ class _Small:
 _Objects = dict[str, _Object]  # of one artefact, by name below its folder
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """The objects of a stage.
-
-    Attributes:
-        begun: time of the request, in seconds since the epoch.
-        until: end of its validity, on the monotonic clock.
-    """
-
-    artifacts: dict[str, _Objects]
-    begun: float
-    until: float
-
-
 class S3Store(Store):
     """The store below an `s3://` address.
 
@@ -113,7 +99,8 @@ class S3Store(Store):
         if not self._address.startswith("s3://") or not self._name:
             raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
         self._opened = time.time()
-        self._listings: dict[str, _Listing] = {}
+        self._listings: dict[str, dict[str, _Objects]] = {}  # by stage and key; empty for what is known to be gone
+        self._valid_until: dict[str, float] = {}  # on the monotonic clock
         self._held: dict[tuple[str, str], _Objects] = {}  # of artefacts that are made here now
         self._versions: dict[str, str | None] = {}  # ETags of records, when they were read last
         self._listing = threading.Lock()
@@ -141,7 +128,7 @@ class S3Store(Store):
     def keys(self, stage: str) -> list[str]:
         listed = self._listed(stage)
         with self._listing:  # a request for one artefact changes it
-            return sorted(listed)
+            return sorted(key for key, objects in listed.items() if objects)
 
     def manifests(self, stage: str) -> Iterator[Manifest]:
         with ThreadPoolExecutor(READS) as threads:
@@ -195,9 +182,8 @@ class S3Store(Store):
 
     def _listed(self, stage: str) -> dict[str, _Objects]:
         with self._listing:
-            known = self._listings.get(stage)
-            if known is not None and time.monotonic() <= known.until:
-                return known.artifacts
+            if time.monotonic() <= self._valid_until.get(stage, 0.0):
+                return self._listings[stage]
             begun, started = time.time(), time.monotonic()
             artifacts: dict[str, _Objects] = defaultdict(dict)
             for path, info in self._list(stage):
@@ -205,10 +191,10 @@ class S3Store(Store):
                 if stays_inside(key):  # a foreign name must not lead out of the cache
                     artifacts[key][name] = info
             now = time.monotonic()
-            until = now + max(LISTING_SECONDS, LISTING_TIMES * (now - started))
-            known = self._listings[stage] = _Listing(dict(artifacts), begun, until)
-            self._drop_removed(stage, known)
-            return known.artifacts
+            self._valid_until[stage] = now + max(LISTING_SECONDS, LISTING_TIMES * (now - started))
+            self._listings[stage] = dict(artifacts)
+            self._drop_removed(stage, artifacts.keys(), begun)
+            return self._listings[stage]
 
     def _ask(self, stage: str, key: str) -> _Objects:
         """Request the objects of one artefact, and correct the listing of its stage."""
@@ -221,22 +207,18 @@ class S3Store(Store):
         with self._listing:
             if (stage, key) in self._held:
                 self._held[stage, key] = objects
-            known = self._listings.get(stage)
-            if known is not None and objects:
-                known.artifacts[key] = objects
-            elif known is not None:
-                known.artifacts.pop(key, None)
+            self._listings.get(stage, {})[key] = objects
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
         return owner_lock(self._lock_path(f"cache-{stage}-{key}"), poll=0.05)
 
-    def _drop_removed(self, stage: str, listing: _Listing) -> None:
+    def _drop_removed(self, stage: str, present: Collection[str], asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
-        for key in set(super().keys(stage)) - listing.artifacts.keys():
+        for key in set(super().keys(stage)).difference(present):
             folder = self.root / stage / key
             with suppress(*GONE):  # another process of this machine deletes it too
-                if (folder / ETAG_NAME).stat().st_mtime < listing.begun - 1:  # else it may be newer than the listing
+                if (folder / ETAG_NAME).stat().st_mtime < asked - 1:  # else it may be newer than the listing
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _manifest(self, stage: str, key: str, objects: _Objects) -> Manifest | None:

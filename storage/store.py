@@ -119,6 +119,10 @@ class Store:
         """Return the names of the stages that have artefacts."""
         return _folders(self.root)
 
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield stage and key of all artefacts, complete or not."""
+        return ((stage, key) for stage in self.stages() for key in self.keys(stage))
+
     def folder(self, ref: ArtifactRef, *names: str) -> Path:
         """Return the local folder of an artefact's files.
 
