@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import decimal
 import math
 import re
@@ -280,8 +279,6 @@ def _json_value(value: Any) -> Any:
         return value
     if isinstance(value, decimal.Decimal):
         return float(value)
-    if isinstance(value, datetime.date | datetime.datetime | datetime.time | datetime.timedelta):
-        return str(value)
     if isinstance(value, dict):
         return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):

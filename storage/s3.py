@@ -352,14 +352,14 @@ class S3Store(Store):
 
     def _remove(self, stage: str, key: str, keep_manifest: bool) -> None:
         if keep_manifest:
-            self.keep_manifest(stage, key)
+            self._keep_manifest(stage, key)
         self._delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in a folder
         self._delete([path for path, _ in self._list(f"{stage}/{key}/")])
         with self._cache_lock(stage, key):
             super()._remove(stage, key, keep_manifest=False)
         self._know(stage, key, {})
 
-    def keep_manifest(self, stage: str, key: str) -> None:
+    def _keep_manifest(self, stage: str, key: str) -> None:
         found = self._get(f"{stage}/{key}/{MANIFEST_NAME}")
         if found is not None:
             self._put(f".removed/{stage}/{key}.json", found.data)

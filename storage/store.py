@@ -247,15 +247,14 @@ class Store:
         manifest = folder / MANIFEST_NAME
         if manifest.is_file():
             if keep_manifest:
-                self.keep_manifest(stage, key)
+                self._keep_manifest(stage, key)
             manifest.unlink()  # first: without it the folder is no artefact, wherever a kill falls
             fsync_path(folder)
         for place in (folder, self.root / ".work" / stage / key):
             if place.is_dir():
                 shutil.rmtree(place)
 
-    def keep_manifest(self, stage: str, key: str) -> None:
-        """Keep the manifest of an artefact that is about to be removed."""
+    def _keep_manifest(self, stage: str, key: str) -> None:
         self._write_record(_removed(stage, key), (self.root / stage / key / MANIFEST_NAME).read_bytes())
 
     def removed_manifest(self, stage: str, key: str) -> Manifest | None:
@@ -284,11 +283,12 @@ class Store:
         """
         with self._hold(stage, key, _refuse_to_wait):
             folder = self.root / stage / key
-            wrong, readable = self._damage(stage, key)
+            wrong = self._damage(stage, key)
             if not wrong:
                 return False, "it is whole by now"
-            if readable and (folder / MANIFEST_NAME).is_file():
-                self.keep_manifest(stage, key)
+            with suppress(StoreError):
+                if self.read_manifest(stage, key) is not None:
+                    self._keep_manifest(stage, key)
             place = self._place_aside(f"{stage}/{key}", wrong)
             folder.rename(self.root / place)
             fsync_path(folder.parent)
@@ -296,18 +296,17 @@ class Store:
         again = f"the next run that needs it makes it again; what was there lies in {self.root / place}"
         return True, f"set aside, because {wrong}: {again}"
 
-    def _damage(self, stage: str, key: str) -> tuple[str, bool]:
-        """Return what is wrong with an artefact, empty if nothing, and whether its manifest can be read."""
+    def _damage(self, stage: str, key: str) -> str:
         try:
             manifest = self.find(stage, key)
         except StoreError:
-            return f"its {MANIFEST_NAME} cannot be read", False
+            return f"its {MANIFEST_NAME} cannot be read"
         if manifest is None:
-            return "it lacks files, or has them cut short", True
-        folder = self.root / stage / key
-        changed = [entry.name for entry in manifest.files if sha256_file(folder / entry.name) != entry.sha256]
-        wrong = f"{', '.join(changed)} {'is' if len(changed) == 1 else 'are'} not what its manifest lists"
-        return wrong if changed else "", True
+            return "it lacks files, or has them cut short"
+        for entry in manifest.files:
+            if sha256_file(self.root / stage / key / entry.name) != entry.sha256:
+                return f"{entry.name} is not what its manifest lists"
+        return ""
 
     def set_ref_aside(self, name: str, wrong: str) -> str:
         """Move a movable name that cannot be read to `.damaged`, with a note; returns where it lies now."""
