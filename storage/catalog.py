@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import decimal
 import math
 import re
+import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from storage.errors import UserError
 from storage.home import check_corpus_name
@@ -138,14 +139,16 @@ class Catalog:
         return self.store.folder(ref, *wanted) / table
 
     def _base(self, name: str, schema: pa.Schema, paths: Sequence[Path]) -> None:
-        """Create a view over some files, or an empty one with the columns of the schema."""
+        """Create a view over some files, or an empty table with the columns of the schema."""
         if paths:
             listed = ", ".join(_quote(_GLOB.sub(r"[\1]", str(path))) for path in paths)
             self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
-        else:
-            # spelled out: DuckDB takes no Arrow table without importing pandas, half a second for no rows
-            columns = ", ".join(f"null::{_sql_type(field.type)} as {_quote_name(field.name)}" for field in schema)
-            self.connection.execute(f"create view {name} as select {columns}, '' as filename where false")
+            return
+        # through a file: DuckDB takes no Arrow table without importing pandas
+        with tempfile.TemporaryDirectory() as folder:
+            empty = Path(folder, "empty.parquet")
+            pq.write_table(schema.empty_table(), empty)
+            self.connection.execute(f"create table {name} as from read_parquet({_quote(str(empty))}, filename = true)")
 
     def _segments(self, name: str, stage: str, table: str) -> None:
         """Create a table with the segment of each file of a per-segment stage."""
@@ -241,18 +244,6 @@ class Catalog:
         )
 
 
-_SQL_TYPES = {
-    "string": "varchar",
-    "large_string": "varchar",
-    "bool": "boolean",
-    "double": "double",
-    "int8": "tinyint",
-    "int32": "integer",
-    "int64": "bigint",
-    "uint32": "uinteger",
-}
-
-
 def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListArray:
     """Return the token ids of documents from the flat shards beside the tables."""
     shards: dict[str, np.ndarray] = {}
@@ -263,19 +254,6 @@ def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.List
         parts.append(shards[table][offset : offset + length])
     ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(parts).astype(np.uint32)))
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    """Return DuckDB's name of an Arrow type."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"{_sql_type(kind.value_type)}[]"
-    if pa.types.is_struct(kind):
-        return f"struct({', '.join(f'{_quote_name(part.name)} {_sql_type(part.type)}' for part in kind)})"
-    return _SQL_TYPES[str(kind)]
-
-
-def _quote_name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _quote(text: str) -> str:
@@ -301,8 +279,6 @@ def _json_value(value: Any) -> Any:
         return value
     if isinstance(value, decimal.Decimal):
         return float(value)
-    if isinstance(value, datetime.date | datetime.datetime | datetime.time | datetime.timedelta):
-        return str(value)
     if isinstance(value, dict):
         return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):

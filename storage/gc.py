@@ -74,7 +74,7 @@ class _Manifests:
         self.by_digest: dict[Name, list[Name]] = defaultdict(list)
         self.bare: list[Name] = []
         self.unreadable: dict[Name, str] = {}
-        for name in ((stage, key) for stage in store.stages() for key in store.keys(stage)):
+        for name in store.names():
             try:
                 manifest = store.read_manifest(*name)
             except StoreError as error:
@@ -194,8 +194,12 @@ def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS)
     left: list[Name] = []
     needed: set[Name] = set()
     for name in garbage.artefacts:
-        if name not in needed and store.last_used(*name) <= time.time() - grace and _was_removed(store, name):
-            continue
+        if name not in needed and store.last_used(*name) <= time.time() - grace:
+            try:
+                store.remove(*name)
+                continue
+            except StoreError:  # a process works on it
+                pass
         left.append(name)
         needed |= garbage.inputs.get(name, set())
     for item in garbage.work:
@@ -203,14 +207,6 @@ def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS)
     for stage, key in garbage.removed:
         store.drop_removed(stage, key)
     return left
-
-
-def _was_removed(store: Store, name: Name) -> bool:
-    try:
-        store.remove(*name)
-    except StoreError:
-        return False  # a process works on it
-    return True
 
 
 def named(store: Store) -> Iterator[Name]:

@@ -74,17 +74,12 @@ def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection
         beyond: stages whose artefacts are returned, but nothing that was made from those.
     """
     made: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
-    for stage in store.stages():
-        for manifest in store.manifests(stage):
-            for ref in set(manifest.input_refs()):
-                made[ref.stage, ref.digest].append(manifest)
-    gone = set()
-    for name in store.removed():
-        record = None if store.find(*name) else store.removed_manifest(*name)
-        if record is not None:
-            gone.add(record.ref)
-            for ref in set(record.input_refs()):
-                made[ref.stage, ref.digest].append(record)
+    present = [manifest for stage in store.stages() for manifest in store.manifests(stage)]
+    removed = [store.removed_manifest(*name) for name in store.removed() if store.find(*name) is None]
+    gone = {manifest.ref: manifest for manifest in removed if manifest is not None}
+    for manifest in (*present, *gone.values()):
+        for ref in set(manifest.input_refs()):
+            made[ref.stage, ref.digest].append(manifest)
     found: dict[ArtifactRef, Manifest] = {}
     given = set(sources)
     waiting = list(given)

@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from storage.atomic import GONE, fsync_path, fsync_tree, write_file
 from storage.errors import Unreachable, UserError
 from storage.locks import owner_lock, owner_record
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
-from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, list_files, parse_manifest
+from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, list_files, parse_manifest
 
 ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
 TRANSFERS = 4  # files of an artefact that move at once
@@ -81,20 +81,6 @@ class _Small:
 _Objects = dict[str, _Object]  # of one artefact, by name below its folder
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """The objects of a stage.
-
-    Attributes:
-        begun: time of the request, in seconds since the epoch.
-        until: end of its validity, on the monotonic clock.
-    """
-
-    artifacts: dict[str, _Objects]
-    begun: float
-    until: float
-
-
 class S3Store(Store):
     """The store below an `s3://` address.
 
@@ -113,7 +99,8 @@ class S3Store(Store):
         if not self._address.startswith("s3://") or not self._name:
             raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
         self._opened = time.time()
-        self._listings: dict[str, _Listing] = {}
+        self._listings: dict[str, dict[str, _Objects]] = {}  # by stage and key; empty for what is known to be gone
+        self._valid_until: dict[str, float] = {}  # on the monotonic clock
         self._held: dict[tuple[str, str], _Objects] = {}  # of artefacts that are made here now
         self._versions: dict[str, str | None] = {}  # ETags of records, when they were read last
         self._listing = threading.Lock()
@@ -141,7 +128,7 @@ class S3Store(Store):
     def keys(self, stage: str) -> list[str]:
         listed = self._listed(stage)
         with self._listing:  # a request for one artefact changes it
-            return sorted(listed)
+            return sorted(key for key, objects in listed.items() if objects)
 
     def manifests(self, stage: str) -> Iterator[Manifest]:
         with ThreadPoolExecutor(READS) as threads:
@@ -195,9 +182,8 @@ class S3Store(Store):
 
     def _listed(self, stage: str) -> dict[str, _Objects]:
         with self._listing:
-            known = self._listings.get(stage)
-            if known is not None and time.monotonic() <= known.until:
-                return known.artifacts
+            if time.monotonic() <= self._valid_until.get(stage, 0.0):
+                return self._listings[stage]
             begun, started = time.time(), time.monotonic()
             artifacts: dict[str, _Objects] = defaultdict(dict)
             for path, info in self._list(stage):
@@ -205,10 +191,10 @@ class S3Store(Store):
                 if stays_inside(key):  # a foreign name must not lead out of the cache
                     artifacts[key][name] = info
             now = time.monotonic()
-            until = now + max(LISTING_SECONDS, LISTING_TIMES * (now - started))
-            known = self._listings[stage] = _Listing(dict(artifacts), begun, until)
-            self._drop_removed(stage, known)
-            return known.artifacts
+            self._valid_until[stage] = now + max(LISTING_SECONDS, LISTING_TIMES * (now - started))
+            self._listings[stage] = dict(artifacts)
+            self._drop_removed(stage, artifacts.keys(), begun)
+            return self._listings[stage]
 
     def _ask(self, stage: str, key: str) -> _Objects:
         """Request the objects of one artefact, and correct the listing of its stage."""
@@ -221,22 +207,18 @@ class S3Store(Store):
         with self._listing:
             if (stage, key) in self._held:
                 self._held[stage, key] = objects
-            known = self._listings.get(stage)
-            if known is not None and objects:
-                known.artifacts[key] = objects
-            elif known is not None:
-                known.artifacts.pop(key, None)
+            self._listings.get(stage, {})[key] = objects
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
         return owner_lock(self._lock_path(f"cache-{stage}-{key}"), poll=0.05)
 
-    def _drop_removed(self, stage: str, listing: _Listing) -> None:
+    def _drop_removed(self, stage: str, present: Collection[str], asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
-        for key in set(super().keys(stage)) - listing.artifacts.keys():
+        for key in set(super().keys(stage)).difference(present):
             folder = self.root / stage / key
             with suppress(*GONE):  # another process of this machine deletes it too
-                if (folder / ETAG_NAME).stat().st_mtime < listing.begun - 1:  # else it may be newer than the listing
+                if (folder / ETAG_NAME).stat().st_mtime < asked - 1:  # else it may be newer than the listing
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _manifest(self, stage: str, key: str, objects: _Objects) -> Manifest | None:
@@ -247,13 +229,11 @@ class S3Store(Store):
         text = _cached(folder, record.etag)
         if text is None:
             with self._cache_lock(stage, key):
-                text = _cached(folder, record.etag)  # fetched by the process that we waited for
-                if text is None:
-                    found = self._get(f"{place}/{MANIFEST_NAME}")
-                    if found is None:
-                        return None
-                    text = found.data
-                    self._cache_manifest(folder, parse_manifest(text, f"{self.address}/{place}"), found)
+                found = self._get(f"{place}/{MANIFEST_NAME}")
+                if found is None:
+                    return None
+                text = found.data
+                self._cache_manifest(folder, parse_manifest(text, f"{self.address}/{place}"), found)
         return parse_manifest(text, f"{self.address}/{place}")
 
     def _cache_manifest(self, folder: Path, manifest: Manifest, found: _Small) -> None:
@@ -269,7 +249,7 @@ class S3Store(Store):
     def _fetch(self, manifest: Manifest, folder: Path, names: tuple[str, ...]) -> bool:
         """Download the files of an artefact that are not in the cache; returns False if one is gone."""
         wanted = [entry for entry in manifest.files if not names or entry.name in names]
-        missing = [entry for entry in wanted if not _is_there(folder / entry.name, entry.size)]
+        missing = [entry for entry in wanted if not has_size(folder / entry.name, entry.size)]
         if not missing:
             return True
         with ThreadPoolExecutor(TRANSFERS) as threads:
@@ -315,10 +295,6 @@ class S3Store(Store):
             there = self._objects(stage, key)[MANIFEST_NAME]
         return None if there is None else there.etag
 
-    def _scratch_name(self, stage: str, key: str) -> str:
-        there = self._objects(stage, key).get(MANIFEST_NAME)
-        return "scratch" if there is None else f"scratch-{hashlib.sha256(there.etag.encode()).hexdigest()[:16]}"
-
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
         """Upload the files, then the manifest if nobody else put one meanwhile.
 
@@ -334,13 +310,13 @@ class S3Store(Store):
     def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         place, before = f"{manifest.stage}/{manifest.key}", self._objects(manifest.stage, manifest.key)
 
-        def upload(entry: FileEntry) -> tuple[str, _Object]:
+        def upload(entry: FileEntry) -> None:
             with self._explained("write to"):
-                put = obstore.put(self._bucket, f"{place}/{_object_name(entry)}", made / entry.name)
-            return _object_name(entry), _Object(entry.size, str(put["e_tag"]), time.time())
+                obstore.put(self._bucket, f"{place}/{_object_name(entry)}", made / entry.name)
 
         with ThreadPoolExecutor(TRANSFERS) as threads:
-            objects = dict(threads.map(upload, manifest.files))
+            list(threads.map(upload, manifest.files))
+        objects = {_object_name(entry): _Object(entry.size, "", time.time()) for entry in manifest.files}
         text = (made / MANIFEST_NAME).read_bytes()
         owner = {name: str(value) for name, value in owner_record().items()}
         etag = self._put(f"{place}/{MANIFEST_NAME}", text, {"e_tag": replaces} if replaces else "create", owner)
@@ -376,14 +352,14 @@ class S3Store(Store):
 
     def _remove(self, stage: str, key: str, keep_manifest: bool) -> None:
         if keep_manifest:
-            self.keep_manifest(stage, key)
+            self._keep_manifest(stage, key)
         self._delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in a folder
         self._delete([path for path, _ in self._list(f"{stage}/{key}/")])
         with self._cache_lock(stage, key):
             super()._remove(stage, key, keep_manifest=False)
         self._know(stage, key, {})
 
-    def keep_manifest(self, stage: str, key: str) -> None:
+    def _keep_manifest(self, stage: str, key: str) -> None:
         found = self._get(f"{stage}/{key}/{MANIFEST_NAME}")
         if found is not None:
             self._put(f".removed/{stage}/{key}.json", found.data)
@@ -499,12 +475,11 @@ class S3Store(Store):
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise
-            if any(word in found for word in ("403 Forbidden", "401 Unauthorized")):
+            refused = ("403 Forbidden", "401 Unauthorized", "ertificate")
+            if any(word in found for word in refused) or ("status code: 4" in what and "429" not in what):
                 raise S3Error(
-                    f"S3 does not let us {action} {self.address} ({what}): check the keys and their rights"
+                    f"cannot {action} {self.address} ({what}): check the keys, their rights and the settings of S3"
                 ) from error
-            if ("status code: 4" in what and "429" not in what) or "ertificate" in found:
-                raise S3Error(f"cannot {action} {self.address} ({what}): check the settings of S3") from error
             raise S3Unreachable(
                 f"cannot {action} {self.address}: S3 did not answer as it should, in several attempts ({what}). What "
                 "is finished is kept: look at the server and the network, and run again"
@@ -544,10 +519,3 @@ def _cached(folder: Path, etag: str) -> bytes | None:
     except GONE:
         pass
     return None
-
-
-def _is_there(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except GONE:
-        return False

@@ -47,7 +47,7 @@ class Workspace:
     Attributes:
         out: becomes the artefact; empty at the start.
         scratch: kept when the process dies, for stages that resume.
-        replaces: version of the artefact that this one may replace, where the store knows versions.
+        replaces: version of the artefact that this one may replace; None if there is none.
     """
 
     out: Path
@@ -91,8 +91,7 @@ class Store:
         """
         manifest = self.read_manifest(stage, key)
         for entry in manifest.files if manifest is not None else ():
-            data = self.root / stage / key / entry.name
-            if not data.is_file() or data.stat().st_size != entry.size:
+            if not has_size(self.root / stage / key / entry.name, entry.size):
                 return None  # a removed or cut file: the artefact is made again
         return manifest
 
@@ -119,6 +118,10 @@ class Store:
     def stages(self) -> list[str]:
         """Return the names of the stages that have artefacts."""
         return _folders(self.root)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield stage and key of all artefacts, complete or not."""
+        return ((stage, key) for stage in self.stages() for key in self.keys(stage))
 
     def folder(self, ref: ArtifactRef, *names: str) -> Path:
         """Return the local folder of an artefact's files.
@@ -156,7 +159,8 @@ class Store:
         with self._hold(stage, key, on_wait):
             work = self.root / ".work" / stage / key
             replaces = self._finish_commit(stage, key)
-            scratch = work / self._scratch_name(stage, key)
+            # made again, it must not resume from the work on the present one, which a kill after its commit leaves
+            scratch = work / ("scratch" if replaces is None else f"scratch-{sha256_json(replaces)[:16]}")
             for leftover in list(work.iterdir()) if work.is_dir() else []:
                 if leftover != scratch:
                     shutil.rmtree(leftover)  # half-made output of a dead owner, or scratch of a finished artefact
@@ -168,21 +172,9 @@ class Store:
 
     def _finish_commit(self, stage: str, key: str) -> str | None:
         """Complete a commit whose owner was killed; returns the version of the artefact that is there now."""
-        work = self.root / ".work" / stage / key
-        finish_publish(work / "out", self.root / stage / key, work / "replaced")
-        return None
-
-    def _scratch_name(self, stage: str, key: str) -> str:
-        """Return the name of the scratch folder to resume from.
-
-        Making an artefact again has a scratch folder of its own: it must not resume from the work that led to the
-        present artefact, which a kill between commit and clean-up leaves behind.
-        """
-        try:
-            present = (self.root / stage / key / MANIFEST_NAME).read_bytes()
-        except GONE:
-            return "scratch"
-        return f"scratch-{hashlib.sha256(present).hexdigest()[:16]}"
+        work, folder = self.root / ".work" / stage / key, self.root / stage / key
+        finish_publish(work / "out", folder, work / "replaced")
+        return sha256_file(folder / MANIFEST_NAME) if (folder / MANIFEST_NAME).is_file() else None
 
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
         """Make the workspace's `out` the artefact that `manifest` names; returns the manifest with its files listed."""
@@ -247,7 +239,6 @@ class Store:
         Raises:
             StoreError: if a process works on it.
         """
-
         with self._hold(stage, key, _refuse_to_wait):
             self._remove(stage, key, keep_manifest)
 
@@ -256,15 +247,14 @@ class Store:
         manifest = folder / MANIFEST_NAME
         if manifest.is_file():
             if keep_manifest:
-                self.keep_manifest(stage, key)
+                self._keep_manifest(stage, key)
             manifest.unlink()  # first: without it the folder is no artefact, wherever a kill falls
             fsync_path(folder)
         for place in (folder, self.root / ".work" / stage / key):
             if place.is_dir():
                 shutil.rmtree(place)
 
-    def keep_manifest(self, stage: str, key: str) -> None:
-        """Keep the manifest of an artefact that is about to be removed."""
+    def _keep_manifest(self, stage: str, key: str) -> None:
         self._write_record(_removed(stage, key), (self.root / stage / key / MANIFEST_NAME).read_bytes())
 
     def removed_manifest(self, stage: str, key: str) -> Manifest | None:
@@ -293,45 +283,48 @@ class Store:
         """
         with self._hold(stage, key, _refuse_to_wait):
             folder = self.root / stage / key
-            wrong, readable = self._damage(stage, key)
+            wrong = self._damage(stage, key)
             if not wrong:
                 return False, "it is whole by now"
-            if readable and (folder / MANIFEST_NAME).is_file():
-                self.keep_manifest(stage, key)
-            place, number = f".damaged/{stage}/{key}", 1
-            while (self.root / place).exists():
-                number += 1
-                place = f".damaged/{stage}/{key}-{number}"
-            self._write_record(f"{place}.note.json", _note(f"{stage}/{key}", wrong))
+            with suppress(StoreError):
+                if self.read_manifest(stage, key) is not None:
+                    self._keep_manifest(stage, key)
+            place = self._place_aside(f"{stage}/{key}", wrong)
             folder.rename(self.root / place)
             fsync_path(folder.parent)
             fsync_path((self.root / place).parent)
         again = f"the next run that needs it makes it again; what was there lies in {self.root / place}"
         return True, f"set aside, because {wrong}: {again}"
 
-    def _damage(self, stage: str, key: str) -> tuple[str, bool]:
-        """Return what is wrong with an artefact, empty if nothing, and whether its manifest can be read."""
+    def _damage(self, stage: str, key: str) -> str:
         try:
             manifest = self.find(stage, key)
         except StoreError:
-            return f"its {MANIFEST_NAME} cannot be read", False
+            return f"its {MANIFEST_NAME} cannot be read"
         if manifest is None:
-            return "it lacks files, or has them cut short", True
-        folder = self.root / stage / key
-        changed = [entry.name for entry in manifest.files if sha256_file(folder / entry.name) != entry.sha256]
-        wrong = f"{', '.join(changed)} {'is' if len(changed) == 1 else 'are'} not what its manifest lists"
-        return wrong if changed else "", True
+            return "it lacks files, or has them cut short"
+        for entry in manifest.files:
+            if sha256_file(self.root / stage / key / entry.name) != entry.sha256:
+                return f"{entry.name} is not what its manifest lists"
+        return ""
 
     def set_ref_aside(self, name: str, wrong: str) -> str:
         """Move a movable name that cannot be read to `.damaged`, with a note; returns where it lies now."""
-        place, number = f".damaged/{_ref(name)}", 1
-        while self._read_record(place) is not None:
-            number += 1
-            place = f".damaged/{_ref(f'{name}-{number}')}"
-        self._write_record(f"{place}.note.json", _note(name, wrong))
+        place = self._place_aside(_ref(name), wrong)
         self._write_record(place, self._read_record(_ref(name)) or b"")
         self._remove_record(_ref(name))
         return f"{self.address}/{place}"
+
+    def _place_aside(self, thing: str, wrong: str) -> str:
+        """Return a free place in `.damaged`, with a note of what was wrong beside it."""
+        place, number = f".damaged/{thing}", 1
+        while self._read_record(f"{place}.note.json") is not None:
+            number += 1
+            place = f".damaged/{thing}-{number}"
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        note = {"thing": thing, "wrong": wrong, "since": since}
+        self._write_record(f"{place}.note.json", json.dumps(note, indent=1).encode())
+        return place
 
     def discard_damaged(self) -> None:
         """Delete the artefacts that were set aside; names hold no text, and stay."""
@@ -494,6 +487,14 @@ def parse_manifest(text: bytes, folder: str) -> Manifest:
         ) from error
 
 
+def has_size(path: Path, size: int) -> bool:
+    """Return True if a file is there and has this many bytes."""
+    try:
+        return path.stat().st_size == size
+    except GONE:
+        return False
+
+
 def _refuse_to_wait(owner: str) -> None:
     raise StoreError(f"it cannot be removed now: {owner}; try again when that has ended")
 
@@ -506,11 +507,6 @@ def _ref(name: str) -> str:
     if any(not part or part.startswith(".") for part in name.split("/")):
         raise ValueError(f"not a name for a ref: {name!r}; its parts may neither be empty nor begin with a dot")
     return f".refs/{name}.json"
-
-
-def _note(thing: str, wrong: str) -> bytes:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    return json.dumps({"thing": thing, "wrong": wrong, "since": since}, indent=1).encode()
 
 
 def _copy_hashed(source: Path, target: Path) -> str:
@@ -535,18 +531,11 @@ def _read_unfinished(work: Path) -> Unfinished:
         touched = work.lstat().st_mtime
     for path, found in walk(work):
         if path.name == INPUTS_NAME:
-            with suppress(FileNotFoundError):
-                inputs = _parse_inputs(path.read_bytes())
+            with suppress(FileNotFoundError, ValueError):  # gone, or torn by a kill
+                inputs = frozenset((stage, key) for stage, key in json.loads(path.read_bytes()))
         touched = max(touched, found.st_mtime)
         size += found.st_size
     return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
-
-
-def _parse_inputs(text: bytes) -> frozenset[tuple[str, str]] | None:
-    try:
-        return frozenset((stage, key) for stage, key in json.loads(text))
-    except ValueError:
-        return None  # torn by a kill
 
 
 def _folders(parent: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +22,6 @@ with without_pandas():
 ROW_GROUP_ROWS = 1_000
 ROW_GROUP_BYTES = 32 * 2**20
 ZSTD_LEVEL = 3
-ROWS_AT_ONCE = 2**14
-
-_ALL_64 = pa.scalar({"min": 64, "max": 64}, pa.struct([("min", pa.int32()), ("max", pa.int32())]))
 
 
 class TableWriter:
@@ -193,41 +189,5 @@ def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None =
         if live is not None and not (counts := members(table[identity], live[place])).all():
             table = table.filter(pa.array(counts))
         parts.append(table.select(["doc_id", "digest"]))
-    columns = pa.concat_tables(parts).columns if parts else [pa.chunked_array([], pa.string())] * 2
-    return _hex_digest(*columns) or rows_digest(zip(*(column.to_pylist() for column in columns), strict=True))
-
-
-def _hex_digest(ids: pa.ChunkedArray, digests: pa.ChunkedArray) -> str | None:
-    """What `rows_digest` gives, many times sooner, for names and digests as long as sha256 in hex, each name once.
-
-    It is taken over a whole corpus whenever a document comes or goes. None for other rows.
-    """
-    import pyarrow.compute as pc  # a quarter of a second, which a process that only writes goes without
-
-    lengths = (length(column) for column in (ids, digests) for length in (pc.binary_length, pc.utf8_length))
-    if not len(ids) or any(pc.min_max(found) != _ALL_64 for found in lengths):
-        return None
-    names, contents = (
-        np.concatenate([np.frombuffer(_characters(chunk), "S64") for chunk in column.chunks if len(chunk)])
-        for column in (ids, digests)
-    )
-    order = np.argsort(names)
-    names = names[order]
-    if (names[1:] == names[:-1]).any():
-        return None
-    digest = hashlib.sha256()
-    row = np.dtype([("before", "S3"), ("name", "S64"), ("between", "S3"), ("content", "S64")])
-    for first in range(0, len(names), ROWS_AT_ONCE):
-        block = np.empty(len(names[first : first + ROWS_AT_ONCE]), row)
-        block["before"] = block["between"] = b"64:"
-        block["name"] = names[first : first + ROWS_AT_ONCE]
-        block["content"] = contents[order[first : first + ROWS_AT_ONCE]]
-        digest.update(block.data)
-    return digest.hexdigest()
-
-
-def _characters(strings: pa.StringArray) -> memoryview:
-    """The characters of all strings of an array, one string after the other."""
-    first, last = (strings.offset, strings.offset + len(strings))
-    offsets = np.frombuffer(strings.buffers()[1], np.int32)
-    return memoryview(strings.buffers()[2])[offsets[first] : offsets[last]]
+    columns = (part.to_pydict() for part in parts)
+    return rows_digest(row for part in columns for row in zip(part["doc_id"], part["digest"], strict=True))

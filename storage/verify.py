@@ -88,7 +88,7 @@ def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
         facts: by stage.
     """
     checked: Counter[str] = Counter()
-    present = _present(store)
+    present = set(store.names())
     suspects = [name for name in sorted(present) if _faults(store, facts, name, present, checked)]
     checks = {name: Check(name, checked[name]) for name in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
     for (stage, key), fault in _confirmed(store, facts, suspects):
@@ -96,10 +96,6 @@ def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
         if fault.damages:
             checks[fault.check].damaged.append(f"{stage}/{key}")
     return [*checks.values(), _check_names(store)]
-
-
-def _present(store: Store) -> set[Name]:
-    return {(stage, key) for stage in store.stages() for key in store.keys(stage)}
 
 
 def _confirmed(store: Store, facts: Mapping[str, StageFacts], suspects: list[Name]) -> list[tuple[Name, _Fault]]:
@@ -112,9 +108,9 @@ def _confirmed(store: Store, facts: Mapping[str, StageFacts], suspects: list[Nam
         return []
     owned = {name for name in suspects if store.is_owned(*name)}
     again = copy.copy(store)  # which has no listings yet
-    present = _present(again)
+    present = set(again.names())
     found = [(name, fault) for name in suspects for fault in _faults(again, facts, name, present, Counter())]
-    left = _present(copy.copy(store))
+    left = set(copy.copy(store).names())
     return [(name, fault) for name, fault in found if name in left and not (fault.half and name in owned)]
 
 

@@ -28,7 +28,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, TOKENS, TOKENS_FILE
 from storage.schemas import SHARD_FILE as SHARD_FILE
-from storage.tables import ROWS_AT_ONCE, ZSTD_LEVEL, unpacked_size
+from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
 from tasks.tokens.engines import Encoded, Engine, EngineError, engine_errors
@@ -37,6 +37,7 @@ from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerError, lo
 
 STRETCH_BYTES = 2**20  # of texts that are encoded and written before the next ones
 BLOCK_IDS = 2**18
+ROW_GROUP_ROWS = 2**14  # of short values
 ID_PAIRS = 2**16  # pairs of bytes that there are
 COMPARE_BYTES = 2**25  # so much text further on the engine is held against the reference again
 
@@ -193,7 +194,7 @@ def write_placements(path: Path, table: pa.Table) -> None:
     No name and no digest comes twice, so dictionaries would save nothing; large row groups are read sooner.
     """
     options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": False}
-    pq.write_table(table, path, ROWS_AT_ONCE, **options)
+    pq.write_table(table, path, ROW_GROUP_ROWS, **options)
 
 
 def _encode_texts(engine: Engine, texts: Texts, shard: ShardWriter) -> Placed:

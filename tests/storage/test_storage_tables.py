@@ -21,7 +21,6 @@ from storage.tables import (
     stream_columns,
     stream_rows,
     union_digest,
-    write_columns,
     write_table,
 )
 
@@ -206,30 +205,6 @@ def test_union_digest_tells_rows_by_another_column_where_that_is_asked_for(tmp_p
     assert union_digest([path], [{"f"}], "file") == union_digest([table(tmp_path, "fresh", "a", "b")])
     assert union_digest([path], [{"f", "g"}], "file") == union_digest([path])
     assert union_digest([path], [set()], "file") == union_digest([])
-
-
-@pytest.mark.parametrize("n_names", [0, 1, 300, 40_000])
-def test_union_digest_of_hashed_rows_is_that_of_any_rows(tmp_path: Path, n_names: int) -> None:
-    """Rows whose names and digests are sha256 are put together another way."""
-    pairs = [(sha256_json(number), sha256_json(-number)) for number in range(n_names)]
-    columns = [{"doc_id": part[0], "digest": part[1], "n": [1] * len(part[0])} for part in _parts(pairs)]
-    paths = [tmp_path / f"{number}.parquet" for number in range(len(columns))]
-    for path, values in zip(paths, columns, strict=True):
-        write_columns(path, SCHEMA, values)
-    assert union_digest(paths) == rows_digest(pairs)
-    some = [{name for name in values["doc_id"] if name[0] < "8"} for values in columns]
-    assert union_digest(paths, some) == rows_digest(pair for pair in pairs if pair[0][0] < "8")
-    assert union_digest(paths, [set(), *some[1:]]) == union_digest(paths[1:], some[1:])
-
-
-def _parts(pairs: list[tuple[str, str]]) -> list[tuple[list[str], list[str]]]:
-    """The pairs in three parts, each as two columns."""
-    return [([one for one, _ in pairs[n::3]], [other for _, other in pairs[n::3]]) for n in range(3)]
-
-
-def test_union_digest_of_rows_as_long_as_hashes_in_bytes_alone_is_that_of_any_rows(tmp_path: Path) -> None:
-    write_table(tmp_path / "t", SCHEMA, [{"doc_id": "ü" * 32, "digest": "d" * 64, "n": 1}])
-    assert union_digest([tmp_path / "t"]) == rows_digest([("ü" * 32, "d" * 64)])
 
 
 def test_union_digest_of_hashed_rows_counts_a_row_that_lies_twice_once(tmp_path: Path) -> None:
