@@ -26,8 +26,7 @@ CHAMPION, CHALLENGER, PREVIOUS = ALIASES = "champion", "challenger", "previous"
 DIGEST_TAG = "sheepfold.checkpoint_digest"
 KEY_TAG = "sheepfold.checkpoint_key"
 STAGE_TAG = "sheepfold.checkpoint_stage"
-_ADDRESS = re.compile(rf"(?:models:/)?({MODEL_NAME}(?:-[^@/]+)?)[@/]([\w-]+)")
-_WORD = re.compile(r"[\w-]+")
+_NAME = re.compile(rf"((models:/)?{MODEL_NAME}(-[^@/]+)?[@/])?[\w-]+")
 DESCRIPTION = (
     "Language models trained by Sheepfold. `champion` passed all gates and has fewer bits per byte than the champion "
     "before it; `challenger` is the newest version that did not pass; `previous` is the champion before. Versions can "
@@ -42,7 +41,7 @@ def model_name(corpus: str) -> str:
 
 def may_be_registered(model: str) -> bool:
     """Return True if a model's name may be an alias, a number, a run id or a `models:/` address."""
-    return bool(_ADDRESS.fullmatch(model) or _WORD.fullmatch(model))
+    return _NAME.fullmatch(model) is not None
 
 
 @dataclass(frozen=True)

@@ -259,12 +259,6 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
             raise UserError("there is no champion to take back: `sheepfold run SOURCE` makes the first one")
         known, versions = _record(store, registry), registry.versions()
         target = _rollback_target(known, versions, to)
-        last = _last_withdrawn(known, versions, champion)
-        if target is None and last is None:
-            raise UserError(
-                f"version {champion.version} is the first champion, so there is none to go back to: name a version "
-                "by --to"
-            )
         moved = target is not None and target.version != champion.version
         if target is not None and moved:
             own, former = target.checkpoint.digest, champion.checkpoint.digest
@@ -275,16 +269,20 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
                 for digest, item in known.models.items()
             }
             aliases = {name: digest for name, digest in known.aliases.items() if digest != own}
-            known = Models(models, {**aliases, CHAMPION: own, CHALLENGER: former})
-            write_models(store, registry.corpus, known)
+            write_models(store, corpus, Models(models, {**aliases, CHAMPION: own, CHALLENGER: former}))
             registry.set_tags(champion, tags)  # here as well, for versions that the store does not record
             registry.delete_tag(target, WITHDRAWN_TAG)
-            champion, last = target, champion
+            champion = target
         _sync(store, registry)
-        if last is None:
+        others = [item for item in registry.versions() if item.version != champion.version]
+        taken = [item for item in others if WITHDRAWN_TAG in item.tags]
+        last = max(taken, key=lambda item: (CHALLENGER in item.aliases, int(item.version)), default=None)
+        if last is not None:
+            return Rollback(champion.version, last.version, moved, last.tags[WITHDRAWN_TAG])
+        if target is not None:
             return Rollback(champion.version, "", False, "")
-        return Rollback(
-            champion.version, last.version, moved, _tags(known, last).get(WITHDRAWN_TAG, reason or NO_REASON)
+        raise UserError(
+            f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
         )
 
 
@@ -301,12 +299,6 @@ def _rollback_target(known: Models, versions: Sequence[ModelVersion], to: str) -
         listed = ", ".join(item.version for item in versions)
         raise UserError(f"there is no version {to} to go back to; there are {listed}")
     return found
-
-
-def _last_withdrawn(known: Models, versions: Sequence[ModelVersion], champion: ModelVersion) -> ModelVersion | None:
-    taken = [item for item in versions if WITHDRAWN_TAG in _tags(known, item) and item.version != champion.version]
-    challenger = known.aliases.get(CHALLENGER)
-    return max(taken, key=lambda item: (item.checkpoint.digest == challenger, int(item.version)), default=None)
 
 
 def rebuild(home: Home, store: Store) -> Rebuilt:
