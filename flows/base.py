@@ -85,7 +85,7 @@ def _checkpoint(run: Run, name: str) -> ArtifactRef:
 
 def _planned(run: Run, name: str, folder: Path) -> ArtifactRef:
     if not folder.is_dir():
-        ref = resolve_version(Registry(run.tracking, run.corpus), name).checkpoint
+        ref = resolve_version(run, name).checkpoint
         if run.store.find(ref.stage, ref.key) is not None:
             return ref
     raise BaseError(

@@ -125,14 +125,14 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Make the previous champion champion again; the one that is taken back is not promoted again."""
-    from tasks.registry.promote import roll_back_champion
+    from tasks.registry.promote import roll_back
 
-    answer(roll_back_champion(home, corpus, reason, to), as_json, show.print_rollback)
+    answer(asdict(roll_back(*open_home(home), corpus, reason, to)), as_json, show.print_rollback)
 
 
 @plain_errors()
 def rebuild_tracking(home: HomeFolder = "", as_json: AsJson = False) -> None:
     """Rebuild MLflow's runs, versions, aliases and metrics from the store."""
-    from tasks.registry.promote import rebuild_tracking as rebuild
+    from tasks.registry.promote import rebuild
 
-    answer(rebuild(home), as_json, show.print_rebuilt)
+    answer(asdict(rebuild(*open_home(home))), as_json, show.print_rebuilt)

@@ -17,8 +17,9 @@ from flows.trace import trace_model
 from storage.catalog import read_state, waits_for_run
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import CHAMPION, PREVIOUS, ModelVersion, Registry, read_models
+from storage.registry import CHAMPION, PREVIOUS, ModelVersion, read_models
 from storage.store import Store
+from storage.versions import find_version, registered_versions
 from tasks.curate.curate import curate
 from tasks.evaluation import EvaluateSettings, read_metrics
 from tasks.evaluation import evaluate as evaluate_stage
@@ -195,11 +196,9 @@ def _other_champion(
     run: Run, checkpoint: ArtifactRef, evalset: ArtifactRef, settings: EvaluationSettings
 ) -> tuple[tuple[str, ArtifactRef] | None, dict[str, float]]:
     """Return the champion, or for the champion itself the one before it, measured on the same documents."""
-    if not run.home.has_tracking:
-        return None, {}
-    registry = Registry(run.tracking, run.corpus)
+    versions = registered_versions(run.home)
     for alias, name in ((CHAMPION, "the champion"), (PREVIOUS, "the previous champion")):
-        version = registry.by_alias(alias)
+        version = find_version(versions, alias, run.corpus)
         if version is None or version.checkpoint.digest == checkpoint.digest:
             continue
         found = version_checkpoint(run, version)

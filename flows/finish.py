@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.report import CorpusFiles, Page, RunResult, run_report, write_pages
 from flows.show import sample_table
-from storage.registry import Registry
+from storage.tracking import pages_under
 from tasks.executor import in_flow
 from tasks.run import Run
 from tasks.suggest import read_suggestion, suggest
@@ -81,7 +81,7 @@ def finish(
         leave_markdown(page.topic, page.title, f"{page.summary}\n\nThe whole page: `{page.files[0]}`\n")
         if result.mlflow_run_id:
             for path in page.files:
-                run.tracking.log_file(result.mlflow_run_id, path)
+                run.tracking.client.log_artifact(result.mlflow_run_id, str(path))
     columns = ("stage", "computed", "reused", "seconds")
     rows = [{name: getattr(item, name) for name in columns} for item in result.stages]
     leave_table("stages", "Computed and reused artefacts", rows)
@@ -112,6 +112,6 @@ def _link_mlflow(run: Run, run_id: str, promoted: Promotion | None) -> None:
         return
     leave_link("mlflow-run", "Training curve", f"MLflow run {run_id}", address)
     if promoted is not None:
-        version = promoted.version.version
-        page = Registry(run.tracking, run.corpus).page_of(version) or address
+        name, version = promoted.version.name, promoted.version.version
+        page = f"{pages_under(run.home.tracking_uri)}/models/{name}/versions/{version}"
         leave_link("model-version", "Card, tags and figures of the model", f"Version {version} in the registry", page)

@@ -10,8 +10,9 @@ from flows.context import subflow
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import ModelVersion, Registry, bundle_folder, may_be_registered, read_models
+from storage.registry import ModelVersion, Registry, bundle_folder, may_be_registered, model_name, read_models
 from storage.schemas import COUNTS_FILE
+from storage.versions import find_version, registered_versions
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.executor import act
 from tasks.gates.facts import known_leaks
@@ -27,18 +28,18 @@ class UnknownModel(UserError):
     """A model that no name leads to."""
 
 
-def resolve_version(registry: Registry, model: str) -> ModelVersion:
+def resolve_version(run: Run, model: str) -> ModelVersion:
     """Return the registered version behind an alias, a number, a `models:/` address or a run id.
 
     Raises:
         UnknownModel: if there is none.
     """
-    found = registry.find(model)
+    found = find_version(registered_versions(run.home), model, run.corpus)
     if found is None:
         raise UnknownModel(
             f"no model {model!r}: give an alias (champion, challenger), a version number, "
-            f"models:/{registry.name}@ALIAS, a run id, or a folder with a model; `sheepfold run SOURCE` makes the "
-            "first one"
+            f"models:/{model_name(run.corpus)}@ALIAS, a run id, or a folder with a model; `sheepfold run SOURCE` "
+            "makes the first one"
         )
     return found
 
@@ -55,11 +56,10 @@ def checkpoint_of(run: Run, model: str) -> ArtifactRef:
     folder = Path(model)
     if folder.is_dir() and not may_be_registered(model):
         return _add(run, folder)  # needs no registry
-    registry = Registry(run.tracking, run.corpus)
-    champion_of(run.store, registry)  # refuses a registry that lost the champion
-    if folder.is_dir() and registry.find(model) is None:
+    champion_of(run.store, Registry(run.tracking, run.corpus))  # refuses a registry that lost the champion
+    if folder.is_dir() and find_version(registered_versions(run.home), model, run.corpus) is None:
         return _add(run, folder)
-    return version_checkpoint(run, resolve_version(registry, model))
+    return version_checkpoint(run, resolve_version(run, model))
 
 
 def version_checkpoint(run: Run, version: ModelVersion) -> ArtifactRef:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from storage.tracking import Tracking
 MODEL_NAME = "sheepfold"
 DEFAULT_CORPUS = "default"
 MODELS_REF = "models/"
+MOST_VERSIONS = 200_000  # of one search; MLflow allows no more
 CHAMPION, CHALLENGER, PREVIOUS = ALIASES = "champion", "challenger", "previous"
 DIGEST_TAG = "sheepfold.checkpoint_digest"
 KEY_TAG = "sheepfold.checkpoint_key"
 STAGE_TAG = "sheepfold.checkpoint_stage"
-_ADDRESS = re.compile(rf"(?:models:/)?({MODEL_NAME}(?:-[^@/]+)?)[@/]([\w-]+)")
-_WORD = re.compile(r"[\w-]+")
+_NAME = re.compile(rf"((models:/)?{MODEL_NAME}(-[^@/]+)?[@/])?[\w-]+")
 DESCRIPTION = (
     "Language models trained by Sheepfold. `champion` passed all gates and has fewer bits per byte than the champion "
     "before it; `challenger` is the newest version that did not pass; `previous` is the champion before. Versions can "
@@ -38,13 +39,9 @@ def model_name(corpus: str) -> str:
     return MODEL_NAME if corpus == DEFAULT_CORPUS else f"{MODEL_NAME}-{corpus}"
 
 
-def _corpus_of(name: str) -> str:
-    return name.removeprefix(MODEL_NAME).removeprefix("-") or DEFAULT_CORPUS
-
-
 def may_be_registered(model: str) -> bool:
     """Return True if a model's name may be an alias, a number, a run id or a `models:/` address."""
-    return bool(_ADDRESS.fullmatch(model) or _WORD.fullmatch(model))
+    return _NAME.fullmatch(model) is not None
 
 
 @dataclass(frozen=True)
@@ -113,9 +110,25 @@ class ModelVersion:
     aliases: tuple[str, ...]
     model_id: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        version: str,
+        run_id: str | None,
+        source: str | None,
+        tags: Mapping[str, str],
+        aliases: Iterable[str],
+    ) -> ModelVersion:
+        """Return a version from MLflow's values."""
+        checkpoint = ArtifactRef(tags.get(STAGE_TAG, ""), tags.get(KEY_TAG, ""), tags.get(DIGEST_TAG, ""))
+        logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", source or "")  # databases do not keep model_id
+        model_id = logged[1] if logged else ""
+        return cls(name, version, run_id or "", checkpoint, dict(tags), tuple(sorted(aliases)), model_id)
+
 
 class Registry:
-    """The registered model of one corpus."""
+    """Writes the registered model of one corpus, by MLflow's client; `storage.versions` reads without it."""
 
     def __init__(self, tracking: Tracking, corpus: str) -> None:
         self.tracking = tracking
@@ -123,101 +136,21 @@ class Registry:
         self.corpus = corpus
         self.name = model_name(corpus)
 
-    def _ensure_model(self) -> None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            self.client.get_registered_model(self.name)
-        except MlflowException:
-            try:
-                self.client.create_registered_model(self.name, description=DESCRIPTION)
-            except MlflowException:
-                self.client.get_registered_model(self.name)  # created by another process meanwhile
-
-    def _read(self, found: Any) -> ModelVersion:
-        tags = dict(found.tags)
-        checkpoint = ArtifactRef(tags.get(STAGE_TAG, ""), tags.get(KEY_TAG, ""), tags.get(DIGEST_TAG, ""))
-        logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", str(found.source or ""))  # databases do not keep model_id
-        return ModelVersion(
-            str(found.name),
-            str(found.version),
-            str(found.run_id or ""),
-            checkpoint,
-            tags,
-            tuple(found.aliases),
-            logged[1] if logged else "",
-        )
-
-    def _search(self, condition: str) -> list[str]:
-        found = self.client.search_model_versions(f"name = '{self.name}' and {condition}")
-        return sorted((str(entry.version) for entry in found), key=int)
+    def versions(self) -> list[ModelVersion]:
+        """Return all versions, the oldest first."""
+        names: dict[str, list[str]] = defaultdict(list)  # search results lack the aliases
+        for model in self.client.search_registered_models(f"name = '{self.name}'"):
+            for alias, version in model.aliases.items():
+                names[str(version)].append(alias)
+        found = self.client.search_model_versions(f"name = '{self.name}'", max_results=MOST_VERSIONS)
+        return [
+            ModelVersion.of(self.name, str(item.version), item.run_id, item.source, item.tags, names[str(item.version)])
+            for item in sorted(found, key=lambda item: int(item.version))
+        ]
 
     def by_digest(self, digest: str) -> ModelVersion | None:
         """Return the first version of a checkpoint with this digest, or None."""
-        numbers = self._search(f"tags.`{DIGEST_TAG}` = '{digest}'")
-        return self.by_number(numbers[0]) if numbers else None  # search results lack the aliases
-
-    def by_run(self, run_id: str) -> ModelVersion | None:
-        """Return the newest version of a run, or None."""
-        numbers = self._search(f"run_id = '{run_id}'") if re.fullmatch("[0-9a-f]{32}", run_id) else []
-        return self.by_number(numbers[-1]) if numbers else None
-
-    def by_alias(self, alias: str) -> ModelVersion | None:
-        """Return the version with an alias, or None."""
-        return self._get(self.client.get_model_version_by_alias, alias)
-
-    def by_number(self, version: str) -> ModelVersion | None:
-        """Return the version of this number, or None."""
-        return self._get(self.client.get_model_version, version)
-
-    def _get(self, get: Any, what: str) -> ModelVersion | None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self._read(get(self.name, what))
-        except MlflowException as error:
-            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                return None
-            raise
-
-    def find(self, model: str) -> ModelVersion | None:
-        """Return the version behind an alias, a number, a run id or a `models:/` address, or None.
-
-        An address may name the registered model of another corpus.
-        """
-        address = _ADDRESS.fullmatch(model)
-        if address is not None:
-            return Registry(self.tracking, _corpus_of(address[1])).find(address[2])
-        if not _WORD.fullmatch(model):
-            return None
-        if model.isascii() and model.isdigit():
-            return self.by_number(model)
-        return self.by_alias(model) or self.by_run(model)
-
-    def versions(self) -> list[ModelVersion]:
-        """Return all versions, the oldest first."""
-        aliases = self.aliases()
-        found: list[ModelVersion] = []
-        page: str | None = ""
-        while page is not None:
-            listed = self.client.search_model_versions(f"name = '{self.name}'", page_token=page or None)
-            for entry in map(self._read, listed):  # search results lack the aliases
-                own = (alias for alias, version in aliases.items() if version == entry.version)
-                found.append(replace(entry, aliases=tuple(own)))
-            page = listed.token or None
-        return sorted(found, key=lambda version: int(version.version))
-
-    def aliases(self) -> dict[str, str]:
-        """Return the version number by alias."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            aliases = self.client.get_registered_model(self.name).aliases
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return {}
-            raise
-        return {alias: str(version) for alias, version in sorted(aliases.items())}
+        return next((version for version in self.versions() if version.checkpoint.digest == digest), None)
 
     def register(
         self, checkpoint: ArtifactRef, run_id: str, description: str, tags: Mapping[str, str], **model: Any
@@ -228,8 +161,14 @@ class Registry:
             description: the model card, Markdown.
             model: arguments of `mlflow.pyfunc.log_model`.
         """
+        from mlflow.exceptions import MlflowException
+
         source = self._logged_model(checkpoint, run_id, model)
-        self._ensure_model()
+        try:
+            self.client.create_registered_model(self.name, description=DESCRIPTION)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
         own = {DIGEST_TAG: checkpoint.digest, KEY_TAG: checkpoint.key, STAGE_TAG: checkpoint.stage}
         # all tags in one request, so that a version can always be found by its digest
         self.client.create_model_version(
@@ -240,10 +179,10 @@ class Registry:
             description=description,
             model_id=source.rpartition("/")[2],
         )
-        first, *again = self._search(f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}'")
-        for version in again:  # MLflow's client repeats a request whose response was lost
-            self.client.delete_model_version(self.name, version)
-        return self._read(self.client.get_model_version(self.name, first))
+        first, *again = (item for item in self.versions() if item.checkpoint.digest == checkpoint.digest)
+        for item in again:  # MLflow's client repeats a request whose response was lost
+            self.client.delete_model_version(self.name, item.version)
+        return first
 
     def _logged_model(self, checkpoint: ArtifactRef, run_id: str, model: Mapping[str, Any]) -> str:
         import mlflow
@@ -263,17 +202,6 @@ class Registry:
             warnings.simplefilter("ignore")  # MLflow asks for type hints and an example beside the signature
             return str(mlflow.pyfunc.log_model(name=MODEL_NAME, tags=tags, **model).model_uri)
 
-    def move_alias(self, alias: str, version: str) -> None:
-        """Set an alias to a version, unless it is there already."""
-        current = self.by_alias(alias)
-        if current is None or current.version != version:
-            self.client.set_registered_model_alias(self.name, alias, version)
-
-    def drop_alias(self, alias: str) -> None:
-        """Delete an alias if it exists."""
-        if self.by_alias(alias) is not None:
-            self.client.delete_registered_model_alias(self.name, alias)
-
     def set_tags(self, version: ModelVersion, tags: Mapping[str, str]) -> None:
         """Set those tags of a version that differ."""
         for name, value in tags.items():
@@ -284,16 +212,6 @@ class Registry:
         """Delete a tag of a version if it exists."""
         if name in version.tags:
             self.client.delete_model_version_tag(self.name, version.version, name)
-
-    def describe(self, version: str, card: str) -> None:
-        """Set the model card of a version, if it differs."""
-        if self.client.get_model_version(self.name, version).description != card:
-            self.client.update_model_version(self.name, version, card)
-
-    def page_of(self, version: str) -> str | None:
-        """Return the address of a version's page, or None without a server."""
-        pages = self.tracking.pages
-        return None if pages is None else f"{pages}/models/{self.name}/versions/{version}"
 
 
 def bundle_folder(version: ModelVersion) -> Path:

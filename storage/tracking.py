@@ -49,6 +49,7 @@ _REMEDIES = {
     "or give the user the permission",
 }
 
+# MLflow without telemetry, pickles, detection of projects, logs and bars, unless the environment says else
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
@@ -60,15 +61,10 @@ QUIET = {
 Point = tuple[str, int, float]  # metric, step, value
 
 
-def quiet_mlflow() -> None:
-    """Turn off MLflow's telemetry, pickles, detection of projects, logs and bars, unless the environment says else."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-
-
 def client(home: Home) -> MlflowClient:
     """Return a client of the home's tracking server and registry."""
-    quiet_mlflow()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     import mlflow
     from mlflow import MlflowClient
 
@@ -227,14 +223,10 @@ class Tracking:
     def _held_steps(self, run_id: str, metrics: Iterable[str]) -> dict[str, set[int]]:
         return {key: {point.step for point in self.client.get_metric_history(run_id, key)} for key in metrics}
 
-    @property
-    def pages(self) -> str | None:
-        """Base address of MLflow's web pages; None without a server."""
-        return pages_under(self.home.tracking_uri)
-
     def page_of_run(self, run_id: str) -> str | None:
         """Return the address of a run's page, or None without a server."""
-        return None if self.pages is None else f"{self.pages}/experiments/{self.experiment_id}/runs/{run_id}"
+        pages = pages_under(self.home.tracking_uri)
+        return None if pages is None else f"{pages}/experiments/{self.experiment_id}/runs/{run_id}"
 
     def latest_metrics(self, run_id: str) -> dict[str, float]:
         """Return the last value of each metric of a run."""
@@ -261,10 +253,6 @@ class Tracking:
         """Set a run's final status, unless it has it already."""
         if self.client.get_run(run_id).info.status != status:
             self.client.set_terminated(run_id, status=status)
-
-    def log_file(self, run_id: str, path: Path) -> None:
-        """Upload a file as artifact of a run, replacing one of the same name."""
-        self.client.log_artifact(run_id, str(path))
 
     def has_file(self, run_id: str, name: str) -> bool:
         """Return True if a run has an artifact of that name."""
@@ -439,15 +427,8 @@ class PointBuffer:
             self._not_before = time.monotonic() + (time.monotonic() - began) / FAULT_SHARE
         self._flushed = time.monotonic()
 
-    def fail(self) -> None:
-        """Write the buffered points and mark the run as failed, if MLflow answers."""
-        self._end("FAILED")
-
-    def stop(self) -> None:
-        """Write the buffered points and mark the run as killed, to be resumed, if MLflow answers."""
-        self._end("KILLED")
-
-    def _end(self, status: str) -> None:
+    def end(self, status: str) -> None:
+        """Write the buffered points and mark the run as FAILED or KILLED, if MLflow answers."""
         self.flush()
         self._attempt(lambda: self._tracking.finish(self._run_id, status))
 

@@ -21,8 +21,7 @@ from urllib.parse import urlencode
 
 from storage.errors import Unreachable, UserError
 from storage.home import Home
-from storage.manifest import ArtifactRef
-from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, ModelVersion, model_name
+from storage.registry import MODEL_NAME, ModelVersion, model_name
 
 ANSWER_SECONDS = 5.0
 _DELETED = "Deleted_Internal"  # MLflow keeps the rows of deleted versions under this stage
@@ -44,7 +43,8 @@ def registered_versions(home: Home) -> list[ModelVersion]:
         found = _from_sqlite(Path(address.removeprefix("sqlite:///").partition("?")[0]).resolve())
     else:
         found = _from_database(address)
-    return sorted(found, key=lambda item: (item.name, int(item.version)))
+    ours = (item for item in found if item.name == MODEL_NAME or item.name.startswith(f"{MODEL_NAME}-"))
+    return sorted(ours, key=lambda item: (item.name, int(item.version)))
 
 
 def find_version(versions: Iterable[ModelVersion], model: str, corpus: str) -> ModelVersion | None:
@@ -91,38 +91,26 @@ def _from_tables(query: Query) -> list[ModelVersion]:
         aliases[name, str(version)].append(alias)
     for name, version, key, value in query("select name, version, key, value from model_version_tags"):
         tags[name, str(version)][key] = value
-    rows = query("select name, version, run_id, current_stage from model_versions")
+    rows = query("select name, version, run_id, source, current_stage from model_versions")
     return [
-        _version(name, str(version), run_id, tags[name, str(version)], aliases[name, str(version)])
-        for name, version, run_id, stage in rows
-        if stage != _DELETED and _is_ours(name)
+        ModelVersion.of(name, str(version), run_id, source, tags[name, str(version)], aliases[name, str(version)])
+        for name, version, run_id, source, stage in rows
+        if stage != _DELETED
     ]
 
 
 def _from_server(address: str, login: Mapping[str, str]) -> list[ModelVersion]:
     found = []
     for model in _pages(address, login, "registered-models", f"name LIKE '{MODEL_NAME}%'"):
-        if not _is_ours(model["name"]):
-            continue
         aliases: dict[str, list[str]] = defaultdict(list)
         for entry in model.get("aliases", []):
             aliases[str(entry["version"])].append(entry["alias"])
         for item in _pages(address, login, "model-versions", f"name = '{model['name']}'"):
             tags = {tag["key"]: tag.get("value", "") for tag in item.get("tags", [])}
             version = str(item["version"])
-            found.append(_version(model["name"], version, item.get("run_id"), tags, aliases[version]))
+            run_id, source = item.get("run_id"), item.get("source")
+            found.append(ModelVersion.of(model["name"], version, run_id, source, tags, aliases[version]))
     return found
-
-
-def _is_ours(name: str) -> bool:
-    return name == MODEL_NAME or name.startswith(f"{MODEL_NAME}-")
-
-
-def _version(
-    name: str, version: str, run_id: str | None, tags: Mapping[str, str], aliases: Iterable[str]
-) -> ModelVersion:
-    checkpoint = ArtifactRef(tags.get(STAGE_TAG, ""), tags.get(KEY_TAG, ""), tags.get(DIGEST_TAG, ""))
-    return ModelVersion(name, version, run_id or "", checkpoint, dict(tags), tuple(sorted(aliases)))
 
 
 def _pages(address: str, login: Mapping[str, str], what: str, wanted: str) -> Iterable[dict[str, Any]]:

@@ -370,18 +370,18 @@ def train(
             )
         watch.finish(load_weights(result.weights, network), result.steps)
     except (NonFiniteLoss, OutOfMemory, TrainingDiverged) as error:
-        watch.fail()
+        watch.end("FAILED")
         told = f"the training stopped: {error}"
         if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
             told += f". {name_documents(work.store, dataset, error.indices)}"
         raise UserError(told) from error
     except Exception:
-        watch.fail()
+        watch.end("FAILED")
         raise
     except BaseException as interruption:
         if isinstance(interruption.__cause__, TrainingStopped):
             logger.warning("%s", interruption.__cause__)
-        watch.stop()
+        watch.end("KILLED")
         raise
     finally:
         watch.close()

@@ -10,9 +10,8 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from storage.errors import UserError
 from storage.home import Home
@@ -31,7 +30,7 @@ from storage.registry import (
     read_models,
     write_models,
 )
-from storage.store import Store, open_store
+from storage.store import Store
 from storage.tracking import CORPUS_TAG, Tracking
 from tasks.curate.evalset import trains_on_evalset
 from tasks.evaluation.compare import champion_figures
@@ -120,10 +119,6 @@ class Rebuilt:
 
 class ChampionChanged(RuntimeError):
     """Another version became champion after the champion was evaluated; nothing was written."""
-
-
-class RollbackError(UserError):
-    """There is no version to go back to."""
 
 
 def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> bool:
@@ -239,11 +234,11 @@ def promote(
         write_models(store, registry.corpus, Models(models, aliases))
         _sync(store, registry)
         alias = CHAMPION if wins else CHALLENGER
-        version = registry.by_number(before.version) or before
+        version = registry.by_digest(digest) or before
         return Promotion(version, alias, alias not in before.aliases, reason, verdicts, gates)
 
 
-def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") -> Rollback:
+def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str = "") -> Rollback:
     """Make the previous champion, or a named version, champion again.
 
     The version that is taken back keeps the reason as a tag and is not promoted again. Repeating it changes nothing.
@@ -253,21 +248,17 @@ def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") 
         to: number of the version to go back to; empty for the previous champion.
 
     Raises:
-        RollbackError: if there is no such version.
-        UserError: if MLflow lacks the champion that the store records.
+        UserError: if there is no such version, or MLflow lacks the champion that the store records.
     """
+    if not home.has_tracking and not read_models(store, corpus).models:
+        raise UserError(f"the home {home.path} has no registered model: `sheepfold run SOURCE` makes the first one")
+    registry = Registry(Tracking(home), corpus)
     with store.lock(LOCK):
         champion = champion_of(store, registry)
         if champion is None:
-            raise RollbackError("there is no champion to take back: `sheepfold run SOURCE` makes the first one")
+            raise UserError("there is no champion to take back: `sheepfold run SOURCE` makes the first one")
         known, versions = _record(store, registry), registry.versions()
         target = _rollback_target(known, versions, to)
-        last = _last_withdrawn(known, versions, champion)
-        if target is None and last is None:
-            raise RollbackError(
-                f"version {champion.version} is the first champion, so there is none to go back to: name a version "
-                "by --to"
-            )
         moved = target is not None and target.version != champion.version
         if target is not None and moved:
             own, former = target.checkpoint.digest, champion.checkpoint.digest
@@ -278,16 +269,20 @@ def roll_back(store: Store, registry: Registry, reason: str = "", to: str = "") 
                 for digest, item in known.models.items()
             }
             aliases = {name: digest for name, digest in known.aliases.items() if digest != own}
-            known = Models(models, {**aliases, CHAMPION: own, CHALLENGER: former})
-            write_models(store, registry.corpus, known)
+            write_models(store, corpus, Models(models, {**aliases, CHAMPION: own, CHALLENGER: former}))
             registry.set_tags(champion, tags)  # here as well, for versions that the store does not record
             registry.delete_tag(target, WITHDRAWN_TAG)
-            champion, last = target, champion
+            champion = target
         _sync(store, registry)
-        if last is None:
+        others = [item for item in registry.versions() if item.version != champion.version]
+        taken = [item for item in others if WITHDRAWN_TAG in item.tags]
+        last = max(taken, key=lambda item: (CHALLENGER in item.aliases, int(item.version)), default=None)
+        if last is not None:
+            return Rollback(champion.version, last.version, moved, last.tags[WITHDRAWN_TAG])
+        if target is not None:
             return Rollback(champion.version, "", False, "")
-        return Rollback(
-            champion.version, last.version, moved, _tags(known, last).get(WITHDRAWN_TAG, reason or NO_REASON)
+        raise UserError(
+            f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
         )
 
 
@@ -302,21 +297,16 @@ def _rollback_target(known: Models, versions: Sequence[ModelVersion], to: str) -
     found = next((item for item in versions if item.version == to), None)
     if found is None:
         listed = ", ".join(item.version for item in versions)
-        raise RollbackError(f"there is no version {to} to go back to; there are {listed}")
+        raise UserError(f"there is no version {to} to go back to; there are {listed}")
     return found
 
 
-def _last_withdrawn(known: Models, versions: Sequence[ModelVersion], champion: ModelVersion) -> ModelVersion | None:
-    taken = [item for item in versions if WITHDRAWN_TAG in _tags(known, item) and item.version != champion.version]
-    challenger = known.aliases.get(CHALLENGER)
-    return max(taken, key=lambda item: (item.checkpoint.digest == challenger, int(item.version)), default=None)
-
-
-def rebuild(store: Store, tracking: Tracking) -> Rebuilt:
+def rebuild(home: Home, store: Store) -> Rebuilt:
     """Restore MLflow's runs, versions, aliases and metrics from the store.
 
     MLflow assigns new run ids, and may assign other version numbers. Checkpoints that are lost lose their aliases.
     """
+    tracking = Tracking(home)
     with store.lock(LOCK):
         done = Rebuilt()
         corpora = [name.removeprefix(MODELS_REF) for name in store.refs(MODELS_REF)]
@@ -340,28 +330,29 @@ def rebuild(store: Store, tracking: Tracking) -> Rebuilt:
             aliases = {alias: digest for alias, digest in known.aliases.items() if digest in present}
             write_models(store, corpus, Models(known.models, aliases))
             _sync(store, registry)
-            done.versions += [f"{registry.name}/{version.version}" for version in registry.versions()]
-            done.aliases |= {f"{registry.name}@{alias}": version for alias, version in registry.aliases().items()}
+            for version in registry.versions():
+                done.versions.append(f"{registry.name}/{version.version}")
+                done.aliases |= {f"{registry.name}@{alias}": version.version for alias in version.aliases}
         return done
 
 
 def _sync(store: Store, registry: Registry) -> None:
     """Make MLflow's aliases and tags equal to the store's record."""
     known = _record(store, registry)
-    versions: dict[str, ModelVersion] = {}
-    for version in registry.versions():
+    versions = registry.versions()
+    for version in versions:
         digest = version.checkpoint.digest
-        versions.setdefault(digest, version)
         if digest in known.models:
             registry.set_tags(version, known.models[digest].tags)
             if WITHDRAWN_TAG not in known.models[digest].tags:
                 registry.delete_tag(version, WITHDRAWN_TAG)
     for alias in ALIASES:
-        digest = known.aliases.get(alias, "")
-        if digest in versions:
-            registry.move_alias(alias, versions[digest].version)
-        else:
-            registry.drop_alias(alias)
+        now = next((item for item in versions if alias in item.aliases), None)
+        target = next((item for item in versions if item.checkpoint.digest == known.aliases.get(alias)), None)
+        if target is None and now is not None:
+            registry.client.delete_registered_model_alias(registry.name, alias)
+        elif target is not None and target != now:
+            registry.client.set_registered_model_alias(registry.name, alias, target.version)
 
 
 def _published(store: Store, registry: Registry, run_id: str, item: Registered) -> ModelVersion:
@@ -386,7 +377,7 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
             )
     else:
         registry.set_tags(version, item.tags)
-        registry.describe(version.version, card)
+        registry.client.update_model_version(registry.name, version.version, card)
     metrics, compared = read_metrics(store, item.evaluation), manifest_of(store, item.gates)
     for rival in compared.input_refs("champion") if "champion" in compared.inputs else []:
         if store.find(rival.stage, rival.key) is not None:
@@ -421,22 +412,3 @@ def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered
         "sheepfold.parameters": str(parameters_of(made)),
         "sheepfold.python": platform.python_version(),
     }
-
-
-def roll_back_champion(home: str, corpus: str, reason: str = "", to: str = "") -> dict[str, Any]:
-    """Take back the champion of a corpus; see `roll_back`.
-
-    Raises:
-        UserError: if there is no version to go back to.
-    """
-    place = Home.from_environment(home or None)
-    store = open_store(place.store, place.cache)
-    if not place.has_tracking and not read_models(store, corpus).models:
-        raise UserError(f"the home {place.path} has no registered model: `sheepfold run SOURCE` makes the first one")
-    return asdict(roll_back(store, Registry(Tracking(place), corpus), reason, to))
-
-
-def rebuild_tracking(home: str) -> dict[str, Any]:
-    """Rebuild MLflow's database from the store; see `rebuild`."""
-    place = Home.from_environment(home or None)
-    return asdict(rebuild(open_store(place.store, place.cache), Tracking(place)))

@@ -141,13 +141,9 @@ class Watch:
             self._keep(self._sampler.draw(model, step, last=True))
         self._points.flush()
 
-    def fail(self) -> None:
-        """The training failed: what is known so far goes to MLflow, and the run is marked."""
-        self._points.fail()
-
-    def stop(self) -> None:
-        """The training was stopped, to be gone on with: what is known so far goes to MLflow, and the run is marked."""
-        self._points.stop()
+    def end(self, status: str) -> None:
+        """Write the curve so far to MLflow and mark the run as FAILED, or as KILLED if it is to be resumed."""
+        self._points.end(status)
 
     def close(self) -> None:
         """Look on no more."""

@@ -20,9 +20,9 @@ import pytest
 from runs import Command, answer, environment, invoke
 
 from storage.home import Home
-from storage.registry import Registry
 from storage.store import Store
 from storage.tracking import Tracking
+from storage.versions import find_version, registered_versions
 from tasks.exposure import exposures
 
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
@@ -208,10 +208,10 @@ def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path,
     assert found["metrics"]["exam/exact_match/accuracy"] == 0
     assert Path(found["answers"]).is_file()
     assert "guessing" in invoke(home, "evaluate", "--tasks", str(file)).stdout
-    registry = Registry(Tracking(Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")), "default")
-    champion = registry.by_alias("champion")
+    place = Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")
+    champion = find_version(registered_versions(place), "champion", "default")
     assert champion is not None
-    points = registry.client.get_logged_model(champion.model_id).metrics or []
+    points = Tracking(place).client.get_logged_model(champion.model_id).metrics or []
     assert ("exam/multiple_choice/chance", 0.5, "questions") in {
         (one.key, one.value, one.dataset_name) for one in points
     }

@@ -19,9 +19,10 @@ from flows.options import EvaluateOptions, RetrainOptions
 from flows.retrain import retrain
 from storage.catalog import read_state
 from storage.home import Home
-from storage.registry import CHAMPION, Registry
+from storage.registry import CHAMPION
 from storage.store import open_store
 from storage.tracking import Tracking
+from storage.versions import find_version, registered_versions
 from tasks.settings import parse_assignments
 from tasks.upkeep.forget import forget
 
@@ -56,10 +57,9 @@ def home(trained: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home
 
 def figures(home: Home) -> dict[str, float]:
     """What stands at the champion's page in MLflow, each figure at its latest."""
-    registry = Registry(Tracking(home), "default")
-    champion = registry.by_alias(CHAMPION)
+    champion = find_version(registered_versions(home), CHAMPION, "default")
     assert champion is not None
-    points = registry.client.get_logged_model(champion.model_id).metrics or []
+    points = Tracking(home).client.get_logged_model(champion.model_id).metrics or []
     return {point.key: point.value for point in sorted(points, key=lambda point: point.timestamp)}
 
 

@@ -249,9 +249,9 @@ def test_a_failed_training_tells_its_own_fault_although_mlflow_is_silent(
     buffer = PointBuffer(tracking, run_id, seconds=3600)
     with monkeypatch.context() as patch:
         patch.setattr(tracking.client, "set_terminated", refuse)
-        buffer.fail()
+        buffer.end("FAILED")
     assert tracking.client.get_run(run_id).info.status == "RUNNING"
-    buffer.fail()
+    buffer.end("FAILED")
     assert tracking.client.get_run(run_id).info.status == "FAILED"
 
 

@@ -58,7 +58,7 @@ def home(tmp_path: Path, empty_tracking: Path) -> Home:
     (tmp_path / "corpus.html").write_text(DROPPED)
     for name, training in trainings.items():
         run_id = tracking.ensure_run(training.key, name, {}, {})
-        tracking.log_file(run_id, tmp_path / "corpus.html")
+        tracking.client.log_artifact(run_id, str(tmp_path / "corpus.html"))
         tracking.log_table(run_id, "samples.json", ["step"], [[1]])
     return found
 

@@ -11,7 +11,6 @@ from tiny_run import Ran, copy_of_store, direct_run
 
 from flows.models import UnknownModel, checkpoint_of, promote_model, resolve_version
 from storage.home import Home
-from storage.registry import Registry
 from tasks.run import Run
 
 
@@ -60,14 +59,13 @@ def test_what_leads_nowhere_is_told_in_a_sentence(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UnknownModel, match="no model"):
-        resolve_version(Registry(run.tracking, "default"), name)
+        resolve_version(run, name)
     if name:
         with pytest.raises(UnknownModel, match="no model"):
             checkpoint_of(run, name)
 
 
 def test_every_way_to_name_a_registered_model_leads_to_it(run: Run) -> None:
-    registry = Registry(run.tracking, "default")
-    version = resolve_version(registry, "champion")
+    version = resolve_version(run, "champion")
     names = ["1", "models:/sheepfold/1", "models:/sheepfold@champion", version.run_id]
-    assert [resolve_version(registry, name) for name in names] == [version] * 4
+    assert [resolve_version(run, name) for name in names] == [version] * 4

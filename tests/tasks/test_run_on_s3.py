@@ -88,7 +88,7 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     (run_id,) = tracking.runs(runs.first.checkpoint.key)
     assert run_id is not None
     (tmp_path / "report.md").write_text("a report")
-    tracking.log_file(run_id, tmp_path / "report.md")
+    tracking.client.log_artifact(run_id, str(tmp_path / "report.md"))
     assert tracking.has_file(run_id, "report.md")
     assert run_id in Objects(f"s3://{BUCKET}/artifacts").named("report.md")
 

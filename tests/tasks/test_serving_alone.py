@@ -19,7 +19,7 @@ from tiny_run import Ran, copy_of_store, direct_run
 
 from flows.models import promote_model
 from storage.home import Home
-from storage.registry import Registry
+from storage.versions import find_version, registered_versions
 from tasks.registry.bundle import served_parameters
 from tasks.settings import GenerateSettings
 
@@ -290,8 +290,7 @@ def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, 
     evalset = tiny.prepared.evalset
     shutil.copytree(Path(served_home.store) / "evalset", tmp_path / "store" / "evalset")
     with direct_run(empty) as run:
-        registry = Registry(run.tracking, "default")
-        champion = registry.by_alias("champion")
+        champion = find_version(registered_versions(empty), "champion", "default")
         assert champion is not None
         checkpoint = version_checkpoint(run, champion)
         assert checkpoint.stage == "bundle"

@@ -8,8 +8,7 @@ from tiny_run import Ran, direct_run
 
 from flows.models import promote_model
 from storage.home import Home
-from storage.registry import Registry
-from storage.tracking import Tracking
+from storage.versions import registered_versions
 from tasks.registry.promote import Promotion
 
 WORSE = ("train.max_steps=2",)
@@ -34,4 +33,4 @@ def promote(home: Home, ran: Ran) -> Promotion:
 
 
 def aliases(home: Home) -> dict[str, str]:
-    return Registry(Tracking(home), "default").aliases()
+    return {alias: item.version for item in registered_versions(home) for alias in item.aliases}

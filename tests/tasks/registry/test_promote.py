@@ -76,7 +76,7 @@ def read_names(run: Run, done: Promotion) -> Names:
     registry = Registry(run.tracking, "default")
     found = registry.client.search_model_versions(f"name = '{MODEL_NAME}'")
     model = registry.client.get_registered_model(MODEL_NAME)
-    version = registry.by_number(done.version.version)
+    version = registry.by_digest(done.version.checkpoint.digest)
     assert version is not None
     aliases = {name: str(number) for name, number in model.aliases.items()}
     card = registry.client.get_model_version(MODEL_NAME, version.version).description or ""

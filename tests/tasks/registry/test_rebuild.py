@@ -18,7 +18,7 @@ from storage.registry import Registry, read_models
 from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.registry import promote as module
-from tasks.registry.promote import rebuild_tracking, roll_back_champion
+from tasks.registry.promote import rebuild, roll_back
 from tasks.upkeep.gc import collect_garbage
 
 LACKS = "lacks the champion .* of corpus default, .* `sheepfold rebuild-tracking`"
@@ -64,14 +64,14 @@ def test_a_lost_database_is_rebuilt_with_aliases_cards_curves_and_figures(promot
     assert sorted(item["aliases"] for item in before.values()) == [("challenger",), ("champion",), ("previous",)]
     assert all(item["figures"] and item["curve"] and item["datasets"] for item in before.values())
     lose(home)
-    done = rebuild_tracking(str(home.path))
-    assert (done["runs"], len(done["versions"]), done["lost"]) == (3, 3, [])
+    done = rebuild(home, open_store(home.store))
+    assert (done.runs, len(done.versions), done.lost) == (3, 3, [])
     assert contents(home) == before
 
 
 def test_where_nothing_is_lost_nothing_is_written(home: Home) -> None:
     before = contents(home)
-    rebuild_tracking(str(home.path))
+    rebuild(home, open_store(home.store))
     assert contents(home) == before
 
 
@@ -89,11 +89,11 @@ def test_nothing_is_promoted_or_taken_back_without_the_recorded_champion(
         with pytest.raises(UserError, match=LACKS):
             promote(home, ran)
     with pytest.raises(UserError, match=LACKS):
-        roll_back_champion(str(home.path), "default")
+        roll_back(home, open_store(home.store), "default")
     with direct_run(home) as run, pytest.raises(UserError, match=LACKS):
         checkpoint_of(run, "champion")
     assert aliases(home) == before
-    rebuild_tracking(str(home.path))
+    rebuild(home, open_store(home.store))
     assert promote(home, worse).alias == "challenger"
     with direct_run(home) as run:
         assert checkpoint_of(run, "champion") == promoted.better.checkpoint
@@ -120,20 +120,20 @@ def test_a_rebuild_that_is_killed_promotes_no_worse_model_and_can_be_repeated(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(module, step, killed)
-        rebuild_tracking(str(home.path))
+        rebuild(home, open_store(home.store))
     worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
     if step == "_published":  # the champion is the third and not there yet
         with pytest.raises(UserError, match=LACKS):
             promote(home, worse)
     else:
         assert promote(home, worse).alias == "challenger"
-    rebuild_tracking(str(home.path))
+    rebuild(home, open_store(home.store))
     assert aliases(home) == {"champion": "3", "previous": "1", "challenger": "2"}
 
 
 def test_an_alias_that_was_moved_in_mlflow_alone_makes_no_worse_model_champion(home: Home, tiny_source: Path) -> None:
     worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
-    Registry(Tracking(home), "default").move_alias("champion", "2")
+    Tracking(home).client.set_registered_model_alias("sheepfold", "champion", "2")
     assert promote(home, worse).alias == "challenger"
     assert aliases(home) == {"champion": "3", "previous": "1", "challenger": "2"}
 
@@ -151,7 +151,7 @@ def test_a_run_that_a_person_deleted_is_not_made_again(home: Home, tiny_source: 
     with direct_run(home) as run:
         tracking = run.tracking
         tracking.client.delete_run(ensure_training_run(run, ran.checkpoint))
-    assert rebuild_tracking(str(home.path))["runs"] == 3
+    assert rebuild(home, open_store(home.store)).runs == 3
     assert Tracking(home).deleted_train_keys() == {ran.checkpoint.key}
 
 
@@ -160,22 +160,22 @@ def test_a_champion_whose_checkpoint_is_gone_is_reported_and_no_longer_recorded(
     assert checkpoint is not None
     lose(home)
     shutil.rmtree(Path(home.store) / "train" / checkpoint.key)
-    done = rebuild_tracking(str(home.path))
-    assert done["lost"] == [f"train/{checkpoint.key}"]
-    assert done["aliases"].keys() == {"sheepfold@challenger", "sheepfold@previous"}
+    done = rebuild(home, open_store(home.store))
+    assert done.lost == [f"train/{checkpoint.key}"]
+    assert done.aliases.keys() == {"sheepfold@challenger", "sheepfold@previous"}
     assert read_models(open_store(home.store), "default").aliases.keys() == {"challenger", "previous"}
 
 
 def test_what_a_recorded_model_rests_on_is_not_cleared_up(promoted: Promoted, home: Home) -> None:
     lose(home)
     collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
-    rebuild_tracking(str(home.path))
+    rebuild(home, open_store(home.store))
     assert contents(home) == contents(promoted.home)
 
 
 def test_the_aliases_after_a_rollback_are_recorded(home: Home, tmp_path: Path) -> None:
-    roll_back_champion(str(home.path), "default", "it swears")
+    roll_back(home, open_store(home.store), "default", "it swears")
     other = home_at(tmp_path / "other")
     shutil.copytree(home.store, other.store, dirs_exist_ok=True)
-    rebuild_tracking(str(other.path))
+    rebuild(other, open_store(other.store))
     assert contents(other) == contents(home)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registered import aliases
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows import models
@@ -17,6 +18,7 @@ from storage.home import Home
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, read_models
 from storage.store import open_store
 from storage.tracking import Tracking
+from storage.versions import find_version, registered_versions
 from tasks.gates.page import collect_gates, gates_page
 from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
@@ -57,10 +59,9 @@ def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_stays_unti
             "model version 1, which is champion, was trained on documents of this evaluation set; its figures on it "
             "would say nothing, so the two were not compared and it stays champion"
         ]
-        registry = Registry(run.tracking, "default")
-        assert registry.aliases() == {CHAMPION: "1", CHALLENGER: "2"}
-        roll_back(run.store, registry, "another split", to="2")
-        assert registry.aliases()[CHAMPION] == "2"
+        assert aliases(run.home) == {CHAMPION: "1", CHALLENGER: "2"}
+        roll_back(run.home, run.store, "default", "another split", to="2")
+        assert aliases(run.home)[CHAMPION] == "2"
 
 
 def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_source: Path, home: Home) -> None:
@@ -70,7 +71,7 @@ def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_s
         evaluation, _ = evaluate_model(run, tiny.checkpoint, other.prepared.evalset)
         with pytest.raises(UserError, match=r"was trained on documents of the evaluation set .* train on the present"):
             promote_model(run, tiny.checkpoint, evaluation)
-        assert Registry(run.tracking, "default").by_alias(CHAMPION) is None
+        assert find_version(registered_versions(run.home), CHAMPION, "default") is None
 
 
 def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
@@ -105,7 +106,7 @@ def test_a_champion_of_another_process_is_measured_before_names_move(
         done = promote_ran(run, worse)
         assert [item.alias for item in overtaken] == [CHAMPION]
         assert done.alias == CHALLENGER
-        champion = Registry(run.tracking, "default").by_alias(CHAMPION)
+        champion = find_version(registered_versions(run.home), CHAMPION, "default")
     assert champion is not None
     assert tiny.checkpoint is not None
     assert champion.checkpoint.digest == tiny.checkpoint.digest
@@ -123,7 +124,7 @@ def test_of_two_promotions_at_once_the_better_model_is_champion(tiny: Ran, tiny_
         done = list(threads.map(promote_alone, (worse, tiny)))
     assert {item.version.version for item in done} == {"1", "2"}
     assert done[1].alias == CHAMPION
-    names = Registry(Tracking(home), "default").aliases()
+    names = aliases(home)
     assert names[CHAMPION] == done[1].version.version
     other = PREVIOUS if done[0].alias == CHAMPION else CHALLENGER
     assert names == {CHAMPION: done[1].version.version, other: done[0].version.version}

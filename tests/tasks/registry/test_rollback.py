@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from registered import Promoted, aliases, promote
+from tiny_run import home_at
 
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import Models, Registry, read_models, write_models
+from storage.registry import Models, read_models, write_models
 from storage.store import open_store
-from storage.tracking import Tracking
-from tasks.registry.promote import WITHDRAWN_TAG, roll_back_champion
+from storage.versions import find_version, registered_versions
+from tasks.registry.promote import WITHDRAWN_TAG, Rollback, roll_back
 
 
 class Killed(BaseException):
@@ -23,7 +26,7 @@ class Killed(BaseException):
 def record_alias(home: Home, alias: str, version: str) -> None:
     """Record in the store that an alias is at a version; empty for none."""
     store = open_store(home.store)
-    known, found = read_models(store, "default"), Registry(Tracking(home), "default").by_number(version or "1")
+    known, found = read_models(store, "default"), find_version(registered_versions(home), version or "1", "default")
     assert found is not None
     moved = {**known.aliases, alias: found.checkpoint.digest}
     if not version:
@@ -32,39 +35,41 @@ def record_alias(home: Home, alias: str, version: str) -> None:
 
 
 def test_a_champion_is_taken_back_once_with_the_reason(home: Home) -> None:
-    done = roll_back_champion(str(home.path), "default", "it swears")
-    assert done == {"champion": "1", "withdrawn": "3", "moved": True, "reason": "it swears"}
+    done = roll_back(home, open_store(home.store), "default", "it swears")
+    assert done == Rollback("1", "3", True, "it swears")
     assert aliases(home) == {"champion": "1", "challenger": "3"}
-    again = roll_back_champion(str(home.path), "default", "it swears")
-    assert again == {**done, "moved": False}
+    again = roll_back(home, open_store(home.store), "default", "it swears")
+    assert again == replace(done, moved=False)
     assert aliases(home) == {"champion": "1", "challenger": "3"}
 
 
 def test_a_champion_that_was_taken_back_is_remembered_when_a_newer_model_lost(home: Home) -> None:
-    done = roll_back_champion(str(home.path), "default", "it swears")
+    done = roll_back(home, open_store(home.store), "default", "it swears")
     record_alias(home, "challenger", "2")  # as a promotion that fails does
-    again = roll_back_champion(str(home.path), "default")
-    assert again == {**done, "moved": False}
+    again = roll_back(home, open_store(home.store), "default")
+    assert again == replace(done, moved=False)
     assert aliases(home) == {"champion": "1", "challenger": "2"}
 
 
 def test_a_model_that_was_taken_back_is_not_promoted_again(home: Home, promoted: Promoted) -> None:
-    roll_back_champion(str(home.path), "default", "it swears")
+    roll_back(home, open_store(home.store), "default", "it swears")
     done = promote(home, promoted.better)
     assert (done.alias, done.reason) == ("challenger", "it was taken back: it swears")
     assert aliases(home)["champion"] == "1"
 
 
 def test_a_version_that_is_named_becomes_champion_and_may_stay(home: Home, promoted: Promoted) -> None:
-    roll_back_champion(str(home.path), "default", "it swears")
-    done = roll_back_champion(str(home.path), "default", "it does not", to="3")
-    assert (done["champion"], done["withdrawn"], done["moved"]) == ("3", "1", True)
+    roll_back(home, open_store(home.store), "default", "it swears")
+    done = roll_back(home, open_store(home.store), "default", "it does not", to="3")
+    assert (done.champion, done.withdrawn, done.moved) == ("3", "1", True)
     assert promote(home, promoted.better).alias == "champion"
-    found = Registry(Tracking(home), "default").by_number("3")
+    found = find_version(registered_versions(home), "3", "default")
     assert found is not None and WITHDRAWN_TAG not in found.tags
 
 
-@pytest.mark.parametrize("call", ["set_tags", "move_alias", "drop_alias"])
+@pytest.mark.parametrize(
+    "call", ["set_model_version_tag", "set_registered_model_alias", "delete_registered_model_alias"]
+)
 def test_a_rollback_that_was_killed_before_a_write_into_mlflow_is_finished(
     home: Home, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -72,20 +77,21 @@ def test_a_rollback_that_was_killed_before_a_write_into_mlflow_is_finished(
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Registry, call, killed)
-        roll_back_champion(str(home.path), "default", "it swears")
-    done = roll_back_champion(str(home.path), "default", "it swears")
-    assert (done["champion"], done["withdrawn"], done["reason"]) == ("1", "3", "it swears")
+        patch.setattr(MlflowClient, call, killed)
+        roll_back(home, open_store(home.store), "default", "it swears")
+    done = roll_back(home, open_store(home.store), "default", "it swears")
+    assert (done.champion, done.withdrawn, done.reason) == ("1", "3", "it swears")
     assert aliases(home) == {"champion": "1", "challenger": "3"}
-    found = Registry(Tracking(home), "default").by_number("3")
+    found = find_version(registered_versions(home), "3", "default")
     assert found is not None and found.tags[WITHDRAWN_TAG] == "it swears"
 
 
 def test_what_cannot_be_taken_back_is_told(home: Home, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no version 9 to go back to; there are 1, 2, 3"):
-        roll_back_champion(str(home.path), "default", to="9")
+        roll_back(home, open_store(home.store), "default", to="9")
+    empty = home_at(tmp_path / "none")
     with pytest.raises(UserError, match="has no registered model"):
-        roll_back_champion(str(tmp_path / "none"), "default")
+        roll_back(empty, open_store(empty.store), "default")
     record_alias(home, "previous", "")
     with pytest.raises(UserError, match="version 3 is the first champion, so there is none to go back to"):
-        roll_back_champion(str(home.path), "default")
+        roll_back(home, open_store(home.store), "default")

@@ -10,10 +10,10 @@ from tiny_run import Ran, TinyMachine, copy_of_store, run_in, tiny_settings, wri
 from flows.models import checkpoint_of, model_entry, promote_model
 from flows.stages import stage_facts
 from storage.home import Home
-from storage.registry import Registry, model_name
+from storage.registry import model_name
 from storage.store import open_store
-from storage.tracking import Tracking
-from tasks.registry.promote import Promotion, rebuild_tracking
+from storage.versions import find_version, registered_versions
+from tasks.registry.promote import Promotion, rebuild
 from tasks.run import Run
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.status import status_of
@@ -54,7 +54,7 @@ def other(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Ra
 def test_no_corpus_takes_the_champion_of_another(tiny: Ran, other: tuple[Home, Ran]) -> None:
     home, made = other
     for corpus, ran in (("default", tiny), (OTHER, made)):
-        champion = Registry(Tracking(home), corpus).by_alias("champion")
+        champion = find_version(registered_versions(home), "champion", corpus)
         assert champion is not None and champion.checkpoint == ran.checkpoint
         assert champion.name == model_name(corpus)
 
@@ -84,8 +84,8 @@ def test_checkpoints_of_all_corpora_are_kept_and_restored(
     home, made = other
     collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
     place = copy_of_store(made, tmp_path / "home")
-    done = rebuild_tracking(str(place.path))
-    assert done["aliases"] == {"sheepfold@champion": "1", f"sheepfold-{OTHER}@champion": "1"}
-    assert sorted(done["versions"]) == [f"sheepfold-{OTHER}/1", "sheepfold/1"] and not done["lost"]
-    champion = Registry(Tracking(place), OTHER).by_alias("champion")
+    done = rebuild(place, open_store(place.store))
+    assert done.aliases == {"sheepfold@champion": "1", f"sheepfold-{OTHER}@champion": "1"}
+    assert sorted(done.versions) == [f"sheepfold-{OTHER}/1", "sheepfold/1"] and not done.lost
+    champion = find_version(registered_versions(place), "champion", OTHER)
     assert champion is not None and champion.checkpoint == made.checkpoint
