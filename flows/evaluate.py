@@ -19,7 +19,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, PREVIOUS, ModelVersion, read_models
 from storage.store import Store
-from storage.versions import find_version, registered_versions
+from storage.versions import RUN_PATIENCE, find_version, registered_versions
 from tasks.curate.curate import curate
 from tasks.evaluation import EvaluateSettings, read_metrics
 from tasks.evaluation import evaluate as evaluate_stage
@@ -196,7 +196,7 @@ def _other_champion(
     run: Run, checkpoint: ArtifactRef, evalset: ArtifactRef, settings: EvaluationSettings
 ) -> tuple[tuple[str, ArtifactRef] | None, dict[str, float]]:
     """Return the champion, or for the champion itself the one before it, measured on the same documents."""
-    versions = registered_versions(run.home)
+    versions = registered_versions(run.home, RUN_PATIENCE)
     for alias, name in ((CHAMPION, "the champion"), (PREVIOUS, "the previous champion")):
         version = find_version(versions, alias, run.corpus)
         if version is None or version.checkpoint.digest == checkpoint.digest:

@@ -12,7 +12,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import ModelVersion, Registry, bundle_folder, may_be_registered, model_name, read_models
 from storage.schemas import COUNTS_FILE
-from storage.versions import find_version, registered_versions
+from storage.versions import RUN_PATIENCE, find_version, registered_versions
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.executor import act
 from tasks.gates.facts import known_leaks
@@ -34,7 +34,7 @@ def resolve_version(run: Run, model: str) -> ModelVersion:
     Raises:
         UnknownModel: if there is none.
     """
-    found = find_version(registered_versions(run.home), model, run.corpus)
+    found = find_version(registered_versions(run.home, RUN_PATIENCE), model, run.corpus)
     if found is None:
         raise UnknownModel(
             f"no model {model!r}: give an alias (champion, challenger), a version number, "
@@ -57,7 +57,7 @@ def checkpoint_of(run: Run, model: str) -> ArtifactRef:
     if folder.is_dir() and not may_be_registered(model):
         return _add(run, folder)  # needs no registry
     champion_of(run.store, Registry(run.tracking, run.corpus))  # refuses a registry that lost the champion
-    if folder.is_dir() and find_version(registered_versions(run.home), model, run.corpus) is None:
+    if folder.is_dir() and find_version(registered_versions(run.home, RUN_PATIENCE), model, run.corpus) is None:
         return _add(run, folder)
     return version_checkpoint(run, resolve_version(run, model))
 

@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import sqlite3
+import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -24,27 +25,40 @@ from storage.home import Home
 from storage.registry import MODEL_NAME, ModelVersion, model_name
 
 ANSWER_SECONDS = 5.0
+PAUSE_SECONDS = 1.0
+RUN_PATIENCE = 120.0  # of flow runs, which outlive a restart of the server
 _DELETED = "Deleted_Internal"  # MLflow keeps the rows of deleted versions under this stage
 
 Query = Callable[[str], Sequence[Sequence[Any]]]
 
 
-def registered_versions(home: Home) -> list[ModelVersion]:
+def registered_versions(home: Home, patience: float = 0.0) -> list[ModelVersion]:
     """Return all versions of all models of a home, by name, the oldest first.
+
+    Args:
+        patience: Seconds to wait for a server that does not answer, as one that is started again.
 
     Raises:
         Unreachable: if the MLflow server does not answer.
         UserError: if it refuses the request.
     """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return sorted(_all_versions(home), key=lambda item: (item.name, int(item.version)))
+        except Unreachable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(PAUSE_SECONDS)
+
+
+def _all_versions(home: Home) -> list[ModelVersion]:
     address = home.tracking_uri
     if address.startswith(("http://", "https://")):
-        found = _from_server(address, home.login())
-    elif address.startswith("sqlite:"):
-        found = _from_sqlite(Path(address.removeprefix("sqlite:///").partition("?")[0]).resolve())
-    else:
-        found = _from_database(address)
-    ours = (item for item in found if item.name == MODEL_NAME or item.name.startswith(f"{MODEL_NAME}-"))
-    return sorted(ours, key=lambda item: (item.name, int(item.version)))
+        return _from_server(address, home.login())
+    if address.startswith("sqlite:"):
+        return _from_sqlite(Path(address.removeprefix("sqlite:///").partition("?")[0]).resolve())
+    return _from_database(address)
 
 
 def find_version(versions: Iterable[ModelVersion], model: str, corpus: str) -> ModelVersion | None:
