@@ -45,7 +45,8 @@ def registered_versions(home: Home, patience: float = 0.0) -> list[ModelVersion]
     deadline = time.monotonic() + patience
     while True:
         try:
-            return sorted(_all_versions(home), key=lambda item: (item.name, int(item.version)))
+            ours = [item for item in _all_versions(home) if f"{item.name}-".startswith(f"{MODEL_NAME}-")]
+            return sorted(ours, key=lambda item: (item.name, int(item.version)))
         except Unreachable:
             if time.monotonic() >= deadline:
                 raise
