@@ -38,7 +38,7 @@ class StageSize:
 
 @dataclass
 class Garbage:
-    """What can be removed.
+    """Artefacts and unfinished work that garbage collection would remove.
 
     Attributes:
         artefacts: each before its inputs.

@@ -136,7 +136,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What the upkeep of a store needs to know of a stage.
+    """Properties of a stage that compaction, garbage collection and verification use.
 
     Attributes:
         tables: schema of each Parquet table, by file name.

@@ -50,7 +50,7 @@ class SegmentSettings:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the bytes of contents lie, and what opens them; no part of a key.
+    """Paths of the files of a segment and the passwords to open them; no part of the cache key.
 
     Attributes:
         paths: Place of each file, by sha256.

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from commit_child import KEY, REF, STAGE, text_in
 from proxy import KILL_AFTER, KILL_BEFORE, PASS, Proxy
-from s3 import lead_to
 
 from storage.s3 import S3Store
 
@@ -39,14 +38,6 @@ class Children:
     def elsewhere(self, name: str) -> S3Store:
         """The store as another machine sees it."""
         return S3Store(f"{self.address}/{name}", self.folder / f"{name}-elsewhere")
-
-
-@pytest.fixture
-def proxy(s3_endpoint: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    proxy = Proxy(s3_endpoint)
-    lead_to(monkeypatch, proxy.endpoint)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def run_at(store: Path, machine: Calls | None = None, **options: Any) -> Run:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request for an artefact gave."""
+    """Result of one request: the artefact, and whether it was cached."""
 
     ref: ArtifactRef
     cached: bool

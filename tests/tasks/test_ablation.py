@@ -78,7 +78,7 @@ def ablated(home: Home) -> dict[str, Any]:
 
 
 def ablate_from(home: Home, without: str = WITHOUT) -> dict[str, Any]:
-    """What the flow says, without Prefect."""
+    """Call the flow's function without Prefect; returns its report."""
     return ablate.function(AblateOptions(home=str(home.path), without=without))
 
 

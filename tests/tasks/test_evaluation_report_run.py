@@ -120,7 +120,7 @@ def test_figures_stand_at_the_model_with_the_evaluation_set(home: Home, worse: R
 
 
 def compared(home: Home, a: str, b: str, **options: str) -> dict[str, Any]:
-    """What the flow says, without Prefect."""
+    """Call the flow's function without Prefect; returns its report."""
     settings = parse_assignments(SETTINGS)
     return compare.function(CompareOptions(home=str(home.path), a=a, b=b, settings=settings, **options))
 

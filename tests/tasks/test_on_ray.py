@@ -47,7 +47,7 @@ def on_cluster(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def in_flow(home: Home, function: Callable[[Run], Any]) -> Any:
-    """What a function gives in a run of a flow whose tasks run on the cluster."""
+    """Call a function inside a flow whose tasks run on Ray; returns its result."""
     from prefect import flow
 
     @flow(name="test", task_runner=task_runner(3), persist_result=False)

@@ -34,7 +34,7 @@ def lose(home: Home) -> None:
 
 
 def contents(home: Home) -> dict[str, Any]:
-    """What MLflow holds of each version, by the digest of its checkpoint; no ids, times and numbers."""
+    """Aliases, tags, card and figures of each version in MLflow, by the digest of its checkpoint."""
     tracking = Tracking(home)
     found: dict[str, Any] = {}
     for version in Registry(tracking, "default").versions():

@@ -78,7 +78,7 @@ def completions_of(run: Run, checkpoint: ArtifactRef, *texts: str) -> ArtifactRe
 def traced(
     run: Run, tiny: Ran, completions: ArtifactRef, evalset: ArtifactRef | None = None
 ) -> tuple[ArtifactRef | None, ArtifactRef | None]:
-    """What tracing makes of completions and of an evaluation set."""
+    """The artefacts `echoes` and `contamination` of a model, each None if it was not made."""
     assert tiny.checkpoint is not None
     return trace_model(run, EvaluationSettings(), tiny.checkpoint, evalset or tiny.prepared.evalset, completions)
 
