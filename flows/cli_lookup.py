@@ -75,7 +75,7 @@ def why(
 @plain_errors()
 def verify(
     mend: Annotated[
-        bool, typer.Option("--repair", help="Set aside what is damaged, so that the next run makes it again.")
+        bool, typer.Option("--repair", help="Remove what is damaged, so that the next run makes it again.")
     ] = False,
     corpus: Corpus = "default",
     home: HomeFolder = "",

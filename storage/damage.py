@@ -15,23 +15,19 @@ from storage.manifest import ArtifactRef
 from storage.store import Store, StoreError
 
 
-def damage_of(store: Store, refs: Iterable[ArtifactRef]) -> str:
-    """Return a sentence on the first damaged file of some artefacts and what to do; empty if all are sound."""
-    for ref in refs:
-        try:
-            manifest = store.find(ref.stage, ref.key)
-        except StoreError as error:
-            return str(error)
-        if manifest is None:
-            return f"{ref.stage}/{ref.key} lacks files, or has them cut short: run the same command again"
-        folder = store.folder(ref)
-        for entry in manifest.files:
-            if sha256_file(folder / entry.name) != entry.sha256:
-                return (
-                    f"{folder / entry.name} is damaged: it is not what its manifest lists, so the disk or another "
-                    f"program changed it: run again with --refresh {ref.stage}, or let `sheepfold verify --repair` set "
-                    "aside all that is damaged and run again"
-                )
+def find_damage(store: Store, stage: str, key: str) -> str:
+    """Return a phrase on what is wrong with an artefact; empty if it is sound.
+
+    Raises:
+        StoreError: if its manifest cannot be read, or a file in a store on S3 is not what the manifest lists.
+    """
+    manifest = store.find(stage, key, fresh=True)
+    if manifest is None:
+        return f"{stage}/{key} lacks files, or has them cut short"
+    folder = store.folder(manifest.ref)
+    for entry in manifest.files:
+        if sha256_file(folder / entry.name) != entry.sha256:
+            return f"{folder / entry.name} is damaged: it is not what its manifest lists"
     return ""
 
 
@@ -43,7 +39,11 @@ def explain_damage(store: Store, refs: Iterable[ArtifactRef]) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        damage = "" if lasting_fault(error) is not None else damage_of(store, refs)
-        if damage:
-            raise StoreError(damage) from error
+        for ref in refs if lasting_fault(error) is None else ():
+            damage = find_damage(store, ref.stage, ref.key)
+            if damage:
+                raise StoreError(
+                    f"{damage}, so the disk or another program changed it: run again with --refresh {ref.stage}, or "
+                    "let `sheepfold verify --repair` remove all that is damaged and run again"
+                ) from error
         raise

@@ -351,33 +351,18 @@ class S3Store(Store):
         return winner
 
     def _remove(self, stage: str, key: str, keep_manifest: bool) -> None:
-        if keep_manifest:
-            self._keep_manifest(stage, key)
+        found = self._get(f"{stage}/{key}/{MANIFEST_NAME}") if keep_manifest else None
+        if found is not None:
+            self._keep_manifest(stage, key, found.data)
         self._delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in a folder
         self._delete([path for path, _ in self._list(f"{stage}/{key}/")])
         with self._cache_lock(stage, key):
             super()._remove(stage, key, keep_manifest=False)
         self._know(stage, key, {})
 
-    def _keep_manifest(self, stage: str, key: str) -> None:
-        found = self._get(f"{stage}/{key}/{MANIFEST_NAME}")
-        if found is not None:
-            self._put(f".removed/{stage}/{key}.json", found.data)
-
-    def set_aside(self, stage: str, key: str) -> tuple[bool, str]:
-        """Fetch a damaged copy again; remove an artefact that is damaged in the bucket, where nothing can be moved."""
+    def drop_copy(self, stage: str, key: str) -> None:
         with self._cache_lock(stage, key):
             shutil.rmtree(self.root / stage / key, ignore_errors=True)
-        try:
-            manifest = self.find(stage, key, fresh=True)
-            if manifest is not None:
-                self.folder(manifest.ref)
-                return False, "the copy on this machine was damaged and is fetched again; the bucket is whole"
-            wrong = "it lacks files, or has them cut short"
-        except StoreError as error:
-            wrong = str(error).partition(": --refresh")[0]
-        self.remove(stage, key, keep_manifest=True)
-        return True, f"removed from the bucket, because {wrong}: the next run that needs it makes it again"
 
     # records
     def _read_record(self, record: str) -> bytes | None:

@@ -5,7 +5,6 @@
     <store>/.locks/            owners of unfinished work
     <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
     <store>/.removed/          manifests of removed artefacts, for the lineage of artefacts that stay
-    <store>/.damaged/          what `verify --repair` set aside
 
 `Store` keeps it in a folder; `storage.s3.S3Store` keeps it on S3, with such a folder as its cache.
 """
@@ -247,15 +246,17 @@ class Store:
         manifest = folder / MANIFEST_NAME
         if manifest.is_file():
             if keep_manifest:
-                self._keep_manifest(stage, key)
+                self._keep_manifest(stage, key, manifest.read_bytes())
             manifest.unlink()  # first: without it the folder is no artefact, wherever a kill falls
             fsync_path(folder)
         for place in (folder, self.root / ".work" / stage / key):
             if place.is_dir():
                 shutil.rmtree(place)
 
-    def _keep_manifest(self, stage: str, key: str) -> None:
-        self._write_record(_removed(stage, key), (self.root / stage / key / MANIFEST_NAME).read_bytes())
+    def _keep_manifest(self, stage: str, key: str, text: bytes) -> None:
+        with suppress(StoreError):  # of a damaged artefact there may be nothing to keep
+            parse_manifest(text, f"{stage}/{key}")
+            self._write_record(_removed(stage, key), text)
 
     def removed_manifest(self, stage: str, key: str) -> Manifest | None:
         """Return the manifest of a removed artefact, if it was kept."""
@@ -271,65 +272,8 @@ class Store:
         """Delete the kept manifest of a removed artefact."""
         self._remove_record(_removed(stage, key))
 
-    # damage
-    def set_aside(self, stage: str, key: str) -> tuple[bool, str]:
-        """Move an artefact to `.damaged` if it is damaged, with a note; its manifest is kept if it can be read.
-
-        Returns:
-            True if it was damaged, and a sentence on what was done.
-
-        Raises:
-            StoreError: if a process works on it.
-        """
-        with self._hold(stage, key, _refuse_to_wait):
-            folder = self.root / stage / key
-            wrong = self._damage(stage, key)
-            if not wrong:
-                return False, "it is whole by now"
-            with suppress(StoreError):
-                if self.read_manifest(stage, key) is not None:
-                    self._keep_manifest(stage, key)
-            place = self._place_aside(f"{stage}/{key}", wrong)
-            folder.rename(self.root / place)
-            fsync_path(folder.parent)
-            fsync_path((self.root / place).parent)
-        again = f"the next run that needs it makes it again; what was there lies in {self.root / place}"
-        return True, f"set aside, because {wrong}: {again}"
-
-    def _damage(self, stage: str, key: str) -> str:
-        try:
-            manifest = self.find(stage, key)
-        except StoreError:
-            return f"its {MANIFEST_NAME} cannot be read"
-        if manifest is None:
-            return "it lacks files, or has them cut short"
-        for entry in manifest.files:
-            if sha256_file(self.root / stage / key / entry.name) != entry.sha256:
-                return f"{entry.name} is not what its manifest lists"
-        return ""
-
-    def set_ref_aside(self, name: str, wrong: str) -> str:
-        """Move a movable name that cannot be read to `.damaged`, with a note; returns where it lies now."""
-        place = self._place_aside(_ref(name), wrong)
-        self._write_record(place, self._read_record(_ref(name)) or b"")
-        self._remove_record(_ref(name))
-        return f"{self.address}/{place}"
-
-    def _place_aside(self, thing: str, wrong: str) -> str:
-        """Return a free place in `.damaged`, with a note of what was wrong beside it."""
-        place, number = f".damaged/{thing}", 1
-        while self._read_record(f"{place}.note.json") is not None:
-            number += 1
-            place = f".damaged/{thing}-{number}"
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        note = {"thing": thing, "wrong": wrong, "since": since}
-        self._write_record(f"{place}.note.json", json.dumps(note, indent=1).encode())
-        return place
-
-    def discard_damaged(self) -> None:
-        """Delete the artefacts that were set aside; names hold no text, and stay."""
-        for stage in _folders(self.root / ".damaged"):
-            shutil.rmtree(self.root / ".damaged" / stage)
+    def drop_copy(self, stage: str, key: str) -> None:
+        """Delete the local copy of an artefact that rests elsewhere; a store in a folder has none."""
 
     # use, owners and unfinished work
     def touch(self, ref: ArtifactRef) -> bool:

@@ -1,9 +1,9 @@
 """Verification of a store: files against manifests, tables against schemas, inputs present; and repair.
 
-Repair changes nothing in place. A damaged artefact is set aside (`Store.set_aside`): its key follows from inputs and
-settings, so the next run that needs it makes it again. A damaged name is set aside only where a run writes it again;
-that of a pinned stage (the tokeniser, the evaluation set) is restored from the corpus's own name, because the next run
-would fit another one without it. The tombstones stay: without them forgotten documents would come back.
+Repair removes a damaged artefact: its key follows from inputs and settings, so the next run that needs it makes it
+again. A damaged name is removed only where a run writes it again; that of a pinned stage (the tokeniser, the evaluation
+set) is restored from the corpus's own name, because the next run would fit another one without it. The tombstones stay:
+without them forgotten documents would come back.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow.parquet as pq
 
+from storage.damage import find_damage
 from storage.digest import sha256_file
 from storage.manifest import ArtifactRef, Manifest, StageFacts
 from storage.store import Store, StoreError
@@ -182,7 +184,7 @@ def _check_names(store: Store) -> Check:
 
 
 def repair(store: Store, checks: Iterable[Check], facts: Mapping[str, StageFacts]) -> list[Repair]:
-    """Set aside what checks found to be damaged; it may be killed at any moment and called again.
+    """Remove what checks found to be damaged; it may be killed at any moment and called again.
 
     Args:
         facts: by stage.
@@ -204,13 +206,19 @@ def _is_pinned(facts: Mapping[str, StageFacts], stage: str) -> bool:
 
 def _repair_artifact(store: Store, facts: Mapping[str, StageFacts], thing: str) -> Repair:
     stage, key = thing.split("/", 1)
+    store.drop_copy(stage, key)
     try:
-        damaged, what = store.set_aside(stage, key)
+        wrong = find_damage(store, stage, key)
+    except StoreError as error:
+        wrong = str(error).rpartition(": ")[0]  # without the advice
+    if not wrong:
+        return Repair(thing, True, "sound by now, or fetched again from a store on S3")
+    try:
+        store.remove(stage, key, keep_manifest=True)
     except StoreError as error:
         return Repair(thing, False, f"left: {error}")
-    if damaged and _is_pinned(facts, stage):
-        what += "; a run over other documents than then makes another one in its place"
-    return Repair(thing, True, what)
+    other = "; a run over other documents than then makes another one" if _is_pinned(facts, stage) else ""
+    return Repair(thing, True, f"removed, because {wrong}: the next run that needs it makes it again{other}")
 
 
 def _repair_name(store: Store, facts: Mapping[str, StageFacts], name: str) -> Repair:
@@ -225,21 +233,19 @@ def _repair_name(store: Store, facts: Mapping[str, StageFacts], name: str) -> Re
     if not name.startswith(CORPUS) and not _is_pinned(facts, stage):
         return Repair(name, False, "left, because no run writes it again: restore it from a backup, or remove it")
     with store.lock(name):
-        try:
-            store.read_ref(name)
-        except StoreError as error:
-            place = store.set_ref_aside(name, str(error))
-        else:
+        if _read_name(store, name) is not None:
             return Repair(name, True, "it can be read by now")
-        if name.startswith(CORPUS):
-            return Repair(name, True, f"set aside: the next run over the corpus writes it again; it lies in {place}")
-        try:
-            known = (store.read_ref(f"{CORPUS}{corpus}") or {}).get(stage)
-        except StoreError:
-            known = None
-        if not known:
-            return Repair(
-                name, True, "set aside, and the corpus does not name what it stood for: the next run chooses anew"
-            )
-        store.write_ref(name, known[0])
-    return Repair(name, True, f"written again from {CORPUS}{corpus}: {stage}/{known[0]['key']}")
+        known = (_read_name(store, f"{CORPUS}{corpus}") or {}).get(stage)
+        if known:
+            store.write_ref(name, known[0])
+            return Repair(name, True, f"written again from {CORPUS}{corpus}: {stage}/{known[0]['key']}")
+        store.remove_ref(name)
+    return Repair(name, True, "removed: the next run over the corpus writes it again")
+
+
+def _read_name(store: Store, name: str) -> dict[str, Any] | None:
+    """Return the value of a movable name; None if there is none that can be read."""
+    try:
+        return store.read_ref(name)
+    except StoreError:
+        return None

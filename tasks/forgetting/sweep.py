@@ -351,7 +351,6 @@ def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
         instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
     _move_refs(store, instead, {listing.key for listing in found.listings})
     _clear_work(store, found.removed)
-    store.discard_damaged()  # what cannot be read may hold anything
     for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
         store.remove(stage, key, keep_manifest=True)
 

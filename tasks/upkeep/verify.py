@@ -21,7 +21,7 @@ def verify_home(
 
     Args:
         facts: facts of every stage.
-        mend: set damaged artefacts aside, so that the next run makes them again.
+        mend: remove damaged artefacts, so that the next run makes them again.
 
     Raises:
         StoreError: if the store is empty.
@@ -31,7 +31,7 @@ def verify_home(
     checks: list[Check] = check_store(store, facts)
     if mend:
         done = repair(store, checks, facts)
-        # problems beyond the damaged artefacts are not mended by setting these aside
+        # problems beyond the damaged artefacts are not mended by removing these
         rest = [check for check in checks if len(check.problems) > len(check.damaged)]
         return {
             "ok": all(item.done for item in done) and not rest,

@@ -75,12 +75,12 @@ def test_verify_refuses_a_corpus_that_does_not_exist(home: Path) -> None:
     assert "corpus 'nosuch' has no completed run in this store (corpora with one: default)" in done.stderr
 
 
-def test_verify_sets_aside_what_is_damaged_and_is_content_with_the_rest(home: Path) -> None:
+def test_verify_removes_what_is_damaged_and_is_content_with_the_rest(home: Path) -> None:
     assert "nothing is damaged" in invoke(home, "verify", "--repair").stdout
     (path,) = (home / "store" / "extract").glob("*/extracts.parquet")
     path.write_bytes(b"not what was written")
     assert invoke(home, "verify").exit_code == 1
     said = invoke(home, "verify", "--repair")
     assert said.exit_code == 0, said.stderr
-    assert f"done extract/{path.parent.name}: set aside" in said.stdout
+    assert f"done extract/{path.parent.name}: removed, because" in said.stdout
     assert not path.exists()

@@ -72,7 +72,7 @@ def test_a_training_that_mlflow_knows_nothing_of_stays_with_its_dataset(
     assert (home.path / "mlflow.db").exists() == (database == "new")
 
 
-def test_a_training_that_was_set_aside_keeps_the_dataset_to_make_it_again_of(home: Home, key: str) -> None:
+def test_a_training_that_was_removed_keeps_the_dataset_to_make_it_again_of(home: Home, key: str) -> None:
     open_store(home.store).remove("train", key, keep_manifest=True)
     assert "dataset" not in cleared(home)
 

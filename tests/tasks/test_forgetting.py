@@ -30,7 +30,6 @@ from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.store import Store, open_store
 from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
-from storage.verify import check_store, repair
 from tasks.blame import first_paths
 from tasks.exposure import exposures
 from tasks.forgetting import sweep
@@ -451,19 +450,6 @@ def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path:
     assert again.files()[path]["reason_code"] == "forgotten"
     assert len(again.texts()) == 6
     assert holders_of(home, SECRET) == []
-
-
-def test_what_a_repair_set_aside_goes_too(home: Home, source: Path) -> None:
-    store = Store(Path(home.store))
-    damaged = [next(Path(home.store).glob(f"{stage}/*/*.parquet")) for stage in ("normalise", "curate")]
-    for path in damaged:
-        path.write_bytes(path.read_bytes() + b"x")
-    repair(store, check_store(store, stage_facts()), stage_facts())
-    run_prepare(home, source)
-    aside = Path(home.store) / ".damaged"
-    assert {path.name for path in aside.rglob("*.parquet")} >= {path.name for path in damaged}
-    forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
-    assert list(aside.rglob("*.parquet")) == []
 
 
 def test_texts_from_outside_go_where_they_hold_the_document_with_what_was_measured_on_them(

@@ -1,4 +1,4 @@
-"""What a repair set aside comes back with the next run, as it was."""
+"""What a repair removed comes back with the next run, as it was."""
 
 from __future__ import annotations
 
