@@ -194,7 +194,7 @@ def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS)
     left: list[Name] = []
     needed: set[Name] = set()
     for name in garbage.artefacts:
-        if name not in needed and store.last_used(*name) <= time.time() - grace:
+        if name not in needed and store.last_used(*name, fresh=True) <= time.time() - grace:
             try:
                 store.remove(*name)
                 continue

@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -33,15 +33,14 @@ from obstore.store import S3Store as Bucket
 
 from storage.atomic import GONE, fsync_path, fsync_tree, write_file
 from storage.errors import Unreachable, UserError
-from storage.locks import owner_lock, owner_record
+from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
 from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, list_files, parse_manifest
 
 ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
 TRANSFERS = 4  # files of an artefact that move at once
 READS = 12  # manifests that are read at once
-LISTING_SECONDS = 1.0  # for which a listing is believed at least
-LISTING_TIMES = 10.0  # and this many times as long as it took
+LISTING_SECONDS = 300.0  # for which a listing is believed where an older state does no harm
 UPLOAD_SECONDS = 24 * 3600.0  # for which files without a manifest count as an upload of another machine
 USE_SECONDS = 3600.0  # between two records of the use of an artefact, because each is a request
 CLIENT: Any = {
@@ -51,7 +50,7 @@ CLIENT: Any = {
 }
 RETRY: Any = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
 _NAME_LENGTH = 16  # digits of a file's sha256 in its object's name
-_NO_ETAG = f'"{"0" * 32}"'  # well-formed, and of no object
+_CONDITIONS: dict[str, Any] = {"If-None-Match": "create", "If-Match": {"e_tag": f'"{"0" * 32}"'}}  # of no object
 
 
 class S3Error(UserError):
@@ -67,15 +66,6 @@ class _Object:
     size: int
     etag: str
     modified: float
-
-
-@dataclass(frozen=True)
-class _Small:
-    """A small object, read whole."""
-
-    data: bytes
-    etag: str
-    attributes: Mapping[str, str]
 
 
 _Objects = dict[str, _Object]  # of one artefact, by name below its folder
@@ -98,12 +88,10 @@ class S3Store(Store):
         self._name, _, self._prefix = self._address.removeprefix("s3://").partition("/")
         if not self._address.startswith("s3://") or not self._name:
             raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
-        self._opened = time.time()
-        self._listings: dict[str, dict[str, _Objects]] = {}  # by stage and key; empty for what is known to be gone
-        self._valid_until: dict[str, float] = {}  # on the monotonic clock
-        self._held: dict[tuple[str, str], _Objects] = {}  # of artefacts that are made here now
-        self._versions: dict[str, str | None] = {}  # ETags of records, when they were read last
+        self._known: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
+        self._until: dict[tuple[str, str], float] = {}  # when a listing expires, of an artefact or (key "") a stage
         self._listing = threading.Lock()
+        self._versions: dict[str, str | None] = {}  # ETags of records, when they were read last
 
     def __reduce__(self) -> tuple[Callable[..., S3Store], tuple[str, Path]]:
         return S3Store, (self._address, self.root)
@@ -114,8 +102,7 @@ class S3Store(Store):
 
     # reading
     def find(self, stage: str, key: str, fresh: bool = False) -> Manifest | None:
-        objects = self._ask(stage, key) if fresh else self._objects(stage, key)
-        manifest = self._manifest(stage, key, objects)
+        manifest, objects = self._read(stage, key, fresh)
         for entry in manifest.files if manifest is not None else ():
             found = objects.get(_object_name(entry))
             if found is None or found.size != entry.size:
@@ -123,12 +110,12 @@ class S3Store(Store):
         return manifest
 
     def read_manifest(self, stage: str, key: str) -> Manifest | None:
-        return self._manifest(stage, key, self._objects(stage, key))
+        return self._read(stage, key)[0]
 
     def keys(self, stage: str) -> list[str]:
-        listed = self._listed(stage)
-        with self._listing:  # a request for one artefact changes it
-            return sorted(key for key, objects in listed.items() if objects)
+        self._objects(stage, "")
+        with self._listing:
+            return sorted(key for key, objects in self._known[stage].items() if objects)
 
     def manifests(self, stage: str) -> Iterator[Manifest]:
         with ThreadPoolExecutor(READS) as threads:
@@ -151,63 +138,50 @@ class S3Store(Store):
 
     def touch(self, ref: ArtifactRef) -> bool:
         record = self._objects(ref.stage, ref.key).get(MANIFEST_NAME)
-        if record is None:
-            return False
+        if record is None or time.time() - record.modified <= USE_SECONDS:
+            return record is not None
         name = f"{ref.stage}/{ref.key}/{MANIFEST_NAME}"
-        if time.time() - record.modified > USE_SECONDS:
-            found = self._get(name)
-            if found is None:
-                return False
-            return self._put(name, found.data, {"e_tag": found.etag}, found.attributes) is not None
-        return True
+        found = self._get(name)
+        return found is not None and self._put(name, found[0], {"e_tag": found[1]}) is not None
 
-    def last_used(self, stage: str, key: str) -> float:
-        objects = self._objects(stage, key)
-        record = objects.get(MANIFEST_NAME)
-        if record is None:  # an upload, or what one left behind
-            return max((info.modified for info in objects.values()), default=0.0)
-        # uses between two records are unknown: the latest may have been just before this store was opened
-        return max(record.modified, min(self._opened, record.modified + USE_SECONDS))
+    def last_used(self, stage: str, key: str, fresh: bool = False) -> float:
+        return max((found.modified for found in self._objects(stage, key, fresh).values()), default=0.0)
 
     def is_owned(self, stage: str, key: str) -> bool:
-        objects = self._objects(stage, key)
-        latest = max((info.modified for info in objects.values()), default=0.0)
-        is_upload = MANIFEST_NAME not in objects and time.time() - latest < UPLOAD_SECONDS
+        is_half = MANIFEST_NAME not in self._objects(stage, key)
+        is_upload = is_half and time.time() - self.last_used(stage, key) < UPLOAD_SECONDS
         return is_upload or super().is_owned(stage, key)
 
     # listings
-    def _objects(self, stage: str, key: str) -> _Objects:
-        held = self._held.get((stage, key))  # without a listing, so that a commit costs the same in a large store
-        return held if held is not None else self._listed(stage).get(key, {})
-
-    def _listed(self, stage: str) -> dict[str, _Objects]:
+    def _objects(self, stage: str, key: str, fresh: bool = False) -> _Objects:
+        """Return an artefact's objects as the bucket has them now if `fresh`, else as listed a short time ago."""
         with self._listing:
-            if time.monotonic() <= self._valid_until.get(stage, 0.0):
-                return self._listings[stage]
-            begun, started = time.time(), time.monotonic()
-            artifacts: dict[str, _Objects] = defaultdict(dict)
-            for path, info in self._list(stage):
-                _, key, name = path.split("/", 2)
-                if stays_inside(key):  # a foreign name must not lead out of the cache
-                    artifacts[key][name] = info
-            now = time.monotonic()
-            self._valid_until[stage] = now + max(LISTING_SECONDS, LISTING_TIMES * (now - started))
-            self._listings[stage] = dict(artifacts)
-            self._drop_removed(stage, artifacts.keys(), begun)
-            return self._listings[stage]
+            if fresh:
+                self._list_artifacts(stage, key)
+            elif time.monotonic() > max(self._until.get((stage, name), 0.0) for name in ("", key)):
+                self._list_artifacts(stage, "")
+            return self._known[stage].get(key, {})
 
-    def _ask(self, stage: str, key: str) -> _Objects:
-        """Request the objects of one artefact, and correct the listing of its stage."""
-        place = f"{stage}/{key}/"
-        objects = {path.removeprefix(place): info for path, info in self._list(place)}
-        self._know(stage, key, objects)
-        return objects
+    def _list_artifacts(self, stage: str, key: str) -> None:
+        """List the objects of one artefact, or of a whole stage if the key is empty."""
+        begun = time.time()
+        artifacts: dict[str, _Objects] = defaultdict(dict)
+        for path, found in self._list(f"{stage}/{key}"):
+            listed, _, name = path.removeprefix(f"{stage}/").partition("/")
+            if name and stays_inside(listed):  # a foreign name must not lead out of the cache
+                artifacts[listed][name] = found
+        if key:
+            self._known[stage][key] = artifacts[key]
+        else:
+            self._known[stage] = dict(artifacts)
+            self._drop_removed(stage, artifacts.keys(), begun)
+        self._until[stage, key] = time.monotonic() + LISTING_SECONDS
 
     def _know(self, stage: str, key: str, objects: _Objects) -> None:
+        """Note the objects of an artefact that was made or removed here."""
         with self._listing:
-            if (stage, key) in self._held:
-                self._held[stage, key] = objects
-            self._listings.get(stage, {})[key] = objects
+            self._known[stage][key] = objects
+            self._until[stage, key] = time.monotonic() + LISTING_SECONDS
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
@@ -221,30 +195,30 @@ class S3Store(Store):
                 if (folder / ETAG_NAME).stat().st_mtime < asked - 1:  # else it may be newer than the listing
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _manifest(self, stage: str, key: str, objects: _Objects) -> Manifest | None:
+    def drop_copy(self, stage: str, key: str) -> None:
+        with self._cache_lock(stage, key):
+            shutil.rmtree(self.root / stage / key, ignore_errors=True)
+
+    def _read(self, stage: str, key: str, fresh: bool = False) -> tuple[Manifest | None, _Objects]:
+        """Return the manifest of an artefact, complete or not, and its objects."""
+        objects = self._objects(stage, key, fresh)
         record = objects.get(MANIFEST_NAME)
         if record is None:
-            return None
+            return None, objects
         place, folder = f"{stage}/{key}", self.root / stage / key
-        text = _cached(folder, record.etag)
+        text = _bytes(folder / MANIFEST_NAME) if _bytes(folder / ETAG_NAME) == record.etag.encode() else None
         if text is None:
             with self._cache_lock(stage, key):
                 found = self._get(f"{place}/{MANIFEST_NAME}")
                 if found is None:
-                    return None
-                text = found.data
-                self._cache_manifest(folder, parse_manifest(text, f"{self.address}/{place}"), found)
-        return parse_manifest(text, f"{self.address}/{place}")
-
-    def _cache_manifest(self, folder: Path, manifest: Manifest, found: _Small) -> None:
-        """Write a manifest to the cache, and delete the files of another one that it does not list."""
-        with suppress(*GONE, StoreError):
-            for entry in parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder)).files:
-                if entry not in manifest.files:
-                    (folder / entry.name).unlink(missing_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / MANIFEST_NAME, found.data)
-        write_file(folder / ETAG_NAME, found.etag.encode())
+                    return None, objects
+                text, etag = found
+                if _bytes(folder / MANIFEST_NAME) != text:
+                    shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True, exist_ok=True)
+                write_file(folder / MANIFEST_NAME, text)
+                write_file(folder / ETAG_NAME, etag.encode())
+        return parse_manifest(text, f"{self.address}/{place}"), objects
 
     def _fetch(self, manifest: Manifest, folder: Path, names: tuple[str, ...]) -> bool:
         """Download the files of an artefact that are not in the cache; returns False if one is gone."""
@@ -260,39 +234,28 @@ class S3Store(Store):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            with temporary.open("wb") as file:
-                try:
-                    with self._explained("read"):
-                        for block in obstore.get(self._bucket, name).stream():
-                            digest.update(block)
-                            file.write(block)
-                except FileNotFoundError:
-                    return False
+            with temporary.open("wb") as file, self._explained("read"):
+                for block in obstore.get(self._bucket, name).stream():
+                    digest.update(block)
+                    file.write(block)
             if digest.hexdigest() != entry.sha256:
                 raise StoreError(f"{self.address}/{name} is not what its manifest lists: --refresh {manifest.stage}")
             fsync_path(temporary)
             temporary.replace(path)
+        except FileNotFoundError:
+            return False
         finally:
             temporary.unlink(missing_ok=True)
         return True
 
     # making and removing artefacts
-    @contextmanager
-    def _hold(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-        self._check_conditional_writes()
-        with super()._hold(stage, key, on_wait):
-            try:
-                yield
-            finally:
-                self._held.pop((stage, key), None)
-
     def _finish_commit(self, stage: str, key: str) -> str | None:
-        self._held[stage, key] = {}
-        there = self._ask(stage, key).get(MANIFEST_NAME)
+        self._check_conditional_writes()
+        there = self._objects(stage, key, fresh=True).get(MANIFEST_NAME)
         made = self.root / ".work" / stage / key / "complete"
         if there is None and made.is_dir():
             self._upload(made, parse_manifest((made / MANIFEST_NAME).read_bytes(), str(made)), None)
-            there = self._objects(stage, key)[MANIFEST_NAME]
+            there = self._known[stage][key][MANIFEST_NAME]
         return None if there is None else there.etag
 
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
@@ -308,18 +271,12 @@ class S3Store(Store):
         return self._upload(made, manifest, workspace.replaces)
 
     def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
-        place, before = f"{manifest.stage}/{manifest.key}", self._objects(manifest.stage, manifest.key)
-
-        def upload(entry: FileEntry) -> None:
-            with self._explained("write to"):
-                obstore.put(self._bucket, f"{place}/{_object_name(entry)}", made / entry.name)
-
+        place, before = f"{manifest.stage}/{manifest.key}", self._known[manifest.stage].get(manifest.key, {})
         with ThreadPoolExecutor(TRANSFERS) as threads:
-            list(threads.map(upload, manifest.files))
+            list(threads.map(lambda e: self._put(f"{place}/{_object_name(e)}", made / e.name), manifest.files))
         objects = {_object_name(entry): _Object(entry.size, "", time.time()) for entry in manifest.files}
         text = (made / MANIFEST_NAME).read_bytes()
-        owner = {name: str(value) for name, value in owner_record().items()}
-        etag = self._put(f"{place}/{MANIFEST_NAME}", text, {"e_tag": replaces} if replaces else "create", owner)
+        etag = self._put(f"{place}/{MANIFEST_NAME}", text, {"e_tag": replaces} if replaces else "create")
         if etag is None:
             return self._yield_to_winner(manifest, objects.keys())
         objects[MANIFEST_NAME] = _Object(len(text), etag, time.time())
@@ -337,38 +294,31 @@ class S3Store(Store):
             StoreError: if its content is another.
         """
         place = f"{manifest.stage}/{manifest.key}"
-        winner, found = self.find(manifest.stage, manifest.key, fresh=True), self._get(f"{place}/{MANIFEST_NAME}")
-        if winner is None or found is None:
+        winner = self.find(manifest.stage, manifest.key, fresh=True)
+        if winner is None:
             raise StoreError(f"{place} was removed by another machine while it was made: run the same command again")
         self._delete(f"{place}/{name}" for name in set(uploaded) - {_object_name(entry) for entry in winner.files})
         if winner.digest != manifest.digest:
-            owner = found.attributes
             raise StoreError(
-                f"{place} was made meanwhile by process {owner.get('pid', '?')} on {owner.get('host', '?')} "
-                f"({winner.created}), with another result than here: run the same command again to go on with that "
-                f"one, or with --refresh {manifest.stage} to replace it"
+                f"{place} was made meanwhile by another machine ({winner.created}), with another result than here: run "
+                f"the same command again to go on with that one, or with --refresh {manifest.stage} to replace it"
             )
         return winner
 
     def _remove(self, stage: str, key: str, keep_manifest: bool) -> None:
         found = self._get(f"{stage}/{key}/{MANIFEST_NAME}") if keep_manifest else None
         if found is not None:
-            self._keep_manifest(stage, key, found.data)
+            self._keep_manifest(stage, key, found[0])
         self._delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in a folder
-        self._delete([path for path, _ in self._list(f"{stage}/{key}/")])
+        self._delete([path for path, _ in self._list(f"{stage}/{key}")])
         with self._cache_lock(stage, key):
             super()._remove(stage, key, keep_manifest=False)
         self._know(stage, key, {})
 
-    def drop_copy(self, stage: str, key: str) -> None:
-        with self._cache_lock(stage, key):
-            shutil.rmtree(self.root / stage / key, ignore_errors=True)
-
     # records
     def _read_record(self, record: str) -> bytes | None:
-        found = self._get(record)
-        self._versions[record] = None if found is None else found.etag
-        return None if found is None else found.data
+        data, self._versions[record] = self._get(record) or (None, None)
+        return data
 
     def _write_record(self, record: str, data: bytes) -> None:
         """Write a record, on condition that it has not changed since this store read it."""
@@ -413,26 +363,24 @@ class S3Store(Store):
             credential_provider=provider,
         )
 
-    def _get(self, name: str) -> _Small | None:
+    def _get(self, name: str) -> tuple[bytes, str] | None:
+        """Return bytes and ETag of a small object; None if it is absent."""
         try:
             with self._explained("read"):
                 found = obstore.get(self._bucket, name)
-                return _Small(bytes(found.bytes()), str(found.meta["e_tag"]), found.attributes)
+                return bytes(found.bytes()), str(found.meta["e_tag"])
         except FileNotFoundError:
             return None
 
-    def _put(
-        self, name: str, data: bytes, mode: Any = "overwrite", attributes: Mapping[str, str] | None = None
-    ) -> str | None:
-        """Write a small object; returns its ETag, or None if another object stands in the way of the condition."""
+    def _put(self, name: str, data: bytes | Path, mode: Any = "overwrite") -> str | None:
+        """Write an object; returns its ETag, or None if another object stands in the way of the condition."""
         try:
             with self._explained("write to"):
-                put = obstore.put(self._bucket, name, data, mode=mode, attributes=dict(attributes or {}))
-                return str(put["e_tag"])
+                return str(obstore.put(self._bucket, name, data, mode=mode)["e_tag"])
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             found = self._get(name)
             # our own write, if the answer to an earlier attempt was lost
-            return found.etag if found is not None and found.data == data else None
+            return found[1] if found is not None and found[0] == data else None
 
     def _list(self, prefix: str) -> Iterator[tuple[str, _Object]]:
         with self._explained("list"):
@@ -476,17 +424,14 @@ class S3Store(Store):
         if marker.is_file():
             return
         trial = f".locks/trial-{uuid.uuid4().hex}"
-        try:
-            self._put(trial, b"first", "create")
-            for header, mode in {"If-None-Match": "create", "If-Match": {"e_tag": _NO_ETAG}}.items():
-                if self._put(trial, header.encode(), mode) is not None:
-                    raise S3Error(
-                        f"the server of {self.address} writes without regard to {header}, so two machines could "
-                        "overwrite each other's artefacts: use Amazon S3, MinIO or another server with conditional "
-                        "writes"
-                    )
-        finally:
-            self._delete([trial])
+        self._put(trial, b"")
+        ignored = [name for name, mode in _CONDITIONS.items() if self._put(trial, name.encode(), mode) is not None]
+        self._delete([trial])
+        if ignored:
+            raise S3Error(
+                f"the server of {self.address} writes without regard to {ignored[0]}, so two machines could overwrite "
+                "each other's artefacts: use Amazon S3, MinIO or another server with conditional writes"
+            )
         self.root.mkdir(parents=True, exist_ok=True)
         write_file(marker, b"")
 
@@ -496,11 +441,8 @@ def _object_name(entry: FileEntry) -> str:
     return f"{entry.sha256[:_NAME_LENGTH]}/{entry.name}"
 
 
-def _cached(folder: Path, etag: str) -> bytes | None:
-    """Return the cached manifest if it is a copy of the object with this ETag."""
+def _bytes(path: Path) -> bytes | None:
     try:
-        if (folder / ETAG_NAME).read_text(encoding="utf-8") == etag:
-            return (folder / MANIFEST_NAME).read_bytes()
+        return path.read_bytes()
     except GONE:
-        pass
-    return None
+        return None

@@ -286,8 +286,14 @@ class Store:
             return True  # a read-only store is not garbage-collected either
         return True
 
-    def last_used(self, stage: str, key: str) -> float:
-        """Return when an artefact was made or used last, in seconds since the epoch; 0 if it has no manifest."""
+    def last_used(self, stage: str, key: str, fresh: bool = False) -> float:
+        """Return when an artefact was made or used last, in seconds since the epoch; 0 if it is absent.
+
+        A store on S3 records uses an hour apart.
+
+        Args:
+            fresh: ask the store itself, not a recent listing of it.
+        """
         try:
             return (self.root / stage / key / MANIFEST_NAME).stat().st_mtime
         except GONE:
