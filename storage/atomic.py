@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 GONE = (FileNotFoundError, NotADirectoryError)
@@ -50,9 +49,12 @@ def make_folder(folder: Path, top: Path) -> None:
     _fsync_names(folder.parent, top)
 
 
-@contextlib.contextmanager
-def _written_beside(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
-    """Write a temporary file in the folder of `path`; removed at the end unless it was renamed."""
+def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Replace `path` by `data` in one step.
+
+    Args:
+        mode: permissions, set before anything is written; by default those of every new file.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("wb") as handle:
@@ -61,30 +63,11 @@ def _written_beside(path: Path, data: bytes, mode: int | None) -> Iterator[Path]
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
-        yield temporary
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
-
-
-def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Replace `path` by `data` in one step.
-
-    Args:
-        mode: permissions, set before anything is written; by default those of every new file.
-    """
-    with _written_beside(path, data, mode) as temporary:
-        temporary.replace(path)
-    fsync_path(path.parent)
-
-
-def create_file(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Write `path` in one step unless it exists; an existing file is left as it is."""
-    with _written_beside(path, data, mode) as temporary:
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        temporary.unlink()
     fsync_path(path.parent)
 
 
@@ -122,24 +105,3 @@ def finish_publish(source: Path, target: Path, discard: Path) -> None:
     if discard.exists() and source.exists() and not target.exists():
         source.rename(target)
         fsync_path(target.parent)
-
-
-def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield every path below a folder with its `lstat`; entries that vanish meanwhile are left out.
-
-    Raises:
-        OSError: if a folder cannot be listed for another reason than that it is gone.
-    """
-
-    def refuse(error: OSError) -> None:
-        if not isinstance(error, GONE):
-            raise error
-
-    for parent, folders, files in os.walk(folder, onerror=refuse):
-        for name in (*folders, *files):
-            path = Path(parent, name)
-            try:
-                found = path.lstat()
-            except GONE:
-                continue
-            yield path, found

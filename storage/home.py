@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from storage.atomic import create_file
+from storage.atomic import write_file
 from storage.errors import UserError
 
 # the beginning of a query, an escaped byte, and a byte that is not UTF-8
@@ -141,7 +141,7 @@ class Home:
         path = self.path / "password.key"
         try:
             if not path.exists():
-                create_file(path, secrets.token_bytes(32), mode=0o600)
+                write_file(path, secrets.token_bytes(32), mode=0o600)
             return path.read_bytes()
         except OSError as error:
             raise UserError(f"the key {path} cannot be used ({error.strerror}): mend its permissions") from error

@@ -1,13 +1,12 @@
 """Owner locks: one process at a time works on one artefact.
 
 The operating system holds the lock (`flock`) and frees it when its owner dies, so no dead process keeps a lock. The
-file's text (host, pid, process start) is for the person who asks who works there.
+file's text is for the person who asks which process works there.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -21,34 +20,22 @@ from storage.errors import UserError
 FIRST_ATTEMPT_SECONDS = 0.05  # before a wait is reported: a lock file may be unlinked between our open and our lock
 
 
-def owner_record() -> dict[str, str | int]:
-    """Return host, pid and start time (in ticks since boot; empty without /proc) of this process."""
-    try:
-        start = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except OSError:
-        start = ""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start}
-
-
 def read_owner(path: Path) -> str:
     """Return the owner of a lock in words."""
     try:
-        record = json.loads(path.read_text() or "{}")
-    except (OSError, ValueError):
-        record = {}
-    return f"process {record.get('pid', '?')} on {record.get('host', '?')}"
+        return path.read_text(errors="replace") or "another process"
+    except OSError:
+        return "another process"
 
 
-def _lock(path: Path, poll: float) -> FileLock:
+def _lock(path: Path) -> FileLock:
     # without flock a soft lock would outlive a killed owner, so a file system that has none is refused
-    return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=poll)
+    return FileLock(path, thread_local=False, fallback_to_soft=False)
 
 
 def _release(lock: FileLock, path: Path) -> None:
     try:
-        path.unlink(
-            missing_ok=True
-        )  # while we hold it: whoever opened it meanwhile sees that it has no name, and retries
+        path.unlink(missing_ok=True)  # while we hold it: a process that opened it meanwhile sees that, and retries
     finally:
         lock.release()
 
@@ -57,31 +44,28 @@ def is_held(path: Path) -> bool:
     """Return True if a living owner holds the lock file `path`."""
     if not path.exists():
         return False
-    lock = _lock(path, poll=0.01)
+    lock = _lock(path)
     try:
         lock.acquire(blocking=False)
     except Timeout:
         return True
-    except FileNotFoundError:
-        return False
     _release(lock, path)
     return False
 
 
 @contextmanager
-def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None, poll: float = 0.2) -> Iterator[None]:
+def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock file `path`, waiting for a living owner.
 
     Args:
         path: lock file; created and removed here.
         on_wait: called once with a sentence that names the owner, before we wait for it.
-        poll: seconds between two attempts.
 
     Raises:
         UserError: if the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = _lock(path, poll)
+    lock = _lock(path)
     try:
         lock.acquire(timeout=FIRST_ATTEMPT_SECONDS, poll_interval=FIRST_ATTEMPT_SECONDS / 2)
     except Timeout:
@@ -96,7 +80,7 @@ def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None, poll: f
             "put the store on a local disk, on NFS version 4 or on S3"
         ) from error
     try:
-        path.write_text(json.dumps(owner_record()))
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         _release(lock, path)

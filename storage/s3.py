@@ -185,7 +185,7 @@ class S3Store(Store):
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
-        return owner_lock(self._lock_path(f"cache-{stage}-{key}"), poll=0.05)
+        return owner_lock(self._lock_path(f"cache-{stage}-{key}"))
 
     def _drop_removed(self, stage: str, present: Collection[str], asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import GONE, finish_publish, fsync_path, make_folder, publish, walk, write_file
+from storage.atomic import GONE, finish_publish, fsync_path, make_folder, publish, write_file
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.locks import is_held, owner_lock, read_owner
@@ -311,9 +311,8 @@ class Store:
 
     def remove_work(self, stage: str, key: str) -> None:
         """Delete unfinished work, unless a process owns it."""
-        if not is_held(self._lock_path(f"{stage}-{key}")):
-            with self._hold(stage, key):
-                shutil.rmtree(self.root / ".work" / stage / key, ignore_errors=True)
+        with suppress(StoreError), self._hold(stage, key, _refuse_to_wait):
+            shutil.rmtree(self.root / ".work" / stage / key, ignore_errors=True)
 
     def owners(self) -> list[str]:
         """Return a phrase for each process that works in this folder now."""
@@ -477,14 +476,19 @@ def _copy_hashed(source: Path, target: Path) -> str:
 def _read_unfinished(work: Path) -> Unfinished:
     inputs = None
     touched = size = 0.0
-    with suppress(FileNotFoundError):  # its owner may be ending meanwhile
-        touched = work.lstat().st_mtime
-    for path, found in walk(work):
-        if path.name == INPUTS_NAME:
-            with suppress(FileNotFoundError, ValueError):  # gone, or torn by a kill
-                inputs = frozenset((stage, key) for stage, key in json.loads(path.read_bytes()))
-        touched = max(touched, found.st_mtime)
-        size += found.st_size
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, GONE):  # what cannot be listed is not empty
+            raise error
+
+    for folder, _, files in os.walk(work, onerror=refuse):
+        for path in (Path(folder), *(Path(folder, name) for name in files)):
+            with suppress(*GONE):  # its owner may work or end meanwhile
+                found = path.lstat()
+                touched, size = max(touched, found.st_mtime), size + found.st_size
+    for path in work.glob(f"*/{INPUTS_NAME}"):
+        with suppress(FileNotFoundError, ValueError):  # gone, or torn by a kill
+            inputs = frozenset((stage, key) for stage, key in json.loads(path.read_bytes()))
     return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
 
 

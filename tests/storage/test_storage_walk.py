@@ -1,4 +1,4 @@
-"""Recursive listings of folders in which other processes work."""
+"""Unfinished work is looked at while its owner goes on."""
 
 from __future__ import annotations
 
@@ -7,34 +7,30 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from busy_folders import when_listed
 
-from storage.atomic import walk
-from storage.store import Store
+from storage.store import Store, Workspace
 
 
-def with_checkpoint(folder: Path, name: str) -> None:
-    (folder / name).mkdir()
-    (folder / name / "weights").write_text(name)
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    folder = tmp_path / "scratch"
+def with_checkpoint(work: Workspace) -> Path:
+    folder = work.scratch / "step-1"
     folder.mkdir()
-    with_checkpoint(folder, "step-1")
+    (folder / "weights").write_text("weights")
     return folder
 
 
-def test_unfinished_work_is_looked_at_while_its_owner_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path / "store")
-    with store.workspace("train", "k") as work:
-        with_checkpoint(work.scratch, "step-1")
-        when_listed(monkeypatch, work.scratch / "step-1", lambda: shutil.rmtree(work.scratch / "step-1"))
-        (found,) = store.unfinished(owned=True)
-    assert (found.stage, found.key) == ("train", "k")
+def when_listed(monkeypatch: pytest.MonkeyPatch, folder: Path, act: Callable[[], object]) -> None:
+    """Do something at the moment in which a folder is first about to be listed."""
+    scandir, left = os.scandir, [act]
+
+    def listed(path: Any = ".") -> Any:
+        if left and str(path) == str(folder):
+            left.pop()()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
 
 
 def removed(folder: Path) -> None:
@@ -47,19 +43,22 @@ def replaced_by_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [removed, replaced_by_a_file])
-def test_a_walk_passes_over_a_folder_that_is_none_any_more(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None]
+def test_a_folder_that_is_none_any_more_is_passed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None]
 ) -> None:
-    with_checkpoint(scratch, "step-2")
-    when_listed(monkeypatch, scratch / "step-1", lambda: act(scratch / "step-1"))
-    found = [path.relative_to(scratch).as_posix() for path, _ in walk(scratch)]
-    assert sorted(found) == ["step-1", "step-2", "step-2/weights"]
+    with store.workspace("train", "k") as work:
+        folder = with_checkpoint(work)
+        (work.scratch / "note").write_text("half way")
+        when_listed(monkeypatch, folder, lambda: act(folder))
+        (found,) = store.unfinished(owned=True)
+    assert (found.stage, found.key) == ("train", "k") and found.size > len("half way")
 
 
-def test_a_walk_takes_what_it_cannot_read_for_no_empty_folder(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_not_taken_for_empty(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    when_listed(monkeypatch, scratch / "step-1", fail)
-    with pytest.raises(OSError, match="Errno 5"):
-        list(walk(scratch))
+    with store.workspace("train", "k") as work:
+        when_listed(monkeypatch, with_checkpoint(work), fail)
+        with pytest.raises(OSError, match="Errno 5"):
+            store.unfinished(owned=True)
