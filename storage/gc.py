@@ -11,9 +11,10 @@ An artefact is removed before its inputs, and its manifest first, so the sweep m
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any
 
 from storage.manifest import ArtifactRef, Manifest, StageFacts
@@ -25,7 +26,7 @@ GRACE_SECONDS = 7 * 24 * 3600.0
 Name = tuple[str, str]  # stage and key
 
 
-@dataclass(frozen=True)
+@dataclass
 class StageSize:
     """Number and bytes of a stage's artefacts, and of the garbage among them."""
 
@@ -44,14 +45,12 @@ class Garbage:
         artefacts: each before its inputs.
         inputs: of each of them, those that are garbage too.
         work: unfinished work that has not been touched during the grace period.
-        removed: removed artefacts whose kept manifests no lineage leads to.
         sizes: by stage.
     """
 
     artefacts: list[Name] = field(default_factory=list)
     inputs: dict[Name, set[Name]] = field(default_factory=dict)
     work: list[Unfinished] = field(default_factory=list)
-    removed: list[Name] = field(default_factory=list)
     sizes: list[StageSize] = field(default_factory=list)
 
     @property
@@ -122,14 +121,6 @@ class _Manifests:
                 return
             self.mark(kept, marked)
 
-    def sizes(self, garbage: Collection[Name]) -> list[StageSize]:
-        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-        for name, manifest in self.by_name.items():
-            size, is_garbage = sum(entry.size for entry in manifest.files), name in garbage
-            for place, amount in enumerate((1, size, is_garbage, size * is_garbage)):
-                totals[manifest.stage][place] += amount
-        return [StageSize(stage, *total) for stage, total in sorted(totals.items())]
-
 
 def _keep_with(facts: Mapping[str, StageFacts], stage: str) -> tuple[str, ...]:
     return facts[stage].keep_with if stage in facts else ()
@@ -137,7 +128,19 @@ def _keep_with(facts: Mapping[str, StageFacts], stage: str) -> tuple[str, ...]:
 
 def sizes(store: Store) -> list[StageSize]:
     """Return number and bytes of each stage's artefacts."""
-    return _Manifests(store).sizes(())
+    return _sizes(_Manifests(store), ())
+
+
+def _sizes(known: _Manifests, garbage: Collection[Name]) -> list[StageSize]:
+    found: dict[str, StageSize] = {}
+    for name, manifest in sorted(known.by_name.items()):
+        total, size = found.setdefault(name[0], StageSize(name[0])), sum(entry.size for entry in manifest.files)
+        total.artefacts += 1
+        total.size += size
+        if name in garbage:
+            total.garbage += 1
+            total.garbage_size += size
+    return list(found.values())
 
 
 def find_garbage(
@@ -176,16 +179,15 @@ def find_garbage(
         )
     garbage = {name: found for name, found in known.by_name.items() if name not in marked}
     inputs = {
-        name: {found for ref in manifest.input_refs() for found in known.resolve(ref)} & garbage.keys() - {name}
+        name: {(ref.stage, ref.key) for ref in manifest.input_refs()} & garbage.keys()
         for name, manifest in garbage.items()
     }
     bare = [name for name in known.bare if name not in marked and store.last_used(*name) <= before]
     return Garbage(
-        artefacts=[*_consumers_first(inputs), *bare],
+        artefacts=[*reversed(list(TopologicalSorter(inputs).static_order())), *bare],
         inputs=inputs,
         work=[item for item in idle if item.touched <= before],
-        removed=[name for name in store.removed() if name not in marked],
-        sizes=known.sizes(garbage),
+        sizes=_sizes(known, garbage),
     )
 
 
@@ -204,8 +206,6 @@ def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS)
         needed |= garbage.inputs.get(name, set())
     for item in garbage.work:
         store.remove_work(item.stage, item.key)
-    for stage, key in garbage.removed:
-        store.drop_removed(stage, key)
     return left
 
 
@@ -222,18 +222,3 @@ def _names_in(value: Any) -> Iterator[Name]:
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _names_in(item)
-
-
-def _consumers_first(inputs: dict[Name, set[Name]]) -> list[Name]:
-    """Sort artefacts topologically, each before its inputs."""
-    consumers = Counter(name for names in inputs.values() for name in names)
-    ready = [name for name in sorted(inputs) if not consumers[name]]
-    ordered = []
-    while ready:
-        name = ready.pop()
-        ordered.append(name)
-        for other in inputs[name]:
-            consumers[other] -= 1
-            if not consumers[other]:
-                ready.append(other)
-    return ordered

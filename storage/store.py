@@ -268,10 +268,6 @@ class Store:
         names = (name.split("/") for name in self._records(".removed"))
         return sorted((parts[0], parts[1]) for parts in names if len(parts) == 2)
 
-    def drop_removed(self, stage: str, key: str) -> None:
-        """Delete the kept manifest of a removed artefact."""
-        self._remove_record(_removed(stage, key))
-
     def drop_copy(self, stage: str, key: str) -> None:
         """Delete the local copy of an artefact that rests elsewhere; a store in a folder has none."""
 

@@ -65,22 +65,6 @@ class Repair:
     what: str
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """Something wrong with an artefact.
-
-    Attributes:
-        check: kind of check that found it.
-        damages: the artefact is not what was written.
-        half: it may be in the middle of a commit or a removal.
-    """
-
-    check: str
-    problem: str
-    damages: bool = True
-    half: bool = False
-
-
 def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
     """Check digests, schemas and inputs of every artefact, and that names can be read.
 
@@ -92,75 +76,63 @@ def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
     checked: Counter[str] = Counter()
     present = set(store.names())
     suspects = [name for name in sorted(present) if _faults(store, facts, name, present, checked)]
-    checks = {name: Check(name, checked[name]) for name in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
-    for (stage, key), fault in _confirmed(store, facts, suspects):
-        checks[fault.check].problems.append(fault.problem)
-        if fault.damages:
-            checks[fault.check].damaged.append(f"{stage}/{key}")
+    checks = {kind: Check(kind, checked[kind]) for kind in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
+    if suspects:  # a second look passes over what was in the middle of a commit
+        again = copy.copy(store)  # which has no listings yet
+        present = set(again.names())
+        found = [(name, fault) for name in suspects for fault in _faults(again, facts, name, present, Counter())]
+        left = set(copy.copy(store).names())  # an artefact whose input was removed on purpose was removed before it
+        for name, (kind, problem) in found:
+            if name in left:
+                checks[kind].problems.append(problem)
+                checks[kind].damaged += ["/".join(name)] if kind in (WHOLE, DIGESTS) else []
     return [*checks.values(), _check_names(store)]
-
-
-def _confirmed(store: Store, facts: Mapping[str, StageFacts], suspects: list[Name]) -> list[tuple[Name, _Fault]]:
-    """Return the faults that are found again by a second look.
-
-    An artefact is incomplete only while it has an owner, and the owner of a moment ago is done by the second look. An
-    artefact is removed before its inputs, so one whose input was removed on purpose is gone by the third.
-    """
-    if not suspects:
-        return []
-    owned = {name for name in suspects if store.is_owned(*name)}
-    again = copy.copy(store)  # which has no listings yet
-    present = set(again.names())
-    found = [(name, fault) for name in suspects for fault in _faults(again, facts, name, present, Counter())]
-    left = set(copy.copy(store).names())
-    return [(name, fault) for name, fault in found if name in left and not (fault.half and name in owned)]
 
 
 def _faults(
     store: Store, facts: Mapping[str, StageFacts], name: Name, present: Collection[Name], checked: Counter[str]
-) -> list[_Fault]:
+) -> list[tuple[str, str]]:
+    """Return what is wrong with an artefact: each time the kind of check that found it, and a sentence."""
     checked[WHOLE] += 1
+    owned = store.is_owned(*name)  # before it is looked at: it may be half there while an owner commits or removes it
     faults = []
     try:
         manifest = store.find(*name)
         if manifest is not None:
             faults = _file_faults(store, facts, manifest, checked)
     except StoreError as error:
-        return [_Fault(WHOLE, str(error))]
+        return [(WHOLE, str(error))]
     except FileNotFoundError:  # removed meanwhile
         manifest = None
     if manifest is None:
         lacks = f"{'/'.join(name)} lacks files, or has them cut short; it is made again when it is needed"
-        return [*faults, _Fault(WHOLE, lacks, half=True)]
+        return faults if owned else [*faults, (WHOLE, lacks)]
     for ref in manifest.input_refs():
         checked[INPUTS] += 1
         if (ref.stage, ref.key) not in present and not _is_recorded(store, ref):
-            gone = f"{'/'.join(name)} was made from {ref.stage}/{ref.key}, which is gone"
-            faults.append(_Fault(INPUTS, gone, damages=False))
+            faults.append((INPUTS, f"{'/'.join(name)} was made from {ref.stage}/{ref.key}, which is gone"))
     return faults
 
 
 def _file_faults(
     store: Store, facts: Mapping[str, StageFacts], manifest: Manifest, checked: Counter[str]
-) -> list[_Fault]:
+) -> list[tuple[str, str]]:
     try:
         folder = store.folder(manifest.ref)
     except StoreError as error:  # a store on S3 checks the digests of what it downloads
         checked[DIGESTS] += 1
-        return [_Fault(DIGESTS, str(error))]
+        return [(DIGESTS, str(error))]
     tables = facts[manifest.stage].tables if manifest.stage in facts else {}
     faults = []
     for entry in manifest.files:
         path = folder / entry.name
         checked[DIGESTS] += 1
         if sha256_file(path) != entry.sha256:
-            problem = f"{path} is not what its manifest lists: --refresh {manifest.stage}"
-            faults.append(_Fault(DIGESTS, problem))
+            faults.append((DIGESTS, f"{path} is not what its manifest lists: --refresh {manifest.stage}"))
         elif entry.name in tables:
             checked[SCHEMAS] += 1
             if not pq.read_schema(path).equals(tables[entry.name]):
-                problem = f"{path} does not have the schema of this version"
-                faults.append(_Fault(SCHEMAS, problem, damages=False))
+                faults.append((SCHEMAS, f"{path} does not have the schema of this version"))
     return faults
 
 
