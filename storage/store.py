@@ -254,9 +254,11 @@ class Store:
                 shutil.rmtree(place)
 
     def _keep_manifest(self, stage: str, key: str, text: bytes) -> None:
-        with suppress(StoreError):  # of a damaged artefact there may be nothing to keep
+        try:
             parse_manifest(text, f"{stage}/{key}")
-            self._write_record(_removed(stage, key), text)
+        except StoreError:  # of a damaged artefact there is nothing to keep
+            return
+        self._write_record(_removed(stage, key), text)
 
     def removed_manifest(self, stage: str, key: str) -> Manifest | None:
         """Return the manifest of a removed artefact, if it was kept."""
