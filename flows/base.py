@@ -21,9 +21,8 @@ from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
 from tasks.registry.promote import champion_of, trained_on
 from tasks.run import Run
-from tasks.settings import Settings, TokenizerSettings
+from tasks.settings import ModelSettings, Settings, TokenizerSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
-from tasks.train_settings import ModelSettings
 from tasks.training import train
 
 CARRIER = "small"  # a preset all of whose fields are replaced
@@ -116,7 +115,7 @@ def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
     if base == CHAMPION and not _has_champion(run):
         run.note("there is no champion to continue from yet, so this training begins from scratch")
         return settings
-    return settings.model_copy(update={"train": replace(settings.train, base=base)})
+    return settings.replace(train=replace(settings.train, base=base))
 
 
 def _has_champion(run: Run) -> bool:
@@ -182,4 +181,4 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
     shape = {**base.shape, **settings.model.overrides}
     del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned
-    return settings.model_copy(update={"tokenizer": taken, "model": ModelSettings(CARRIER, shape)})
+    return settings.replace(tokenizer=taken, model=ModelSettings(CARRIER, shape))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect as signatures
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -17,18 +18,48 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from flows import options as models
 from flows.cli_common import AsJson, plain_errors, print_json, say
-from flows.cli_keep import compact, export, export_corpus, forget, gc, import_, rebuild_tracking, rollback
-from flows.cli_lookup import count, inspect, sample, sql, status, verify, why
-from flows.cli_team import down, up
 from storage.errors import UserError
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 PATHS = ("config", "prompts", "tasks")  # options that name files, made absolute
 
+
+class Commands(TyperGroup):
+    """Commands of flows; the others are imported when one of them is asked for, or all are listed."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            self.list_commands(ctx)
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self.commands.update(other_commands())
+        return super().list_commands(ctx)
+
+
+@cache
+def other_commands() -> Mapping[str, Any]:
+    """Return the commands that run no flow, by name."""
+    from flows import cli_keep as keep
+    from flows import cli_lookup as look
+    from flows import cli_team as team
+
+    found = typer.Typer()
+    lookups = (look.sql, look.why, look.verify, look.status, look.sample, look.inspect, look.count)
+    upkeep = (keep.forget, keep.gc, keep.compact, keep.export, keep.export_corpus, keep.rollback, keep.rebuild_tracking)
+    for function in (*lookups, *upkeep, team.up, team.down):
+        found.command()(function)
+    found.command("import")(keep.import_)
+    return get_group(found).commands
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -344,13 +375,6 @@ def _refuse_failed(rows: list[dict[str, Any]]) -> None:
         raise UserError(f"no prompt could be continued; {failed[0]['id']}: {failed[0]['error']}")
     if failed:
         say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
-
-
-_LOOKUPS: tuple[Callable[..., None], ...] = (sql, why, verify, status, sample, inspect, count)
-_UPKEEP: tuple[Callable[..., None], ...] = (forget, gc, compact, export, export_corpus, rollback, rebuild_tracking)
-for _command in (*_LOOKUPS, *_UPKEEP, up, down):
-    app.command()(_command)  # type: ignore[type-var]
-app.command("import")(import_)
 
 
 def main(command: Callable[[], None] = app) -> None:

@@ -22,7 +22,7 @@ from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
 from tasks.curate.evalset_overlap import EvalsetOverlapSettings, evalset_overlap
 from tasks.machine import detect_device
 from tasks.run import Run
-from tasks.settings import Settings
+from tasks.settings import AUTO, Settings
 from tasks.stage import Call
 from tasks.suggest import context_for, rounded
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
@@ -31,7 +31,6 @@ from tasks.tokens.foreign import BESIDE
 from tasks.tokens.groups import group_documents
 from tasks.tokens.shards import TokeniseSettings, tokenise
 from tasks.tokens.tokenizer import TOKENIZER_FILE
-from tasks.train_settings import AUTO
 from tasks.training import model_config
 
 

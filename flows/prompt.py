@@ -12,8 +12,8 @@ from storage.errors import UserError
 from storage.manifest import Manifest
 from storage.store import MANIFEST_NAME
 from tasks.bundle import Bundle
+from tasks.generation.completions import BATCH_SIZES, complete_prompts
 from tasks.generation.prompts import one_prompt
-from tasks.generation.stage import BATCH_SIZES, complete_prompts
 from tasks.machine import Machine
 
 

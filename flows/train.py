@@ -16,12 +16,11 @@ from storage.manifest import ArtifactRef
 from tasks.executor import act
 from tasks.machine import describe_device, detect_device
 from tasks.run import Run
-from tasks.settings import Settings
+from tasks.settings import AUTO, Settings, TrainSettings
 from tasks.suggest import SUGGESTED, SuggestSettings, candidates_of, read_suggestion
 from tasks.suggest import suggest as suggest_stage
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
-from tasks.train_settings import AUTO, TrainSettings
 from tasks.training import TrainStageSettings, model_config, steps_of_epochs, steps_of_tokens, train_config
 from tasks.training import train as train_stage
 

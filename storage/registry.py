@@ -12,11 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.manifest import ArtifactRef
-from storage.store import Store
-from storage.tracking import Tracking
+
+if TYPE_CHECKING:
+    from storage.store import Store
+    from storage.tracking import Tracking
 
 MODEL_NAME = "sheepfold"
 DEFAULT_CORPUS = "default"

@@ -12,11 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.ingest.records import Limits
-
 if TYPE_CHECKING:
     from tasks.apart import Apart
     from tasks.ingest.pool.pool import ExtractionPool
+    from tasks.ingest.records import Limits
 
 
 def usable_cores() -> int:
@@ -65,7 +64,7 @@ class Machine:
     def __init__(self, workers: int = 0, deterministic: bool = False, limits: Limits | None = None) -> None:
         self.workers = workers or usable_cores()
         self.deterministic = deterministic
-        self.limits = limits or Limits()
+        self.limits = limits
         self.computing = threading.Lock()
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None

@@ -2,7 +2,8 @@
 
 A section's fields are the one definition of its settings: type, default, range and meaning. The command line, the
 configuration file, the environment, the flows' forms and docs/settings.md follow from them. Unknown names are refused,
-because a mistyped setting that is ignored is a wrong result.
+because a mistyped setting that is ignored is a wrong result. A section is imported when it is first asked for: a prompt
+at the keyboard needs one of twenty.
 """
 
 from __future__ import annotations
@@ -16,30 +17,34 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from model.architecture import ModelConfig
 from model.config import Sampling, TrainConfig
+from model.execution import Execution
 from model.presets import LADDER, preset
 from storage.errors import UserError
-from tasks.corpora.settings import DocumentsSettings
-from tasks.curate.classifier.settings import ClassifierSettings
-from tasks.curate.hygiene import NormaliseSettings
-from tasks.curate.policy import PolicySettings
-from tasks.curate.settings import CurateSettings, DedupSettings, RefineSettings
-from tasks.gates.settings import GateSettings
-from tasks.ingest.records import ExtractOptions, Limits
-from tasks.ingest.sources.resolve import WalkSettings
 from tasks.option import MAX_SEED, STRICT, option
-from tasks.tokens.mix import MixSettings
-from tasks.train_settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 
+if TYPE_CHECKING:
+    import tasks.corpora.settings
+    import tasks.curate.classifier.settings
+    import tasks.curate.hygiene
+    import tasks.curate.policy
+    import tasks.curate.settings
+    import tasks.gates.settings
+    import tasks.ingest.records
+    import tasks.ingest.sources.resolve
+    import tasks.tokens.mix
+
+AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a machine
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")  # a training has one
 PATHS = ("passwords.file", "tokenizer.file")
 ENVIRONMENT = "SHEEPFOLD_"
@@ -207,49 +212,129 @@ class EvaluationSettings:
     trace: bool = option(True, "Search the training text for completions and evaluation documents.")
 
 
-class Settings(BaseModel):
-    """Every section."""
+@dataclass(frozen=True, config=STRICT)
+class ModelSettings:
+    """The network: a preset, and fields of `model.ModelConfig` that replace the preset's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    sources: WalkSettings = WalkSettings()
-    documents: DocumentsSettings = DocumentsSettings()
-    extract: ExtractOptions = ExtractOptions()
-    passwords: PasswordSettings = PasswordSettings()
-    limits: Limits = Limits()
-    normalise: NormaliseSettings = NormaliseSettings()
-    dedup: DedupSettings = DedupSettings()
-    classifier: ClassifierSettings = ClassifierSettings()
-    policy: PolicySettings = PolicySettings()
-    curate: CurateSettings = CurateSettings()
-    refine: RefineSettings = RefineSettings()
-    tokenizer: TokenizerSettings = TokenizerSettings()
-    dataset: DatasetSettings = DatasetSettings()
-    mix: MixSettings = MixSettings()
-    model: ModelSettings = ModelSettings()
-    train: TrainSettings = TrainSettings()
-    execution: ExecutionSettings = ExecutionSettings()
-    evaluate: EvaluationSettings = EvaluationSettings()
-    gates: GateSettings = GateSettings()
-    generate: GenerateSettings = GenerateSettings()
+    preset: str = option(AUTO, "One of the presets, or `auto` for the size that suits corpus, device and budget.")
+    overrides: dict[str, Any] = field(default_factory=dict)
 
 
-SECTIONS: dict[str, type] = {name: type(info.default) for name, info in Settings.model_fields.items()}
+@dataclass(frozen=True, config=STRICT)
+class TrainSettings:
+    """The training: its budget, and fields of `model.TrainConfig`.
+
+    There is one budget: steps before tokens before minutes, whichever is given.
+    """
+
+    minutes: float = option(5.0, "Training time; a short probe turns it into a number of steps, once.", ge=0)
+    max_steps: int = option(0, "Optimiser steps; 0 leaves it to `max_tokens` or `minutes`.", ge=0)
+    max_tokens: int = option(0, "Training tokens; 0 leaves it to `minutes`.", ge=0)
+    max_epochs: float = option(
+        20.0, "Most passes over the training text under `minutes` or `max_tokens`; one step at least.", gt=0
+    )
+    seed: int = option(1337, "Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)
+    base: str = option(
+        "",
+        "Model to continue from: an alias, a version number, a `models:/` address, a run id, or a folder with a "
+        "model of this project or in a Hugging Face layout. It brings its network and its tokeniser.",
+    )
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (self.minutes or self.max_steps or self.max_tokens):
+            raise ValueError("training needs a budget: give minutes, max_steps or max_tokens above 0")
+
+
+@dataclass(frozen=True, config=STRICT)
+class ExecutionSettings(Execution):
+    """Execution of a training; it changes no result except in the last bits."""
+
+    processes: int = option(
+        1, "Processes that train together on this machine, each on a GPU or a share of the cores.", ge=1
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `model.execution.Execution`."""
+        return {name: value for name, value in self.to_dict().items() if name != "processes"}
+
+    def words(self) -> str:
+        """What makes a step take another time than one process that computes it plainly; empty where that does."""
+        ways = {
+            f"{self.processes} processes by {self.sharding}": self.processes > 1,
+            "compiled": self.compile,
+            "activations computed again": self.recompute,
+        }
+        return ", ".join(words for words, holds in ways.items() if holds)
+
+
+class Settings:
+    """Every section; one without given values is made when it is first read."""
+
+    sources: tasks.ingest.sources.resolve.WalkSettings
+    documents: tasks.corpora.settings.DocumentsSettings
+    extract: tasks.ingest.records.ExtractOptions
+    passwords: PasswordSettings
+    limits: tasks.ingest.records.Limits
+    normalise: tasks.curate.hygiene.NormaliseSettings
+    dedup: tasks.curate.settings.DedupSettings
+    classifier: tasks.curate.classifier.settings.ClassifierSettings
+    policy: tasks.curate.policy.PolicySettings
+    curate: tasks.curate.settings.CurateSettings
+    refine: tasks.curate.settings.RefineSettings
+    tokenizer: TokenizerSettings
+    dataset: DatasetSettings
+    mix: tasks.tokens.mix.MixSettings
+    model: ModelSettings
+    train: TrainSettings
+    execution: ExecutionSettings
+    evaluate: EvaluationSettings
+    gates: tasks.gates.settings.GateSettings
+    generate: GenerateSettings
+
+    def __init__(self, **sections: Any) -> None:
+        vars(self).update(sections)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SECTIONS:
+            raise AttributeError(name)
+        return vars(self).setdefault(name, section_class(name)())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and all(getattr(self, name) == getattr(other, name) for name in SECTIONS)
+
+    def replace(self, **sections: Any) -> Settings:
+        """Return the settings with other sections in place of some."""
+        return Settings(**{**vars(self), **sections})
+
+
+SECTIONS: dict[str, str] = Settings.__annotations__  # classes, behind their modules where those are others
 _PASSED_ON = {"model": ModelConfig, "train": TrainConfig}  # a section's overrides are fields of these
 _ENTRY = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)  # of a docstring's arguments
 _KINDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list"}
 
 
+def section_class(section: str) -> type:
+    """Return the class of a section."""
+    module, _, name = SECTIONS[section].rpartition(".")
+    found: type = getattr(import_module(module or __name__), name)
+    return found
+
+
 @cache
+def settings_of(section: str) -> dict[str, FieldInfo]:
+    """Return type, default and description of the settings of a section by name."""
+    found = _fields(section_class(section))
+    if section in _PASSED_ON:
+        del found["overrides"]
+        found |= {name: info for name, info in _fields(_PASSED_ON[section]).items() if name not in found}
+        found.pop("vocab_size", None)  # the tokeniser's
+    return found
+
+
 def all_settings() -> dict[str, FieldInfo]:
     """Return type, default and description of every setting by its dotted name."""
-    found = {f"{section}.{name}": info for section, kind in SECTIONS.items() for name, info in _fields(kind).items()}
-    for section, kind in _PASSED_ON.items():
-        del found[f"{section}.overrides"]
-        for name, info in _fields(kind).items():
-            found.setdefault(f"{section}.{name}", info)
-    del found["model.vocab_size"]  # the tokeniser's
-    return found
+    return {f"{section}.{name}": info for section in SECTIONS for name, info in settings_of(section).items()}
 
 
 def _fields(kind: type) -> dict[str, FieldInfo]:
@@ -274,13 +359,13 @@ def setting(name: str) -> FieldInfo:
             f"{name} is refused: settings of a run are kept in plain text in Prefect's database; write the passwords "
             f"into a file, one per line, and name it by passwords.file or by the environment variable {PASSWORDS_FILE}"
         )
+    if section in SECTIONS and leaf in settings_of(section):
+        return settings_of(section)[leaf]
     known = all_settings()
-    if name not in known:
-        close = [item for item in known if item.partition(".")[2] == leaf]  # the right name in the wrong section
-        close = close or difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
-        raise SettingsError(f"unknown setting {name!r}; {hint}")
-    return known[name]
+    close = [item for item in known if item.partition(".")[2] == leaf]  # the right name in the wrong section
+    close = close or difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+    raise SettingsError(f"unknown setting {name!r}; {hint}")
 
 
 def kind_of(info: FieldInfo) -> str:
@@ -405,40 +490,40 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _checked(values: Mapping[str, Any]) -> Settings:
-    sections: dict[str, dict[str, Any]] = {}
+    given: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         info = setting(name)
         if isinstance(value, float) and not math.isfinite(value):
             raise SettingsError(f"{name} is {value}, expected a finite number")
         section, _, leaf = name.partition(".")
-        given = sections.setdefault(section, {})
-        if leaf not in {item.name for item in fields(SECTIONS[section])}:
-            given.setdefault("overrides", {})[leaf] = value
+        own = given.setdefault(section, {})
+        if leaf not in {item.name for item in fields(section_class(section))}:
+            own.setdefault("overrides", {})[leaf] = value
             continue
         if value is None and NoneType not in get_args(info.annotation):
             raise SettingsError(f"{name} is null, expected {kind_of(info)}; leave it out for its default")
         if isinstance(value, bool) and kind_of(info) != _KINDS[bool]:  # pydantic takes true for 1
             raise SettingsError(f"{name} is {str(value).lower()}, expected {kind_of(info)}")
-        given[leaf] = value
-    try:
-        settings = Settings.model_validate(sections)
-    except ValidationError as error:
-        raise SettingsError(_refusal(error)) from None  # which holds the value, maybe a password
+        own[leaf] = value
+    settings = Settings(**{section: _section(section, own) for section, own in given.items()})
     _check_network(settings)
     return settings
 
 
-def _refusal(error: ValidationError) -> str:
-    first = error.errors()[0]
-    section, name = str(first["loc"][0]), ".".join(map(str, first["loc"][:2]))
+def _section(section: str, given: Mapping[str, Any]) -> Any:
+    try:
+        return TypeAdapter(section_class(section)).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
     if first["type"] == "value_error":  # a section's own rule, which says all; the network's rules know no section
         said = str(first["ctx"]["error"])
-        return f"{section}.{said}" if re.match(r"\w+=", said) else said
-    info = setting(name)
-    if section == "passwords":
-        return f"{name} is not text, expected the path of a file"
+        raise SettingsError(f"{section}.{said}" if re.match(r"\w+=", said) else said)
+    name = f"{section}.{first['loc'][0]}"
+    if section == "passwords":  # the value may be a password
+        raise SettingsError(f"{name} is not text, expected the path of a file")
     out_of_range = first["type"].startswith(("greater", "less", "string_too_short"))
-    return f"{name} is {first['input']!r}, expected {range_of(info) if out_of_range else kind_of(info)}"
+    expected = (range_of if out_of_range else kind_of)(setting(name))
+    raise SettingsError(f"{name} is {first['input']!r}, expected {expected}")
 
 
 def _check_network(settings: Settings) -> None:
@@ -492,13 +577,13 @@ def reference() -> str:
         "`minutes`, `max_steps` or `max_tokens`; one given in a source replaces that of the sources below it. A",
         "setting without a default is worked out from others, such as the preset.",
     ]
-    for section, kind in SECTIONS.items():
-        lines += ["", f"## {section}", "", (kind.__doc__ or "").split("\n\n")[0], ""]
+    for section in SECTIONS:
+        lines += ["", f"## {section}", "", (section_class(section).__doc__ or "").split("\n\n")[0], ""]
         lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
-        for name, info in all_settings().items():
-            if name.startswith(f"{section}."):
-                default = "" if info.default is None else f"`{json.dumps(info.default)}`"
-                lines.append(f"| `{name}` | {default} | {range_of(info) or kind_of(info)} | {info.description} |")
+        for name, info in settings_of(section).items():
+            default = "" if info.default is None else f"`{json.dumps(info.default)}`"
+            values = range_of(info) or kind_of(info)
+            lines.append(f"| `{section}.{name}` | {default} | {values} | {info.description} |")
     return "\n".join(lines) + "\n"
 
 

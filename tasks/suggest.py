@@ -22,8 +22,8 @@ from storage.digest import sha256_json
 from storage.errors import UserError
 from tasks.launch import Job, Nodes, launch
 from tasks.machine import threads_each
+from tasks.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.stage import Work, stage
-from tasks.train_settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.training import train_config
 
 SUGGESTION_FILE = "suggestion.json"

@@ -31,13 +31,13 @@ from tasks.blame import name_documents
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.launch import Callbacks, Job, Launched, launch
 from tasks.machine import describe_device, threads_each
+from tasks.settings import ExecutionSettings, ModelSettings, TrainSettings
 from tasks.stage import Work, stage
 from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.sequences import open_sequences
 from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
 from tasks.train_report.samples import Sampler, first_ids
 from tasks.train_report.watch import Watch, sync_journal
-from tasks.train_settings import ExecutionSettings, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from model.stopping import StopRequest

@@ -8,24 +8,24 @@ that no record has, two records of one id) refuses the file.
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
 import math
 import re
+import string
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import UserError
-from storage.manifest import ArtifactRef
-from storage.store import Store
-from storage.tables import read_rows
-from tasks.generation.template import Template
+
+if TYPE_CHECKING:
+    from storage.manifest import ArtifactRef
+    from storage.store import Store
 
 PROMPT_COLUMNS = ("prompt", "text")
 ID_COLUMN = "id"
@@ -50,6 +50,73 @@ class Prompt:
     prompt: str
     fields: str | None = None
     error: str | None = None
+
+
+class TemplateError(UserError):
+    """A template that cannot be used, or that asks for a column that is not there."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with columns in it; made by `parse`.
+
+    Attributes:
+        parts: pieces of text and the column behind each, None where none is.
+    """
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """A template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+
+        Raises:
+            TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
+        """
+        try:
+            found = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise TemplateError(
+                f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
+                "a column, and {{ or }} for a brace"
+            ) from error
+        parts: list[tuple[str, str | None]] = []
+        for literal, name, form, conversion in found:
+            if name is not None and (not name or form or conversion):
+                shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
+                raise TemplateError(
+                    f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                    "between braces, and {{ or }} for a brace"
+                )
+            parts.append((literal, name))
+        return cls(tuple(parts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it names, each once."""
+        return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
+
+    def check(self, columns: Iterable[str], place: str) -> None:
+        """Refuse a record that lacks a column.
+
+        Args:
+            columns: those that are there.
+            place: names the record for people.
+
+        Raises:
+            TemplateError: if one is missing.
+        """
+        known = list(columns)
+        for name in self.columns:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
+                listed = ", ".join(map(repr, known)) or "none"
+                raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
+
+    def fill(self, record: Mapping[str, Any]) -> str:
+        """The prompt of a record that has all columns."""
+        return "".join(text + ("" if name is None else str(record[name])) for text, name in self.parts)
 
 
 class PromptsError(UserError):
@@ -125,6 +192,8 @@ def encodable(place: str, text: str) -> str:
 
 def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
     """First words of a few evaluation documents as they stand there, to look at what a model has learned."""
+    from storage.tables import read_rows
+
     read = read_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
     rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
     long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
@@ -183,6 +252,7 @@ def _csv_rows(path: Path, delimiter: str) -> _Records:
 
 
 def _table_rows(path: Path) -> _Records:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -252,3 +322,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:79] + "…")

@@ -364,3 +364,14 @@ def test_a_plan_imports_neither_torch_nor_prefect_nor_mlflow(
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=environment(home))
+
+
+def test_a_prompt_imports_at_most_sixty_files_of_the_project(first: dict[str, Any], home: Path) -> None:
+    script = (
+        "import sys, flows.cli\n"
+        "sys.argv = ['sheepfold', 'generate', 'The', '--max-new-tokens', '2', '--json']\n"
+        "try:\n    flows.cli.main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "own = [name for name in sys.modules if name.split('.')[0] in ('flows', 'tasks', 'model', 'storage')]\n"
+        "assert len(own) <= 60, own\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=environment(home))

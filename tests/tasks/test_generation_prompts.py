@@ -22,9 +22,8 @@ from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.bundle import Bundle
-from tasks.generation.prompts import Prompt, PromptsError, encodable, given_id, read_prompts
+from tasks.generation.prompts import Prompt, PromptsError, TemplateError, encodable, given_id, read_prompts
 from tasks.generation.shards import MOST_SHARDS, cut_prompts
-from tasks.generation.template import TemplateError
 from tasks.run import Run
 from tasks.settings import GenerateSettings, Settings
 from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer

@@ -13,7 +13,7 @@ from flows.train import suggest_training, train_model
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
-from tasks.settings import load_settings, parse_assignments
+from tasks.settings import ExecutionSettings, ModelSettings, TrainSettings, load_settings, parse_assignments
 from tasks.suggest import (
     batch_for,
     candidates_of,
@@ -23,7 +23,6 @@ from tasks.suggest import (
     rounded,
     shape_of_tokens,
 )
-from tasks.train_settings import ExecutionSettings, ModelSettings, TrainSettings
 
 CPU = "cpu, 2 threads, torch 2"
 OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")

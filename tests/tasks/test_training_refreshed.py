@@ -15,7 +15,7 @@ from storage.home import Home
 from storage.tracking import REFRESHES_TAG, Tracking
 from tasks.progress import StageProgress
 from tasks.run import Run
-from tasks.train_settings import ModelSettings
+from tasks.settings import ModelSettings
 from tasks.training import TrainStageSettings, model_config, run_name
 
 STEPS = 20
