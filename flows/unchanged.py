@@ -27,7 +27,7 @@ def _identity(run: Run, settings: Settings) -> dict[str, Any]:
     files = [file for file in sorted(folder.glob("*")) if file.is_file() and file.name != RESULT_FILE]
     return {
         "produced": produced,
-        "settings": sha256_json(settings.model_dump()),
+        "settings": sha256_json(settings.sections()),
         "versions": sha256_json(versions),
         "reports": {file.name: sha256_file(file) for file in files},
     }

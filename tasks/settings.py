@@ -295,13 +295,19 @@ class Settings:
     def __init__(self, **sections: Any) -> None:
         vars(self).update(sections)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in SECTIONS:
-            raise AttributeError(name)
-        return vars(self).setdefault(name, section_class(name)())
+    if not TYPE_CHECKING:  # a checker knows the sections by their annotations, and no other attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in SECTIONS:
+                raise AttributeError(name)
+            return vars(self).setdefault(name, section_class(name)())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Settings) and all(getattr(self, name) == getattr(other, name) for name in SECTIONS)
+        return isinstance(other, Settings) and self.sections() == other.sections()
+
+    def sections(self) -> dict[str, Any]:
+        """Return all sections by name."""
+        return {name: getattr(self, name) for name in SECTIONS}
 
     def replace(self, **sections: Any) -> Settings:
         """Return the settings with other sections in place of some."""
