@@ -19,7 +19,6 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CUTS_FILE, DOCUMENTS_FILE, MEASURES_FILE, SCORES_FILE
 from storage.tables import read_columns, stream_rows
 from storage.tombstones import read_tombstones
-from tasks.apart import TABLE_BYTES_PER_FILE, WORTH_A_PROCESS
 from tasks.corpora.importing import SUFFIX, ImportSettings, cut_imports, import_index, import_segment
 from tasks.corpora.parts import LINES, Part, parts_of
 from tasks.curate.classifier.examples import example_files
@@ -30,7 +29,6 @@ from tasks.curate.dedup import evaluation_files
 from tasks.curate.duplicates import dedup
 from tasks.curate.measure import MeasureSettings, measure
 from tasks.curate.normalise import normalise
-from tasks.curate.readiness import get_ready
 from tasks.curate.refine import Cuts, RefineStageSettings, refine
 from tasks.executor import show_found
 from tasks.forgetting.sweep import finish_forgetting
@@ -255,8 +253,6 @@ def _extract(run: Run, files: Sequence[ListedFile], sources: Sources, settings: 
         Call(SegmentSettings(settings.extract, contents), {"files": sources.of(contents)}, len(contents))
         for contents in cuts
     ]
-    if cuts and not run.plan and len(located) * TABLE_BYTES_PER_FILE >= WORTH_A_PROCESS:
-        run.machine.apart.warm(get_ready, cache=str(run.home.cache))  # beside the extraction
     keys_made = [extract.key(call.settings, {}) for call in calls]
     places = {content: ref.key for content, ref in located.items()}
     for key, contents in zip(keys_made, cuts, strict=True):

@@ -1,10 +1,9 @@
-"""Pure work on tables in processes of their own, so that several run on several cores and give their memory back.
+"""Run pure table functions in subprocesses, to use several cores and to return memory to the operating system.
 
-The functions take folders and settings and return counts and a digest, all of which JSON knows; tables travel through
-the file system. Work is done in place until it adds up to what a process is worth, which takes up to a second to
-start and to build its tables: so a small corpus starts none, and a large one fills this process with little.
+The functions take folders and settings and return counts and a digest as JSON; tables travel through the file system.
+Calls are made in this process until they add up to what a subprocess is worth, which takes up to a second to start.
 
-    python -m tasks.apart      serves calls: messages in, progress messages and results out
+    python -m tasks.apart      serves calls: requests in, progress and results out
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from tasks.ingest.pool.child import take_requests
 from tasks.ingest.pool.messages import MessageReader, write_ascii_message
 
 WORTH_A_PROCESS = 2**23  # bytes of tables, unpacked, over all calls; less is done sooner than a process has started
-GROWN_BYTES = 2**28  # then the next call has a fresh process: what one leaves behind is added to what another needs
-LARGE_BYTES = 2**26  # such a call has a fresh process, too: it needs memory of its own beside what others left
+LARGE_BYTES = 2**26  # a call that reads so much ends its process, whose memory has grown
 TABLE_BYTES_PER_FILE = 500  # of the tables over a whole corpus, unpacked, about
 
 Progress = Callable[[int, int], None]
@@ -43,85 +41,53 @@ class _DiedError(ApartError):
 
 
 class Apart:
-    """Runs calls, so many at once; the processes are kept for further ones unless they have grown large.
+    """Subprocesses for calls, kept for further ones.
 
-    A call whose process dies is made once more, in a fresh one: the functions are pure and write whole files, so the
-    second time leads where the first would have. `progress` then starts anew.
+    A call whose process dies is made once more, in a fresh one: the functions are pure and write whole files.
 
     Args:
-        processes: how many.
+        processes: Calls at once.
     """
 
     def __init__(self, processes: int) -> None:
         self._slots = threading.BoundedSemaphore(processes)
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
-        self._warming: threading.Thread | None = None
         self._lock = threading.Lock()
         self._in_place = 0  # bytes that were read in this process
 
-    def warm(self, function: Callable[..., Any], **arguments: Any) -> None:
-        """Start a process and let it get ready by calling a module-level function, while the caller does other work.
-
-        Args:
-            function: takes the arguments and `progress`, and loads what later calls will need. Its failure is left to
-                them.
-        """
-        self._warming = threading.Thread(target=self._warm, args=(function, arguments), daemon=True)
-        self._warming.start()
-
-    def _warm(self, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        with self._slots, contextlib.suppress(ApartError, UserError):
-            self._call(_Process(), function, lambda done, total: None, arguments)
-
     def call(self, function: Callable[..., Any], progress: Progress, size: int, **arguments: Any) -> Any:
-        """Call a module-level function with `progress` and the arguments, in a process if they are worth one by now.
+        """Call a module-level function with `progress` and the arguments, in a subprocess if they are worth one by now.
 
         Args:
-            size: bytes that it will read.
+            size: Bytes that it will read.
 
         Raises:
             ApartError: if it fails there, or its process dies twice.
+            UserError: if it raises one.
         """
-        if self._warming is not None:
-            self._warming.join()  # what it has done by now would have to be done again
-            self._warming = None
-        if self._may_stay(size):
+        with self._lock:
+            in_place = self._in_place + size < WORTH_A_PROCESS
+            self._in_place += size if in_place else 0
+        if in_place:
             return function(progress=progress, **arguments)
         with self._slots:
             try:
-                kept = None if size >= LARGE_BYTES else self._living()
-                return self._call(kept or _Process(), function, progress, arguments)
+                return self._call(self._kept() or _Process(), size, function, progress, arguments)
             except _DiedError:
-                return self._call(_Process(), function, progress, arguments)
+                return self._call(_Process(), size, function, progress, arguments)
 
-    def _may_stay(self, size: int) -> bool:
-        """Whether a call is made in place; counts it."""
-        with self._lock:
-            if self._in_place + size >= WORTH_A_PROCESS or not self._idle.empty():
-                return False
-            self._in_place += size
-            return True
-
-    def _living(self) -> _Process | None:
-        """A process without work, if there is one; those that died meanwhile are put away."""
+    def _kept(self) -> _Process | None:
         with contextlib.suppress(queue.Empty):
-            while True:
-                process = self._idle.get_nowait()
-                if process.is_alive():
-                    return process
-                process.close()
+            return self._idle.get_nowait()
         return None
 
-    def _call(
-        self, process: _Process, function: Callable[..., Any], progress: Progress, arguments: dict[str, Any]
-    ) -> Any:
-        """The result from that process, which is kept only if there is one."""
+    def _call(self, process: _Process, size: int, *call: Any) -> Any:
         try:
-            result = process.call(function, progress, arguments)
+            result = process.call(*call)
         except BaseException:
             process.close()
             raise
-        if process.resident_bytes() > GROWN_BYTES:
+        if size >= LARGE_BYTES:
             process.close()
         else:
             self._idle.put(process)
@@ -129,11 +95,8 @@ class Apart:
 
     def close(self) -> None:
         """End the processes; none of them must be at work."""
-        if self._warming is not None:
-            self._warming.join()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._idle.get_nowait().close()
+        while kept := self._kept():
+            kept.close()
 
 
 class _Process:
@@ -154,25 +117,8 @@ class _Process:
         self._requests, self._results = self._process.stdin, self._process.stdout
         self._reader = MessageReader(self._results.fileno())
 
-    def resident_bytes(self) -> int:
-        """Memory that it takes up; 0 where the system does not say."""
-        try:
-            pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
-        except OSError:
-            return 0
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def is_alive(self) -> bool:
-        """Whether it can serve a call."""
-        return self._process.poll() is None
-
     def call(self, function: Callable[..., Any], progress: Progress, arguments: dict[str, Any]) -> Any:
-        """The function's result.
-
-        Raises:
-            ApartError: if it fails, or the process dies.
-            UserError: if it raises one.
-        """
+        """Return the function's result."""
         request = {"module": function.__module__, "function": function.__qualname__, "arguments": arguments}
         with contextlib.suppress(BrokenPipeError):  # a dead process is noticed where its answer is read
             write_ascii_message(self._requests.fileno(), request)
@@ -200,7 +146,7 @@ class _Process:
 
 
 def main() -> None:
-    """Serves calls until standard input ends."""
+    """Serve calls until standard input ends."""
     sys.meta_path.insert(0, WithoutPandas())
     results = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not get between the messages

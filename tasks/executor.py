@@ -2,7 +2,7 @@
 
 Inside a flow each missing artefact is a task run named after stage, place and corpus, which waits for the task runs
 behind its inputs, so that Prefect's graph shows every edge. Artefacts that are in the store share one task run, which
-ends as `Cached`. Prefect persists no results: the store is the only cache.
+ends as `Cached`.
 
     SHEEPFOLD_TASK_RUNNER   `threads` (of the process that runs the flow), or `ray`
     SHEEPFOLD_RAY_ADDRESS   HOST:PORT (on a node), ray://HOST:PORT (from elsewhere); empty starts Ray here
@@ -68,23 +68,18 @@ def carry_out(
 def _as_tasks(
     run: Run, stage: Stage, missing: Sequence[Request], found: Sequence[tuple[Request, Manifest]], many: bool
 ) -> list[Outcome]:
-    task, place = _task(stage), f" · {run.corpus}"
-    if found:
-        inputs = [ref for request, _ in found for ref in (*request.refs(), *request.after)]
-        show_found(run, stage, [manifest.ref for _, manifest in found], many, inputs)
+    inputs = [ref for request, _ in found for ref in request.behind()]
+    show_found(run, stage, [manifest.ref for _, manifest in found], many, inputs)
+    made = _task(stage)
     if not many:
-        states = [
-            task.with_options(task_run_name=f"{stage.name}{place}")(
-                **_arguments(run, request), return_state=True, wait_for=_states(run, request)
-            )
-            for request in missing
-        ]
+        named = made.with_options(task_run_name=f"{stage.name} · {run.corpus}")
+        states = [named(**_arguments(run, request), return_state=True) for request in missing]
     else:
         futures = []
         with _ray_options():
             for number, request in enumerate(missing, 1):
-                named = task.with_options(task_run_name=f"{stage.name} {number}/{len(missing)}{place}")
-                futures.append(named.submit(**_arguments(run, request), wait_for=_states(run, request)))
+                named = made.with_options(task_run_name=f"{stage.name} {number}/{len(missing)} · {run.corpus}")
+                futures.append(named.submit(**_arguments(run, request)))
         for future in futures:
             future.wait()
         states = [future.state for future in futures]
@@ -94,29 +89,23 @@ def _as_tasks(
 
 
 def _arguments(run: Run, request: Request) -> dict[str, Any]:
-    """Arguments of a task, quoted so that Prefect neither walks through nor copies them."""
+    """Return the arguments of a task, quoted so that Prefect neither walks through nor copies them, and its edges."""
     from prefect.utilities.annotations import quote
 
-    named = {name: quote(value) for name, value in {**request.inputs, **request.beside}.items()}
-    return {"run": quote(run), "request": quote(request), "settings": quote(request.settings), **named}
+    given = {"run": run, "request": request, "settings": request.settings, **request.inputs, **request.beside}
+    return {**{name: quote(value) for name, value in given.items()}, "wait_for": _edges(run, request.behind())}
 
 
-def _states(run: Run, request: Request) -> list[Any]:
-    return edges_from(run, [*request.refs(), *request.after])
-
-
-def edges_from(run: Run, refs: Iterable[ArtifactRef]) -> list[Any]:
+def _edges(run: Run, refs: Iterable[ArtifactRef]) -> list[Any]:
     """Return an edge from each task run of this flow run that gave one of some artefacts."""
-    from prefect.context import FlowRunContext
+    from prefect.runtime import flow_run
 
-    context = FlowRunContext.get()
-    here = context.flow_run.id if context is not None and context.flow_run is not None else None
     found = (run.task_runs.get((ref.stage, ref.key)) for ref in refs)
     # a task of another flow run is no node of this one's graph
-    return [edge_from(task_run) for task_run, flow_run in dict.fromkeys(filter(None, found)) if flow_run == here]
+    return [_edge(source) for source, place in dict.fromkeys(filter(None, found)) if str(place) == flow_run.id]
 
 
-def edge_from(task_run: UUID) -> Any:
+def _edge(task_run: UUID) -> Any:
     """Return a state by which Prefect's graph draws an edge from a task run; it holds nothing else to be traced."""
     from prefect.client.schemas.objects import StateDetails, StateType
     from prefect.states import State
@@ -130,8 +119,6 @@ def show_found(
     """Show artefacts that are in the store as one task run that ends as `Cached`; outside a flow nothing is shown."""
     if not refs or not in_flow():
         return
-    from prefect import task
-    from prefect.cache_policies import NO_CACHE
     from prefect.states import Completed
 
     def cached() -> Any:
@@ -139,8 +126,8 @@ def show_found(
         return Completed(name="Cached", message=f"found {shown} in the store", data=list(refs))
 
     name = f"{stage.name} · {len(refs)} in the store · {run.corpus}" if many else f"{stage.name} · {run.corpus}"
-    made = task(name=stage.name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(cached)
-    state = made(return_state=True, wait_for=edges_from(run, inputs))
+    made = _without_results(cached, name=stage.name, task_run_name=name)
+    state = made(return_state=True, wait_for=_edges(run, inputs))
     run.task_runs.update({(ref.stage, ref.key): _ids(state) for ref in refs})
 
 
@@ -163,8 +150,6 @@ def _ids(state: Any) -> tuple[UUID, UUID]:
 
 def _task(stage: Stage) -> Task[..., Any]:
     """Return the Prefect task of a stage."""
-    from prefect import task
-    from prefect.cache_policies import NO_CACHE
     from prefect.states import Completed
     from prefect.tasks import exponential_backoff
 
@@ -177,16 +162,23 @@ def _task(stage: Stage) -> Task[..., Any]:
             return Completed(name="Cached", message=f"found {shown} in the store", data=outcome.ref)
         return Completed(message=f"made {shown} in {outcome.seconds:.1f} s", data=outcome.ref)
 
-    return task(
+    return _without_results(
+        call,
         name=stage.name,
         description=stage.__doc__,
         retries=RETRIES,
         retry_delay_seconds=exponential_backoff(backoff_factor=BACKOFF_SECONDS),
         retry_jitter_factor=0.5,
         retry_condition_fn=_worth_retrying,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-    )(call)
+    )
+
+
+def _without_results(function: Callable[..., Any], **options: Any) -> Task[..., Any]:
+    """Return a Prefect task that keeps no result: the store is the only cache."""
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
+
+    return task(cache_policy=NO_CACHE, persist_result=False, **options)(function)
 
 
 def act(run: Run, name: str, function: Callable[[], T], after: Iterable[ArtifactRef] = ()) -> T:
@@ -197,13 +189,8 @@ def act(run: Run, name: str, function: Callable[[], T], after: Iterable[Artifact
     """
     if not in_flow():
         return function()
-    from prefect import task
-    from prefect.cache_policies import NO_CACHE
-
-    made = task(name=name, task_run_name=f"{name} · {run.corpus}", cache_policy=NO_CACHE, persist_result=False)(
-        function
-    )
-    result: T = made(wait_for=edges_from(run, after))
+    made = _without_results(function, name=name, task_run_name=f"{name} · {run.corpus}")
+    result: T = made(wait_for=_edges(run, after))
     return result
 
 

@@ -87,7 +87,7 @@ class Machine:
 
     @property
     def apart(self) -> Apart:
-        """Subprocesses for pure work on tables, shared by all segments."""
+        """Subprocesses for pure table functions, shared by all segments."""
         from tasks.apart import Apart
 
         with self._lock:

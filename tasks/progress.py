@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,94 +15,66 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sheepfold")
 
-LINE_SECONDS = 15.0  # between two lines where there is no terminal
-UI_SECONDS = 15.0  # between two updates of the Prefect artefact
+SECONDS = 15.0  # between two lines where there is no terminal, and two updates of the Prefect artefact
 
 Listener = Callable[[float], None]
 
-
-class Bars:
-    """All bars of one command, on standard error."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._live: Progress | None = None
-        self._open = 0
-
-    def _started(self) -> Progress:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        if self._live is None:
-            self._live = Progress(
-                TextColumn("{task.description:>12}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._live.start()
-        return self._live
-
-    def open(self, name: str) -> tuple[Progress, TaskID]:
-        """Add a bar."""
-        with self._lock:
-            live = self._started()
-            self._open += 1
-            return live, live.add_task(name, total=None, note="")
-
-    def close(self, task: TaskID) -> None:
-        """Remove a bar; the last one gives the terminal back."""
-        with self._lock:
-            if self._live is None:
-                return
-            self._live.remove_task(task)
-            self._open -= 1
-            if self._open == 0:
-                self._live.stop()
-                self._live = None
+_lock = threading.Lock()
 
 
-_BARS = Bars()
+@cache
+def _bars() -> Progress:
+    """Return the bars of all stages, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 class StageProgress:
-    """What a running stage reports to.
+    """Progress of one running stage.
 
     Args:
-        name: shown before the bar.
-        listener: also told the percentage, at most every few seconds.
-        quiet: show nothing on the terminal.
+        name: Shown before the bar.
+        listener: Called with the percentage, at most every few seconds.
     """
 
-    def __init__(self, name: str, listener: Listener | None = None, quiet: bool = False) -> None:
+    def __init__(self, name: str, listener: Listener | None = None) -> None:
         self._name = name
         self._listener = listener
-        self._bar: tuple[Progress, TaskID] | None = None
-        self._terminal = sys.stderr.isatty() and not quiet
-        self._quiet = quiet
+        self._bar: TaskID | None = None
         self._line_at = time.monotonic()
-        self._told_at = 0.0
+        self._heard_at = 0.0
 
     def update(self, done: float, total: float, note: str = "") -> None:
-        """So much is done of so much."""
+        """Show that `done` of `total` units are done."""
         now = time.monotonic()
-        if self._terminal:
+        if sys.stderr.isatty():
             if self._bar is None:
-                self._bar = _BARS.open(self._name)
-            live, task = self._bar
-            live.update(task, completed=done, total=total, note=note)
-        elif not self._quiet and now - self._line_at > LINE_SECONDS:
+                with _lock:
+                    self._bar = _bars().add_task(self._name, total=None, note="")
+                    _bars().start()
+            _bars().update(self._bar, completed=done, total=total, note=note)
+        elif now - self._line_at > SECONDS:
             self._line_at = now
             logger.info("%s: %g of %g %s", self._name, done, total, note)
-        if self._listener is not None and (now - self._told_at > UI_SECONDS or done >= total):
-            self._told_at = now
+        if self._listener is not None and (now - self._heard_at > SECONDS or done >= total):
+            self._heard_at = now
             self._listener(100.0 * done / total if total else 100.0)
 
     def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            _BARS.close(self._bar[1])
+        """Remove the bar; the last one gives the terminal back."""
+        if self._bar is None:
+            return
+        with _lock:
+            _bars().remove_task(self._bar)
             self._bar = None
+            if not _bars().tasks:
+                _bars().stop()

@@ -17,11 +17,11 @@ from storage.manifest import ArtifactRef, Input, Manifest, RefSet
 from storage.store import Store, open_store
 from storage.tables import union_digest
 from tasks.fingerprint import remember_in
+from tasks.stage import Request, Stage, added_files
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
     from tasks.machine import Machine
-    from tasks.stage import Request, Stage
 
 T = TypeVar("T")
 
@@ -166,8 +166,6 @@ class Run:
         if self.plan:
             return ArtifactRef(kind, "", ""), [files[name] for name in sorted(files)]
         ref = self.store.add(kind, files)
-        from tasks.stage import added_files
-
         return ref, added_files(self.store, ref)
 
     def read(self, ref: ArtifactRef, function: Callable[[ArtifactRef], T], assume: T) -> T:

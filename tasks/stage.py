@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from storage.damage import explain_damage
@@ -155,32 +155,30 @@ class Request:
         sets = (value.refs if isinstance(value, RefSet) else (value,) for value in self.inputs.values())
         return list(chain.from_iterable(sets))
 
+    def behind(self) -> list[ArtifactRef]:
+        """Return all artefacts that it waits for."""
+        return [*self.refs(), *self.after]
 
+
+@dataclass(eq=False)
 class Stage:
     """A stage function with its declaration; made by `@stage`."""
 
-    def __init__(
-        self,
-        function: Callable[..., str],
-        name: str,
-        version: int,
-        unit: str,
-        modules: tuple[str, ...],
-        unkeyed: tuple[str, ...],
-        facts: StageFacts,
-    ) -> None:
-        self.function = function
-        self.name = name
-        self.version = version
-        self.unit = unit
-        self.modules = (function.__module__, *modules)
-        self.unkeyed = unkeyed
-        self.facts = facts
-        self.__doc__ = function.__doc__
+    function: Callable[..., str]
+    name: str
+    version: int
+    unit: str
+    modules: tuple[str, ...]
+    unkeyed: tuple[str, ...]
+    facts: StageFacts
+
+    def __post_init__(self) -> None:
+        self.__doc__ = self.function.__doc__
+        self.modules = (self.function.__module__, *self.modules)
         arguments = [
             parameter
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in unkeyed
+            for parameter in inspect.signature(self.function).parameters.values()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in self.unkeyed
         ]
         self.input_names = tuple(parameter.name for parameter in arguments)
         self.needed_inputs = {item.name for item in arguments if item.default is inspect.Parameter.empty}
@@ -213,9 +211,9 @@ class Stage:
         key = self.key(call.settings, inputs)
         return Request(self, key, call.settings, inputs, beside, run.wants_refresh(self.name, key), call.after)
 
-    def __reduce__(self) -> tuple[Callable[..., Stage], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         """Pickle a stage by name, as functions are."""
-        return _stage_of, (self.function.__module__, self.function.__name__)
+        return resolve_name, (f"{self.function.__module__}:{self.function.__name__}",)
 
     @property
     def code(self) -> str:
@@ -298,11 +296,6 @@ class Stage:
         return Outcome(manifest, cached=False, seconds=time.monotonic() - started)
 
 
-def _stage_of(module: str, name: str) -> Stage:
-    found: Stage = getattr(import_module(module), name)
-    return found
-
-
 def stage(
     name: str,
     version: int,
@@ -327,7 +320,5 @@ def stage(
         pinned: A corpus keeps the artefact under the name `STAGE/CORPUS`.
     """
 
-    def decorate(function: Callable[..., str]) -> Stage:
-        return Stage(function, name, version, unit, modules, unkeyed, StageFacts(tables or {}, keep_with, pinned))
-
-    return decorate
+    facts = StageFacts(tables or {}, keep_with, pinned)
+    return lambda function: Stage(function, name, version, unit, modules, unkeyed, facts)

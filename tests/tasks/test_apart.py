@@ -89,9 +89,10 @@ def test_little_work_that_adds_up_to_much_is_done_in_another_process(kept: Apart
     assert first == os.getpid() != second
 
 
-def test_a_large_call_has_a_fresh_process(kept: Apart) -> None:
-    first, large = (kept.call(apart_work.process_id, Told(), size) for size in (IN_A_PROCESS, LARGE_BYTES))
-    assert first != large
+def test_a_large_call_ends_its_process(kept: Apart) -> None:
+    large, next_one = (kept.call(apart_work.process_id, Told(), size) for size in (LARGE_BYTES, IN_A_PROCESS))
+    assert not is_alive(large)
+    assert is_alive(next_one)
 
 
 def test_a_long_result_and_long_arguments_arrive_whole() -> None:
