@@ -272,8 +272,8 @@ def evaluate(options: models.EvaluateOptions, as_json: AsJson = False) -> None:
     _show(result, True) if options.tasks else _show(result, as_json)
 
 
-@command(models.PromoteOptions, "promote")
-def promote(options: models.PromoteOptions, as_json: AsJson = False) -> None:
+@command(models.CorpusOptions, "promote")
+def promote(options: models.CorpusOptions, as_json: AsJson = False) -> None:
     """Register the corpus's latest training, and make it champion if it passes the gates."""
     _show(run_flow("promote", "promote", options), as_json)
 

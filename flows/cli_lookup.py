@@ -58,7 +58,7 @@ def why(
     if bool(thing) == bool(text):
         raise UserError("give either a THING or --text TEXT")
     if text:
-        from flows.trace import explain_text
+        from tasks.lineage.memorised import explain_text
 
         tree = explain_text(open_home(home)[0], text, corpus, min_words)
     else:
@@ -66,7 +66,7 @@ def why(
 
         tree = explain(*open_home(home), thing, corpus)
         if "completion" in tree:
-            from flows.trace import explain_echoes
+            from tasks.lineage.memorised import explain_echoes
 
             tree |= explain_echoes(open_home(home)[0], tree, min_words)
     answer(tree, as_json, show.print_lineage)

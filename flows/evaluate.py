@@ -12,29 +12,17 @@ from flows.finish import finish, leave_markdown, leave_table, result_of
 from flows.generate import completions_path, sample
 from flows.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from flows.options import EvaluateOptions
-from flows.state import frozen_evalset, publish_evaluation
-from flows.trace import trace_model
-from storage.catalog import read_state, waits_for_run
+from flows.state import remember_evaluation
 from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef
+from storage.manifest import ArtifactRef, RefSet
 from storage.registry import CHAMPION, PREVIOUS, ModelVersion, read_models
 from storage.store import Store
 from storage.versions import RUN_PATIENCE, find_version, registered_versions
-from tasks.curate.curate import curate
 from tasks.evaluation import EvaluateSettings, read_metrics
 from tasks.evaluation import evaluate as evaluate_stage
-from tasks.evaluation.compare import champion_figures
-from tasks.evaluation.fresh import Drift, FreshSettings, came_since, drift_between, fresh, known_selections
-from tasks.evaluation.inputs import (
-    COLUMN,
-    SPLITS,
-    SplitSettings,
-    TextsSettings,
-    copy_split,
-    keep_texts,
-    read_texts,
-    split_inputs,
-)
+from tasks.evaluation.compare import champion_figures, other_figures
+from tasks.evaluation.fresh import Drift, drift_between, fresh_documents
+from tasks.evaluation.inputs import evaluation_texts, texts_name
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents
 from tasks.evaluation_report.collect import Measured
@@ -44,6 +32,11 @@ from tasks.executor import act
 from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import EvaluationSettings, Settings
+from tasks.stage import Call
+from tasks.tracing.contamination import ContaminationSettings, OverlapSettings, contamination, gram_overlap
+from tasks.tracing.echoes import EchoSettings, echoes
+from tasks.tracing.index import trace_indexes
+from tasks.tracing.sources import trained_texts
 
 
 @flow(EvaluateOptions)
@@ -57,21 +50,20 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dict[str, Any]:
-    model, on = options.model, options.on or ""
-    usual = not (options.on or options.stride)
+    model, stride = options.model, options.stride
     version = version_of(run, checkpoint)
     judged = judged_by(run.store, run.corpus, version)
-    settings = replace(judged, stride=options.stride or judged.stride)
-    evalset = evaluation_texts(run, on, options.column or "")
+    settings = replace(judged, stride=stride or judged.stride)
+    evalset = evaluation_texts(run, options.on, options.column)
     evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings)
     read = trained_on(run.store, checkpoint, evalset)
-    fair = usual and not read  # other figures stand beside the usual ones, never in their place
-    if fair:
-        publish_evaluation(run, checkpoint, evaluation)
+    usual = not (options.on or stride or read)  # other figures stand beside the usual ones, never in their place
+    if usual:
+        remember_evaluation(run, checkpoint, evaluation)
     made = sample(run, Settings(), checkpoint, evalset)
     measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings)
-    if not fair:
-        measured = replace(measured, texts=_called(on, options.stride), read=read)
+    if not usual:
+        measured = replace(measured, texts=texts_name(options.on, stride), read=read)
     if read:
         run.note(f"{model} was trained on some of these documents, so its figures flatter it")
     if read and options.drift:
@@ -81,7 +73,7 @@ def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dic
         leave_markdown("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
     run_id = version.run_id if version is not None else ""
     if version is not None and run_id:
-        logged = metrics if fair else _apart(metrics, evalset.stage, options.stride, read)
+        logged = metrics if usual else other_figures(metrics, evalset.stage, stride, read)
         act(run, "track", partial(log_evaluation, run, run_id, version, evalset, logged), [evaluation])
         if drifted is not None:
             figures = drifted[0].figures()
@@ -132,26 +124,6 @@ def evaluate_model(
     return found, run.read(found, lambda ref: read_metrics(run.store, ref), {})
 
 
-def evaluation_texts(run: Run, on: str, column: str = "") -> ArtifactRef:
-    """Return texts to measure a model on, as an artefact with the layout of an evaluation set.
-
-    Args:
-        on: `train` or `validation` for that side of the corpus as it is now; else a text file, a folder of text files,
-            JSON Lines or Parquet; empty for the corpus's frozen evaluation set.
-        column: Field of JSON Lines and Parquet that holds the text; empty means `text`.
-
-    Raises:
-        StoreError: the corpus was never prepared.
-        UserError: it cannot be read, or there is no text in it.
-    """
-    if not on:
-        return frozen_evalset(run)
-    if on in SPLITS:
-        return copy_split(run, SplitSettings(on), **split_inputs(read_state(run.store, run.corpus)))
-    texts = read_texts(Path(on).expanduser(), column or COLUMN)
-    return keep_texts(run, TextsSettings.of(texts), texts=texts)
-
-
 def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> EvaluationSettings:
     """Return the settings by which a model was measured when it was judged last, so that new figures compare.
 
@@ -167,6 +139,27 @@ def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> Evalua
         return found
     (order,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
     return replace(found, ngram_order=order["order"], ngram_tokens=order["max_tokens"])
+
+
+@subflow("trace")
+def trace_model(
+    run: Run, settings: EvaluationSettings, checkpoint: ArtifactRef, evalset: ArtifactRef, completions: ArtifactRef
+) -> tuple[ArtifactRef | None, ArtifactRef | None]:
+    """Find completions, and the documents that a model is measured on, in its training text.
+
+    Returns:
+        Artefacts of `echoes` and `contamination`; None where the settings leave it out, or nobody knows the text.
+    """
+    texts = trained_texts(run, checkpoint) if settings.trace else None
+    if texts is None:
+        return None, None
+    found = echoes(run, EchoSettings(), completions=completions, texts=texts, indexes=trace_indexes(run, texts))
+    calls = []
+    for ref, trained in zip(texts.refs, texts.live or (), strict=True):
+        inputs = {"evalset": evalset, "documents": ref, "trained": set(trained)}
+        calls.append(Call(OverlapSettings.of(trained), inputs))
+    overlaps = RefSet.of(gram_overlap.map(run, calls))
+    return found, contamination(run, ContaminationSettings(), evalset=evalset, overlaps=overlaps)
 
 
 def measure_beside(
@@ -224,37 +217,10 @@ def measure_drift(
     Raises:
         UserError: the corpus was never ingested.
     """
-    if waits := waits_for_run(run.store, run.corpus):
-        run.note(f"{waits}; nothing is known of this model's drift before it")
+    found = fresh_documents(run, checkpoint)
+    if found is None:
         return None
-    state = read_state(run.store, run.corpus)
-    inputs = split_inputs(state)
-    known = known_selections(run.store, checkpoint)
-    if not known.refs:
-        run.note("it is not known which documents this model read, so nothing is known of its drift")
-        return None
-    if not came_since(run.store, state[curate.name][0], known):
-        run.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
-        return None
-    found = fresh(run, FreshSettings(), known=known, **inputs)
     measured, _ = evaluate_model(run, checkpoint, found, settings)
     drift = drift_between(read_documents(run.store, measured), read_documents(run.store, evaluation))
     run.note(f"drift: {drift.sentence()}")
     return drift, found
-
-
-def _called(on: str, stride: int | None) -> str:
-    """Return the name of the documents and how they were read."""
-    name = f"the {on} split" if on in SPLITS else Path(on).name if on else "the evaluation set"
-    return f"{name}, read in strides of {stride}" if stride else name
-
-
-def _apart(metrics: dict[str, float], stage: str, stride: int | None, read: bool) -> dict[str, float]:
-    """Rename figures that do not belong at the end of a training's curve.
-
-    Args:
-        read: The model was trained on some of the documents, so that they flatter it.
-    """
-    place = f"read-{stage}" if read else stage
-    place = f"{place}/stride-{stride}" if stride else place
-    return {f"{place}/{name.partition('/')[2]}": value for name, value in metrics.items()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.report import CorpusFiles, Page, RunResult, run_report, write_pages
 from flows.show import sample_table
+from flows.state import publish
 from storage.tracking import pages_under
 from tasks.executor import in_flow
 from tasks.run import Run
@@ -60,13 +61,14 @@ def finish(
     measured: Measured | None = None,
     promoted: Promotion | None = None,
 ) -> dict[str, Any]:
-    """Write the report and the pages of everything that a run produced; returns the flow's result.
+    """Publish what a run produced, and write its report and pages; returns the flow's result.
 
     Args:
         sources: Where the files lie, for pictures of pages.
         measured: The model whose evaluation has a page.
         promoted: Verdicts of the gates on it.
     """
+    publish(run)
     corpus = run.corpus
     report = run_report(run.home, corpus, result)
     file = run.home.reports_of(corpus) / "report.md"

@@ -10,7 +10,6 @@ from flows.context import flow, open_run, subflow
 from flows.finish import finish, result_of
 from flows.models import checkpoint_of
 from flows.options import GenerateOptions
-from flows.state import publish
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS_FILE
@@ -35,7 +34,6 @@ def generate(options: Any) -> dict[str, Any]:
         checkpoint = checkpoint_of(run, options.model)
         made = continue_prompts(run, settings, checkpoint, asked, workers)
         run.remember(generate=made)
-        publish(run)
         return finish(run, result_of(run, completions=completions_path(run, made)))
 
 
@@ -74,8 +72,8 @@ def continue_prompts(
             for ref, shard in zip(kept, shards, strict=True)
         ],
     )
-    waiting = [ref for ref in parts if not ref.made] or ([] if parts else after)
-    return join_completions(run, JoinSettings(), parts=RefSet(tuple(waiting), "") if waiting else joined(parts))
+    whole = joined(parts) if parts else RefSet(after, "")  # of prompts that a plan does not know
+    return join_completions(run, JoinSettings(), parts=whole)
 
 
 def completions_path(run: Run, ref: ArtifactRef) -> str:

@@ -19,6 +19,11 @@ from tasks.settings import AUTO, Settings, load_settings, setting
 
 OPTION: Any = {"option": True}  # required, and named on the command line all the same
 
+Model = Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")]
+Texts = Annotated[str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")]
+Column = Annotated[str | None, Field(description="Field of JSON Lines or Parquet that holds the text.")]
+BothPrompts = Annotated[str | None, Field(description="File of prompts that both continue.")]
+
 
 def setting_field(name: str, help: str = "", **schema: Any) -> Any:
     """Return the field of an option that stands for a setting, not given by default.
@@ -41,7 +46,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    home: Annotated[str | None, Field(description="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")] = None
+    home: str | None = Field(None, description="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")
 
     def given(self) -> dict[str, Any]:
         """Return the options that were given."""
@@ -51,18 +56,16 @@ class Options(BaseModel):
 class CorpusOptions(Options):
     """Options of flows on a corpus, and the settings that have no option of their own."""
 
-    corpus: Annotated[
-        str,
-        Field(
-            description="Name of the corpus; its tokeniser, evaluation set and models are kept under it.",
-            json_schema_extra={"minLength": 1, "maxLength": LONGEST_CORPUS_NAME},
-        ),
-    ] = "default"
-    config: Annotated[str | None, Field(description="Configuration file, TOML or JSON.")] = None
-    settings: Annotated[
-        dict[str, Any] | None, Field(description='Further settings by dotted name, such as {"train.lr": 0.001}.')
-    ] = None
-    refresh: Annotated[str | None, Field(description="Stages to compute again, separated by commas.")] = None
+    corpus: str = Field(
+        "default",
+        description="Name of the corpus; its tokeniser, evaluation set and models are kept under it.",
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_CORPUS_NAME},
+    )
+    config: str | None = Field(None, description="Configuration file, TOML or JSON.")
+    settings: dict[str, Any] | None = Field(
+        None, description='Further settings by dotted name, such as {"train.lr": 0.001}.'
+    )
+    refresh: str | None = Field(None, description="Stages to compute again, separated by commas.")
 
     def load(self) -> Settings:
         """Return the settings of a run: defaults, configuration file, environment, settings, options."""
@@ -92,20 +95,17 @@ class CorpusOptions(Options):
 class IngestOptions(CorpusOptions):
     """Options of flows that read documents."""
 
-    source: Annotated[
-        str, Field(description="Folders, files, patterns, repositories or buckets with documents, one per line.")
-    ]
-    workers: Annotated[int | None, Field(description="Processes and tasks at once; 0 is one per core.", ge=0)] = None
-    retry_failed: Annotated[bool | None, Field(description="Extract files again whose extraction failed.")] = None
+    source: str = Field(description="Folders, files, patterns, repositories or buckets with documents, one per line.")
+    workers: int | None = Field(None, description="Processes and tasks at once; 0 is one per core.", ge=0)
+    retry_failed: bool | None = Field(None, description="Extract files again whose extraction failed.")
 
 
 class WatchOptions(IngestOptions):
     """Options of `ingest`."""
 
-    announce_share: Annotated[
-        float | None,
-        Field(description="Emit an event when this share of the documents changed since the last model.", gt=0),
-    ] = None
+    announce_share: float | None = Field(
+        None, description="Emit an event when this share of the documents changed since the last model.", gt=0
+    )
 
 
 class PrepareOptions(IngestOptions):
@@ -125,37 +125,28 @@ class TrainOptions(PrepareOptions):
     max_steps: int | None = setting_field("train.max_steps")
     max_tokens: int | None = setting_field("train.max_tokens")
     seed: int | None = setting_field("train.seed")
-    deterministic: Annotated[bool | None, Field(description="Ask torch for deterministic kernels only.")] = None
+    deterministic: bool | None = Field(None, description="Ask torch for deterministic kernels only.")
 
 
 class RetrainOptions(TrainOptions):
     """Options of `retrain`."""
 
-    base: Annotated[
-        str | None,
-        Field(description="Model to continue from, such as champion (which is not trained again on what it has read)."),
-    ] = None
-
-
-class PromoteOptions(CorpusOptions):
-    """Options of `promote`."""
+    base: str | None = Field(
+        None, description="Model to continue from, such as champion (which is not trained again on what it has read)."
+    )
 
 
 class EvaluateOptions(CorpusOptions):
     """Options of `evaluate`."""
 
-    model: Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")] = "champion"
-    drift: Annotated[bool | None, Field(description="Measure it on documents that came after its training, too.")] = (
-        None
+    model: Model = "champion"
+    drift: bool | None = Field(None, description="Measure it on documents that came after its training, too.")
+    on: Texts = None
+    column: Column = None
+    stride: int | None = Field(
+        None, description="Tokens from one window to the next; 0 is as it was judged (default: 0).", ge=0
     )
-    on: Annotated[
-        str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")
-    ] = None
-    column: Annotated[str | None, Field(description="Field of JSON Lines or Parquet that holds the text.")] = None
-    stride: Annotated[
-        int | None, Field(description="Tokens from one window to the next; 0 is as it was judged (default: 0).", ge=0)
-    ] = None
-    tasks: Annotated[str | None, Field(description="JSON Lines file of questions to ask instead of texts.")] = None
+    tasks: str | None = Field(None, description="JSON Lines file of questions to ask instead of texts.")
 
     @model_validator(mode="after")
     def _one_measurement(self) -> Self:
@@ -167,12 +158,10 @@ class EvaluateOptions(CorpusOptions):
 
 
 class _GenerateOptions(CorpusOptions):
-    prompts: Annotated[
-        str | None, Field(description="File of prompts: text (one per line), JSONL, CSV or Parquet.")
-    ] = None
-    template: Annotated[str | None, Field(description="Template of a prompt: text with {column} in it.")] = None
-    model: Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")] = "champion"
-    workers: Annotated[int | None, Field(description="Shards of a file computed at once (default: 1).", ge=1)] = None
+    prompts: str | None = Field(None, description="File of prompts: text (one per line), JSONL, CSV or Parquet.")
+    template: str | None = Field(None, description="Template of a prompt: text with {column} in it.")
+    model: Model = "champion"
+    workers: int | None = Field(None, description="Shards of a file computed at once (default: 1).", ge=1)
 
 
 def _sampling_fields() -> dict[str, Any]:
@@ -196,56 +185,47 @@ GenerateOptions.__doc__ = "Options of `generate`: every sampling parameter is on
 class CompareOptions(CorpusOptions):
     """Options of `compare`."""
 
-    a: Annotated[str, Field(description="First model: alias, version, models:/ address, run id or folder.")]
-    b: Annotated[str, Field(description="Second model.")]
-    on: Annotated[
-        str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")
-    ] = None
-    column: Annotated[str | None, Field(description="Field of JSON Lines or Parquet that holds the text.")] = None
-    prompts: Annotated[str | None, Field(description="File of prompts that both continue.")] = None
+    a: str = Field(description="First model: alias, version, models:/ address, run id or folder.")
+    b: str = Field(description="Second model.")
+    on: Texts = None
+    column: Column = None
+    prompts: BothPrompts = None
     stride: int | None = setting_field("evaluate.stride")
 
 
 class AblateOptions(CorpusOptions):
     """Options of `ablate`."""
 
-    without: Annotated[
-        str,
-        Field(
-            description="A kind, a folder, a pattern of paths, or an SQL condition over documents.",
-            json_schema_extra=OPTION,
-        ),
-    ]
-    model: Annotated[str | None, Field(description="Model to train again (default: the last training).")] = None
-    prompts: Annotated[str | None, Field(description="File of prompts that both continue.")] = None
+    without: str = Field(
+        description="A kind, a folder, a pattern of paths, or an SQL condition over documents.",
+        json_schema_extra=OPTION,
+    )
+    model: str | None = Field(None, description="Model to train again (default: the last training).")
+    prompts: BothPrompts = None
 
 
 class LmEvalOptions(CorpusOptions):
     """Options of `lm_eval`."""
 
-    tasks: Annotated[
-        str, Field(description="Names of the harness's tasks, separated by commas.", json_schema_extra=OPTION)
-    ]
-    model: Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")] = "champion"
-    include: Annotated[str | None, Field(description="Folder with further tasks as YAML.")] = None
-    limit: Annotated[int | None, Field(description="Documents of each task; 0 takes all (default: 0).", ge=0)] = None
-    shots: Annotated[
-        int | None, Field(description="Solved examples before each question (default: the task's own).", ge=0)
-    ] = None
+    tasks: str = Field(description="Names of the harness's tasks, separated by commas.", json_schema_extra=OPTION)
+    model: Model = "champion"
+    include: str | None = Field(None, description="Folder with further tasks as YAML.")
+    limit: int | None = Field(None, description="Documents of each task; 0 takes all (default: 0).", ge=0)
+    shots: int | None = Field(None, description="Solved examples before each question (default: the task's own).", ge=0)
 
 
 class CleanupOptions(Options):
     """Options of `cleanup`."""
 
-    grace_days: Annotated[float, Field(description="Keep artefacts made or used within so many days.", ge=0)] = 7
-    at_least: Annotated[int, Field(description="Join small segments when there are so many.", ge=2)] = 8
-    dry_run: Annotated[bool | None, Field(description="Only report what would be joined and removed.")] = None
+    grace_days: float = Field(7, description="Keep artefacts made or used within so many days.", ge=0)
+    at_least: int = Field(8, description="Join small segments when there are so many.", ge=2)
+    dry_run: bool | None = Field(None, description="Only report what would be joined and removed.")
 
 
 class ForgetOptions(Options):
     """Options of `forget`."""
 
-    thing: Annotated[str, Field(description="Document to forget: id, path, folder or pattern of paths.")]
-    corpus: Annotated[str, Field(description="Name of the corpus.")] = "default"
-    reason: Annotated[str, Field(description="Reason, kept with the tombstone.")] = ""
-    dry_run: Annotated[bool | None, Field(description="Only report what would be done.")] = None
+    thing: str = Field(description="Document to forget: id, path, folder or pattern of paths.")
+    corpus: str = Field("default", description="Name of the corpus.")
+    reason: str = Field("", description="Reason, kept with the tombstone.")
+    dry_run: bool | None = Field(None, description="Only report what would be done.")

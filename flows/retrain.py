@@ -6,14 +6,12 @@ from typing import Any
 
 from flows.base import already_read, check_unread, continuing
 from flows.context import flow, open_run
-from flows.evaluate import evaluate_model, measure_beside
+from flows.evaluate import evaluate_model, measure_beside, trace_model
 from flows.finish import finish, result_of
 from flows.generate import completions_path, sample
 from flows.models import model_entry, promote_model
 from flows.options import RetrainOptions
 from flows.prepare import prepare_source
-from flows.state import publish
-from flows.trace import trace_model
 from flows.train import train_model
 from storage.home import Home, check_corpus_name
 from tasks.run import Run
@@ -29,18 +27,16 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
     with open_run(options, settings.limits) as run:
         settings = continuing(run, settings, options.base)
         ingested, prepared, base = prepare_source(run, options.source, settings)
-        check_unread(run, base, prepared.evalset)
+        evalset = prepared.evalset
+        check_unread(run, base, evalset)
         read = already_read(run, options.base, base, prepared.dataset)
         checkpoint = read or train_model(run, settings, prepared, base)
-        evaluation, metrics = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate)
+        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate)
         done, run_id = promote_model(run, checkpoint, evaluation, settings)
-        made = sample(run, settings, checkpoint, prepared.evalset)
+        made = sample(run, settings, checkpoint, evalset)
         model = f"version {done.version.version} ({done.alias})"
-        measured, beside = measure_beside(run, model, checkpoint, prepared.evalset, evaluation, made, settings.evaluate)
-        ingested.remember(run)
-        prepared.remember(run)
+        measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings.evaluate)
         run.remember(train=checkpoint, evaluate=evaluation, generate=made)
-        publish(run)
         result = result_of(
             run,
             metrics={**metrics, **beside},
@@ -68,11 +64,9 @@ def plan(options: RetrainOptions) -> Run:
 
 def plan_retraining(run: Run, source: str, settings: Settings) -> None:
     """Call every stage of a retraining under a planning run."""
-    ingested, prepared, base = prepare_source(run, source, settings)
+    _, prepared, base = prepare_source(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)
     evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
     made = sample(run, settings, checkpoint, prepared.evalset)
     trace_model(run, settings.evaluate, checkpoint, prepared.evalset, made)
-    ingested.remember(run)
-    prepared.remember(run)
     run.remember(train=checkpoint, evaluate=evaluation, generate=made)

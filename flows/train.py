@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flows.base import Base, with_base
@@ -9,19 +10,14 @@ from flows.context import flow, open_run, subflow
 from flows.finish import finish, result_of
 from flows.models import ensure_training_run
 from flows.options import TrainOptions
-from flows.prepare import Prepared, document_tokens, prepare_source
-from flows.state import publish
-from storage.lineage import manifest_of
+from flows.prepare import Prepared, prepare_source
 from storage.manifest import ArtifactRef
 from tasks.executor import act
-from tasks.machine import describe_device, detect_device
 from tasks.run import Run
-from tasks.settings import AUTO, Settings, TrainSettings
-from tasks.suggest import SUGGESTED, SuggestSettings, candidates_of, read_suggestion
+from tasks.settings import AUTO, Settings
+from tasks.suggest import SUGGESTED, read_suggestion, suggest_settings
 from tasks.suggest import suggest as suggest_stage
-from tasks.tokens.index import groups_of, load_index
-from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
-from tasks.training import TrainStageSettings, model_config, steps_of_epochs, steps_of_tokens, train_config
+from tasks.training import TrainStageSettings, model_config, steps_of, train_config, vocab_size_of
 from tasks.training import train as train_stage
 
 
@@ -32,11 +28,7 @@ def train(options: TrainOptions) -> dict[str, Any]:
     with open_run(options, settings.limits) as run:
         ingested, prepared, base = prepare_source(run, options.source, settings)
         checkpoint = train_model(run, settings, prepared, base)
-        run_id = act(run, "track", lambda: ensure_training_run(run, checkpoint), [checkpoint])
-        ingested.remember(run)
-        prepared.remember(run)
-        run.remember(train=checkpoint)
-        publish(run)
+        run_id = act(run, "track", partial(ensure_training_run, run, checkpoint), [checkpoint])
         return finish(run, result_of(run, mlflow_run_id=run_id), sources=ingested.sources)
 
 
@@ -46,84 +38,45 @@ def suggest(options: TrainOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         ingested, prepared, _ = prepare_source(run, options.source, settings)
-        run.remember(suggest=suggest_training(run, settings, prepared))
-        ingested.remember(run)
-        prepared.remember(run)
-        publish(run)
+        suggest_training(run, settings, prepared)
         return finish(run, result_of(run), sources=ingested.sources)
 
 
 def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> ArtifactRef:
     """Return the proposal of a shape and of the steps that the budget has room for, measured once and kept."""
-
-    def asked() -> SuggestSettings:
-        device = describe_device(detect_device())
-        vocab_size = _vocab_size(run, prepared.tokenizer)
-        shapes, plans = candidates_of(settings.model, settings.train, vocab_size, prepared.seq_len, device)
-        tokens, document = document_tokens(run, prepared.shards) if len(shapes) > 1 else (0, 0)
-        by_steps = settings.train.max_steps * plans[next(iter(plans))]["batch_size"] * prepared.seq_len
-        read_tokens = by_steps or settings.train.max_tokens
-        minutes = 0.0 if read_tokens else settings.train.minutes
-        means = ", ".join(filter(None, (device, settings.execution.words())))
-        return SuggestSettings(minutes, tokens, document, read_tokens, shapes, plans, means)
-
+    asked = partial(suggest_settings, run, settings, prepared.tokenizer, prepared.shards, prepared.seq_len)
     after = (prepared.tokenizer, *prepared.shards)
-    return suggest_stage(run, asked, execution=settings.execution, after=after)
+    found = suggest_stage(run, asked, execution=settings.execution, after=after)
+    run.remember(suggest=found)
+    return found
 
 
 @subflow("train")
 def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | None = None) -> ArtifactRef:
     """Choose what the settings leave open, and train, from a base if there is one; returns the checkpoint."""
     settings = with_base(settings, base)
-    run.expect_seconds(train_stage, _expected_seconds(settings.train))
-    by_time = not (settings.train.max_steps or settings.train.max_tokens)
-    suggestion = None
-    if by_time or settings.model.preset == AUTO:
-        suggestion = suggest_training(run, settings, prepared)
-        run.remember(suggest=suggestion)
+    budget = settings.train
+    by_time = not (budget.max_steps or budget.max_tokens)
+    run.expect_seconds(train_stage, budget.minutes * 60 if by_time else None)
+    suggestion = suggest_training(run, settings, prepared) if by_time or settings.model.preset == AUTO else None
 
     def asked() -> TrainStageSettings:
-        suggested, fitting = {}, 0
-        if suggestion is not None:
+        if suggestion is None:
+            network, suggested, fitting = model_config(settings.model, vocab_size_of(run, prepared.tokenizer)), {}, 0
+        else:
             found = read_suggestion(run.store.folder(suggestion))
             network, fitting = found["model"], found["max_steps"]
             suggested = {name: found["train"][name] for name in SUGGESTED}
-        else:
-            network = model_config(settings.model, _vocab_size(run, prepared.tokenizer))
         if base is not None:
             network["vocab_size"] = base.shape["vocab_size"]  # its rows may be more than the tokeniser has ids
-        probe = train_config(settings.train, network, 1_000, **suggested)
-        steps = _resolve_steps(run, settings.train, probe, prepared.dataset, fitting)
-        return TrainStageSettings(network, train_config(settings.train, network, steps, **suggested))
+        probe = train_config(budget, network, 1_000, **suggested)
+        steps = steps_of(run, budget, probe, prepared.dataset, fitting)
+        return TrainStageSettings(network, train_config(budget, network, steps, **suggested))
 
     inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}
     if base is not None:
         inputs["base"] = base.checkpoint
     after = () if suggestion is None else (suggestion,)
-    return train_stage(run, asked, **inputs, execution=settings.execution, tags=run.tags, after=after)
-
-
-def _vocab_size(run: Run, fitted: ArtifactRef) -> int:
-    return int(load_tokenizer(run.store.folder(fitted) / TOKENIZER_FILE).vocab_size)
-
-
-def _resolve_steps(run: Run, settings: TrainSettings, probe: dict[str, Any], cut: ArtifactRef, fitting: int) -> int:
-    """Return the steps of a training: as given, or from tokens, or those that fit the minutes.
-
-    Args:
-        probe: Configuration of the training, but for its steps.
-        fitting: Steps that fit the minutes.
-    """
-    if settings.max_steps:
-        return settings.max_steps
-    counts = manifest_of(run.store, cut).counts
-    most = steps_of_epochs(settings.max_epochs, probe, counts["train_reads"])
-    if settings.max_tokens:
-        folder = run.store.folder(cut)
-        labels = load_index(folder, "train").labels
-        return steps_of_tokens(settings.max_tokens, probe, labels, groups_of(folder), most)
-    return min(most, fitting)
-
-
-def _expected_seconds(settings: TrainSettings) -> float | None:
-    return None if settings.max_steps or settings.max_tokens else settings.minutes * 60
+    checkpoint = train_stage(run, asked, **inputs, execution=settings.execution, tags=run.tags, after=after)
+    run.remember(train=checkpoint)
+    return checkpoint

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from storage.digest import sha256_json
+from storage.digest import rows_digest, sha256_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +45,12 @@ class RefSet:
     digest: str
     segments: tuple[str, ...] = field(default=(), compare=False)
     live: tuple[Collection[str], ...] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, refs: Sequence[ArtifactRef]) -> RefSet:
+        """Return whole artefacts as one input; without a digest where a plan would make one of them."""
+        made = all(ref.made for ref in refs)
+        return cls(tuple(refs), rows_digest((ref.key, ref.digest) for ref in refs) if made else "")
 
     @property
     def made(self) -> bool:

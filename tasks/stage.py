@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -191,6 +191,12 @@ class Stage:
         """Return the artefacts of many requests, in their order; missing ones are made side by side."""
         return self._answer(run, calls, many=True)
 
+    def pinned(self, run: Run) -> ArtifactRef | None:
+        """Return the artefact that the corpus keeps under the name `STAGE/CORPUS`, if it is not to be made again."""
+        value = None if self.name in run.refresh else run.store.read_ref(f"{self.name}/{run.corpus}")
+        found = None if value is None else run.store.find(self.name, value["key"])
+        return None if found is None else found.ref
+
     def key(self, settings: Any, inputs: Mapping[str, Input]) -> str:
         """Return the key of the artefact of these inputs and settings; inputs with a default may be left out.
 
@@ -256,6 +262,8 @@ class Stage:
         if ordered and all(ref.made for ref in ordered):
             whole = rows_digest((ref.key, ref.digest) for ref in ordered) if many else ordered[0].key
             run.count(self, key=whole)
+        if self.facts.pinned and not run.plan:
+            run.store.write_ref(f"{self.name}/{run.corpus}", asdict(ordered[0]))
         return ordered
 
     def make(self, run: Run, request: Request, listener: Listener | None = None) -> Outcome:

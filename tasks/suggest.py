@@ -16,15 +16,21 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.digest import sha256_json
 from storage.errors import UserError
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef
 from tasks.launch import Job, Nodes, launch
-from tasks.machine import threads_each
+from tasks.machine import describe_device, detect_device, threads_each
 from tasks.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.stage import Work, stage
-from tasks.training import train_config
+from tasks.training import model_config, train_config, vocab_size_of
+
+if TYPE_CHECKING:
+    from tasks.run import Run
+    from tasks.settings import Settings
 
 SUGGESTION_FILE = "suggestion.json"
 OPTIMIZER = "muon"  # reaches a loss in fewer tokens than AdamW, by more than its steps take longer
@@ -275,3 +281,36 @@ def candidates_of(
     if problem is not None and not shapes:
         raise UserError(str(problem)) from problem
     return shapes, plans
+
+
+def context_of(run: Run, model: ModelSettings, shards: Sequence[ArtifactRef]) -> int:
+    """Return the length of sequences: the preset's context, or one that suits the length of the documents.
+
+    Args:
+        shards: Token shards of the documents.
+    """
+    if model.preset != AUTO:
+        return int(model_config(model, vocab_size=1)["max_seq_len"])
+    given = model.overrides.get("max_seq_len")
+    return int(given) if given is not None else context_for(_document_tokens(run, shards)[1], detect_device())
+
+
+def suggest_settings(
+    run: Run, settings: Settings, tokenizer: ArtifactRef, shards: Sequence[ArtifactRef], seq_len: int
+) -> SuggestSettings:
+    """Return the request for a shape and for the steps that the budget has room for."""
+    device = describe_device(detect_device())
+    shapes, plans = candidates_of(settings.model, settings.train, vocab_size_of(run, tokenizer), seq_len, device)
+    tokens, document = _document_tokens(run, shards) if len(shapes) > 1 else (0, 0)
+    by_steps = settings.train.max_steps * plans[next(iter(plans))]["batch_size"] * seq_len
+    read_tokens = by_steps or settings.train.max_tokens
+    minutes = 0.0 if read_tokens else settings.train.minutes
+    means = ", ".join(filter(None, (device, settings.execution.words())))
+    return SuggestSettings(minutes, tokens, document, read_tokens, shapes, plans, means)
+
+
+def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]:
+    """Return the tokens there are and those of a document, both rounded to powers of two."""
+    found = [manifest_of(run.store, ref).counts for ref in shards if ref.made]
+    tokens, documents = (sum(counts.get(name, 0) for counts in found) for name in ("tokens", "rows"))
+    return rounded(tokens), rounded(tokens / max(1, documents))

@@ -41,6 +41,7 @@ from tasks.train_report.watch import Watch, sync_journal
 
 if TYPE_CHECKING:
     from model.stopping import StopRequest
+    from tasks.run import Run
 
 logger = logging.getLogger("sheepfold")
 
@@ -71,6 +72,11 @@ def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
     from model.presets import preset
 
     return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
+
+
+def vocab_size_of(run: Run, tokenizer: ArtifactRef) -> int:
+    """Return the number of ids of a tokeniser."""
+    return int(load_tokenizer(run.store.folder(tokenizer) / TOKENIZER_FILE).vocab_size)
 
 
 def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int, **suggested: Any) -> dict[str, Any]:
@@ -141,6 +147,22 @@ def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) ->
         sequences: how many an epoch reads.
     """
     return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
+
+
+def steps_of(run: Run, settings: TrainSettings, train: dict[str, Any], dataset: ArtifactRef, fitting: int) -> int:
+    """Return the steps of a training: as given, or from tokens, or those that fit the minutes.
+
+    Args:
+        train: Configuration of the training, but for its steps.
+        fitting: Steps that fit the minutes.
+    """
+    if settings.max_steps:
+        return settings.max_steps
+    most = steps_of_epochs(settings.max_epochs, train, manifest_of(run.store, dataset).counts["train_reads"])
+    if settings.max_tokens:
+        folder = run.store.folder(dataset)
+        return steps_of_tokens(settings.max_tokens, train, load_index(folder, "train").labels, groups_of(folder), most)
+    return min(most, fitting)
 
 
 def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit: int | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from storage.schemas import GRAMS_FILE
 from tasks.curate.dedup import evaluation_files, evaluation_format, evaluation_grams
 from tasks.curate.hygiene import normalise_text
 from tasks.stage import Work, stage
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,21 @@ def evaluation_sets(work: Work, settings: EvaluationSetSettings, *, files: Artif
     np.save(work.out / GRAMS_FILE, grams, allow_pickle=False)
     work.counts["rows"] = len(grams)
     return sha256_file(work.out / GRAMS_FILE)
+
+
+def forbidden_grams(run: Run, asked: str) -> ArtifactRef:
+    """Return the 13-grams of external evaluation sets, which must not be trained on.
+
+    Args:
+        asked: Files and folders of the sets, one per line.
+
+    Raises:
+        UserError: if one does not exist, or is a folder without a file that would be read.
+    """
+    paths = [Path(line.strip()).expanduser() for line in asked.splitlines() if line.strip()]
+    if not paths:
+        return evaluation_sets(run, EvaluationSetSettings())
+    EvaluationSetSettings.of(paths)  # names a path that is not there
+    files = {f"{number:04}/{file.name}": file for number, file in enumerate(evaluation_files(paths))}
+    ref, copies = run.add("evaluation_set_files", files)
+    return evaluation_sets(run, EvaluationSetSettings.of(copies), files=ref)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.digest import rows_digest, sha256_json
+from storage.errors import UserError
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import (
     CLUSTERS_FILE,
@@ -40,8 +42,15 @@ from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
 from tasks.curate.settings import CurateSettings
 from tasks.stage import Work, stage
 
+if TYPE_CHECKING:
+    from tasks.run import Run
+
 UNUSED = "none"  # the side of a cluster none of whose documents are in use
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
+
+
+class EmptyCorpus(UserError):
+    """There is not enough text to train on and to measure on."""
 
 
 @dataclass(frozen=True)
@@ -317,3 +326,27 @@ def _write(
 def canonical(item: Candidate, side: str) -> str:
     """What of a document's selection enters the digest."""
     return sha256_json([item.cluster, side, item.refusal, item.licence])
+
+
+def check_split(run: Run, curated: ArtifactRef, snapshot: ArtifactRef) -> None:
+    """Refuse a selection that leaves a side of the split empty.
+
+    Raises:
+        EmptyCorpus: if there is nothing to train on, or nothing to measure on.
+    """
+    nothing: dict[str, int] = {}
+    counts = run.read(curated, lambda ref: manifest_of(run.store, ref).counts, nothing)
+    if counts.get("train", 1) and counts.get("validation", 1):
+        return
+    found = manifest_of(run.store, snapshot).counts["rows"]
+    if not found:
+        raise EmptyCorpus(
+            "there are no files in the sources, so there is nothing to train on: name a folder or file with documents, "
+            "and see whether patterns or a .gitignore leave everything out"
+        )
+    raise EmptyCorpus(
+        f"of {found} file(s) found, the corpus has {counts['train']} document(s) to train on and "
+        f"{counts['validation']} to measure on; at least one of each is needed, and none may stand in another: add "
+        'documents; `sheepfold ingest SOURCE` and then `sheepfold sql "select * from quarantine"` list what became of '
+        "those that are there"
+    )

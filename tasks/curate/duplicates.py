@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from tasks.curate.dedup.minhash import N_PERMUTATIONS
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
 from tasks.curate.settings import DedupSettings
 from tasks.stage import Work, stage
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
 
@@ -223,3 +226,12 @@ def _counts(found: NearPairs, texts: Sequence[SignedText], members: dict[str, li
         "giant_buckets": found.n_giant_buckets,
         "largest_bucket": found.largest_bucket,
     }
+
+
+def last_dedup(run: Run) -> ArtifactRef | None:
+    """Return the last deduplication of this store; its similarities hold for texts, in whatever corpus."""
+    if dedup.name in run.refresh:
+        return None
+    made = (dedup.version, dedup.code)
+    known = [found for found in run.store.manifests(dedup.name) if (found.version, found.code) == made]
+    return max(known, key=lambda found: found.created).ref if known else None

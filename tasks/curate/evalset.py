@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,17 @@ from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EVALSET, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
-from storage.store import Store
+from storage.store import Store, StoreError
 from storage.tables import read_columns, read_rows, write_table
 from tasks.curate.dedup import Hashes
 from tasks.curate.dedup.words import joined
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.leaks import SignedShelf
+from tasks.curate.settings import CurateSettings
 from tasks.stage import Work, stage
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
 
@@ -133,3 +137,32 @@ def load_grams(folder: Path) -> Hashes:
         np.load(folder / GRAMS_FILE, mmap_mode="r", allow_pickle=False),
         np.load(folder / OFFSETS_FILE, allow_pickle=False),
     )
+
+
+def has_split(store: Store, evalset: ArtifactRef, settings: CurateSettings) -> bool:
+    """Return True if an evaluation set was frozen by this version of the stage, from the split of some settings."""
+    found = manifest_of(store, evalset)
+    if found.version != freeze_evalset.version:
+        return False
+    (curated,) = found.input_refs("curated")
+    split = manifest_of(store, curated).settings["curate"]
+    return (split["validation_share"], split["salt"]) == (settings.validation_share, settings.salt)
+
+
+def frozen_evalset(run: Run) -> ArtifactRef:
+    """Return the evaluation set of the corpus.
+
+    Raises:
+        StoreError: if the corpus was never prepared.
+    """
+    found = freeze_evalset.pinned(run)
+    if found is None:
+        raise StoreError(
+            f"corpus {run.corpus!r} has no evaluation set yet: run `sheepfold prepare SOURCE` or `run` first"
+        )
+    if manifest_of(run.store, found).version != freeze_evalset.version:
+        raise StoreError(
+            f"the evaluation set of corpus {run.corpus!r} is of an earlier version of this program: run `sheepfold "
+            "prepare SOURCE` or `run` to freeze it anew"
+        )
+    return found

@@ -8,19 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
-from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE, REFINED
+from storage.schemas import CUTS_FILE, DOCUMENTS_FILE, MEASURES_FILE, REFINED
 from storage.store import StoreError
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
+from tasks.curate.curate import curate
 from tasks.curate.redaction import STAND_INS, cut, redact
 from tasks.stage import Work, stage
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 Span = tuple[int, int]
 Cuts = dict[str, list[Span]]
@@ -156,3 +160,20 @@ def _moved(text: str, spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) 
     ]
     shifts = [0, *accumulate(grown)]
     return [(start + shifts[bisect_right(starts, start)], length) for start, length in cuts]
+
+
+def cuts_of(run: Run, curated: ArtifactRef, live: Sequence[Collection[str]]) -> list[Cuts]:
+    """Return the cuts of each segment; a plan that does not know them yet takes those of the last selection.
+
+    Args:
+        live: Live documents of each segment.
+    """
+    manifests = () if curated.made else run.store.manifests(curate.name)
+    known = [found for found in manifests if found.version == curate.version]
+    chosen = max(known, key=lambda found: found.created).ref if known else curated
+    if not chosen.made:
+        return [{} for _ in live]
+    cuts: Cuts = {}
+    for row in stream_rows(run.store.folder(chosen) / CUTS_FILE, ["doc_id", "start", "length"]):
+        cuts.setdefault(row["doc_id"], []).append((row["start"], row["length"]))
+    return [{doc_id: spans for doc_id, spans in cuts.items() if doc_id in own} if cuts else {} for own in live]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.digest import rows_digest, sha256_json
+from storage.catalog import read_state, waits_for_run
+from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import EVALSET, SELECTION_FILE
@@ -22,8 +24,12 @@ from tasks.curate.evalset import evaluation_rows
 from tasks.curate.kept import Kept, kept_documents
 from tasks.evaluation.bootstrap import LEVEL, RESAMPLES, Difference
 from tasks.evaluation.compare import all_nats
+from tasks.evaluation.inputs import split_inputs
 from tasks.evaluation.tables import Evaluated
 from tasks.stage import Work, stage
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,7 @@ def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
         (cut,) = inputs.input_refs("dataset")
         found += manifest_of(store, cut).input_refs("curated")
         waiting += inputs.input_refs("base") if "base" in inputs.inputs else []
-    known = tuple(sorted(set(found)))
-    return RefSet(known, rows_digest((ref.key, ref.digest) for ref in known))
+    return RefSet.of(sorted(set(found)))
 
 
 def came_since(store: Store, curated: ArtifactRef, known: RefSet) -> dict[str, Kept]:
@@ -138,3 +143,25 @@ def _drawn(found: Evaluated, generator: np.random.Generator, resamples: int) -> 
         if size:
             drawn[place] = bits[rows].sum() / size
     return value, drawn
+
+
+def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
+    """Return the documents that came after a model was trained; None, with a note, where none did or none are known.
+
+    Raises:
+        UserError: the corpus was never ingested.
+    """
+    if waits := waits_for_run(run.store, run.corpus):
+        run.note(f"{waits}; nothing is known of this model's drift before it")
+        return None
+    inputs = split_inputs(read_state(run.store, run.corpus))
+    known = known_selections(run.store, checkpoint)
+    if not known.refs:
+        run.note("it is not known which documents this model read, so nothing is known of its drift")
+        return None
+    curated = inputs["curated"]
+    assert isinstance(curated, ArtifactRef)
+    if not came_since(run.store, curated, known):
+        run.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
+        return None
+    return fresh(run, FreshSettings(), known=known, **inputs)

@@ -12,19 +12,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.digest import rows_digest, sha256_json
+from storage.catalog import read_state
+from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import EVALSET
 from storage.tables import write_table
-from tasks.curate.evalset import evaluation_rows
+from tasks.curate.evalset import evaluation_rows, frozen_evalset
 from tasks.curate.kept import kept_documents
 from tasks.stage import Work, stage
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 SPLITS = ("train", "validation")
 LINES = (".jsonl", ".ndjson")
@@ -242,8 +246,35 @@ def split_inputs(state: State) -> dict[str, ArtifactRef | RefSet]:
             "the corpus has no documents yet, or some were forgotten since its last run: run `sheepfold ingest SOURCE` "
             "or `run` first"
         )
-    sets = {
-        name: RefSet(tuple(state[of]), rows_digest((ref.key, ref.digest) for ref in state[of]))
-        for name, of in (("documents", "refine"), ("measures", "measure"))
+    return {
+        "snapshot": state["snapshot"][0],
+        "curated": state["curate"][0],
+        "documents": RefSet.of(state["refine"]),
+        "measures": RefSet.of(state["measure"]),
     }
-    return {"snapshot": state["snapshot"][0], "curated": state["curate"][0], **sets}
+
+
+def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> ArtifactRef:
+    """Return texts to measure a model on, as an artefact with the layout of an evaluation set.
+
+    Args:
+        on: `train` or `validation` for that side of the corpus as it is now; else a text file, a folder of text files,
+            JSON Lines or Parquet; None for the corpus's frozen evaluation set.
+        column: Field of JSON Lines and Parquet that holds the text; None means `text`.
+
+    Raises:
+        StoreError: the corpus was never prepared.
+        UserError: it cannot be read, or there is no text in it.
+    """
+    if not on:
+        return frozen_evalset(run)
+    if on in SPLITS:
+        return copy_split(run, SplitSettings(on), **split_inputs(read_state(run.store, run.corpus)))
+    texts = read_texts(Path(on).expanduser(), column or COLUMN)
+    return keep_texts(run, TextsSettings.of(texts), texts=texts)
+
+
+def texts_name(on: str | None, stride: int | None) -> str:
+    """Return the name of the documents that `evaluation_texts` returns, and how they were read."""
+    name = f"the {on} split" if on in SPLITS else Path(on).name if on else "the evaluation set"
+    return f"{name}, read in strides of {stride}" if stride else name

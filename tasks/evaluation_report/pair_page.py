@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from storage.atomic import write_file
+from storage.digest import sha256_json
 from tasks.evaluation.compare import DocumentPair, SlicePair
 from tasks.evaluation.tables import DIMENSIONS
 from tasks.evaluation_report import charts, texts
@@ -33,6 +36,7 @@ CSS = """
 ul.notes { color: var(--contrary); overflow-wrap: anywhere; }
 """
 FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
+_KEY = 8  # letters of each key in the name of a page
 _SLICES = 40  # of a dimension
 
 
@@ -195,3 +199,14 @@ def completions_section(figures: PairFigures) -> str:
         body += element("div", columns, class_="texts sides")
     why = "Each prompt, in grey, as either model continues it, sampled with the same settings and seed."
     return section("completions", "What they write", why, body or element("p", "Nothing was written."))
+
+
+def write_pair_page(folder: Path, figures: PairFigures, corpus: str) -> Path:
+    """Write the page under a name of the models, the documents, and how they were measured and sampled."""
+    sides = (figures.a, figures.b)
+    how = [ref.key for side in sides for ref in (side.evaluation, side.completions) if ref is not None]
+    keys = [*(side.checkpoint.key for side in sides), figures.evalset.key, sha256_json(how)]
+    page = folder / f"{'-'.join(['comparison', *(key[:_KEY] for key in keys)])}.html"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(page, pair_page(figures, corpus).encode())
+    return page

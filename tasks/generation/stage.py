@@ -182,8 +182,9 @@ def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
 
 
 def joined(parts: Sequence[ArtifactRef]) -> RefSet:
-    """Completed shards as one input, which their order belongs to."""
-    return RefSet(tuple(parts), sha256_json([ref.digest for ref in parts]))
+    """Completed shards as one input, which their order belongs to; without a digest where a plan would make one."""
+    made = all(ref.made for ref in parts)
+    return RefSet(tuple(parts), sha256_json([ref.digest for ref in parts]) if made else "")
 
 
 @lru_cache(maxsize=1)

@@ -8,58 +8,67 @@ from typing import Any
 
 from storage.catalog import read_state
 from storage.errors import UserError
-from storage.manifest import ArtifactRef, RefSet
-from storage.store import Store
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from tasks.machine import Machine
+from tasks.run import Run
 from tasks.tracing.echoes import load_segments
-from tasks.tracing.sources import datasets_of, sources_of
-from tasks.tracing.spans import covered_chars, outstanding, shared_spans
+from tasks.tracing.index import trace_indexes
+from tasks.tracing.sources import datasets_of, sources_of, training_texts
+from tasks.tracing.spans import check_min_words, covered_chars, outstanding, shared_spans
 
 SHOWN_SPANS = 10
 SHOWN_DOCUMENTS = 3
 UNKNOWN = {"echoes": None, "no_echoes": "the model was not trained in this home, so its training text is unknown"}
 
 
-def datasets_of_corpus(store: Store, corpus: str) -> list[ArtifactRef]:
-    """Return the datasets of a corpus's last completed run.
+def explain_text(home: Home, text: str, corpus: str, min_words: int) -> dict[str, Any]:
+    """Return the spans that a text shares with the training documents of a corpus's last completed run.
 
     Raises:
-        UserError: if it has none yet.
+        UserError: if the corpus has no dataset, or `min_words` is less than what the indexes always find.
     """
-    found = read_state(store, corpus).get("dataset")
-    if not found:
-        raise UserError(
-            f"corpus {corpus!r} has no dataset yet, so there is no training text to look into: run "
-            "`sheepfold prepare SOURCE` or `run` first"
-        )
-    return found
+    with Machine() as machine:
+        run = Run(home, machine, corpus)
+        datasets = read_state(run.store, corpus).get("dataset")
+        if not datasets:
+            raise UserError(
+                f"corpus {corpus!r} has no dataset yet, so there is no training text to look into: run "
+                "`sheepfold prepare SOURCE` or `run` first"
+            )
+        return {"text": text, "echoes": memorised_spans(run, text, datasets, min_words)}
 
 
-def datasets_of_completion(store: Store, found: Mapping[str, Any]) -> list[ArtifactRef]:
-    """Return the datasets that the model of a completion was trained on; none if it was trained elsewhere.
+def explain_echoes(home: Home, found: Mapping[str, Any], min_words: int) -> dict[str, Any]:
+    """Return the spans that a completion shares with the training text of its model.
 
     Args:
-        found: what `tasks.lineage.why.explain` returned for the completion.
+        found: What `tasks.lineage.why.explain` returned for the completion.
     """
-    stage, _, key = found["artifact"].partition("/")
-    made = store.find(stage, key)
-    return datasets_of(store, made.ref) if made is not None else []
+    with Machine() as machine:
+        run = Run(home, machine)
+        stage, _, key = found["artifact"].partition("/")
+        made = run.store.find(stage, key)
+        datasets = datasets_of(run.store, made.ref) if made is not None else []
+        if not datasets:
+            return UNKNOWN
+        return {"echoes": memorised_spans(run, found["completion"]["text"], datasets, min_words)}
 
 
-def memorised_spans(
-    store: Store, text: str, datasets: Sequence[ArtifactRef], texts: RefSet, indexes: RefSet, min_words: int
-) -> dict[str, Any]:
+def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_words: int) -> dict[str, Any]:
     """Return the longest spans that a text shares with training documents, each with the documents it stands in.
 
     Args:
-        datasets: what the model was trained on.
-        texts: training texts of these (`tasks.tracing.sources.training_texts`).
-        indexes: their indexes, in the same order (artefacts of the stage `trace_index`).
+        datasets: what the model was trained on; their texts are indexed when they are first asked for.
         min_words: length of the shortest span.
     """
-    spans = shared_spans([text], load_segments(store, texts, indexes), texts.live or (), min_words)[0]
+    check_min_words(min_words)
+    texts = training_texts(run.store, datasets)
+    segments = load_segments(run.store, texts, trace_indexes(run, texts))
+    spans = shared_spans([text], segments, texts.live or (), min_words)[0]
     groups = outstanding(spans)
     shown = [group[:SHOWN_DOCUMENTS] for group in groups[:SHOWN_SPANS]]
-    sources = sources_of(store, datasets, texts, {span.doc_id for group in shown for span in group})
+    sources = sources_of(run.store, datasets, texts, {span.doc_id for group in shown for span in group})
     places = ("doc_id", "doc_start", "doc_length", "before", "passage", "after")
     return {
         "characters": len(text),

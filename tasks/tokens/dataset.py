@@ -22,9 +22,18 @@ import pyarrow.parquet as pq
 
 from storage.digest import plain, sha256_json
 from storage.errors import UserError
-from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import COUNTS_FILE, DATASET_FILE, GROUPS_FILE, SEQUENCES, SEQUENCES_FILE, TOKEN_COUNTS
-from storage.store import StoreError
+from storage.manifest import ArtifactRef, Manifest, RefSet
+from storage.schemas import (
+    COUNTS_FILE,
+    DATASET_FILE,
+    GROUPS_FILE,
+    SELECTION_FILE,
+    SEQUENCES,
+    SEQUENCES_FILE,
+    TOKEN_COUNTS,
+)
+from storage.store import Store, StoreError
+from storage.tables import stream_rows
 from tasks.stage import Work, stage
 from tasks.tokens.documents import TokenDocuments, count_ids, kept_tokens
 from tasks.tokens.packing import (
@@ -357,3 +366,20 @@ def _notes(
         if group.account.kept and not group.reads:
             n_documents, n_ids = len(group.rows), group.account.kept + group.account.cut
             yield f"the mix leaves out group {group.name!r}: {n_documents:,} document(s), {n_ids:,} ids"
+
+
+def settings_without(store: Store, data: Manifest, selection: ArtifactRef) -> DatasetIndexSettings:
+    """Return the settings of a dataset for another selection: a mix names no group of which nothing is left."""
+    from tasks.tokens.mix import MixSettings
+
+    settings = DatasetIndexSettings(**data.settings)
+    if settings.mix is None:
+        return settings
+    rows = stream_rows(store.folder(selection) / SELECTION_FILE, ["doc_id", "split", "kept"])
+    left = {row["doc_id"] for row in rows if row["kept"] and row["split"] == "train"}
+    groups: dict[str, bool] = {}  # True if something of it is left
+    for ref in data.input_refs("groups"):
+        for row in stream_rows(store.folder(ref) / GROUPS_FILE, ["doc_id", "group"]):
+            groups[row["group"]] = groups.get(row["group"], False) or row["doc_id"] in left
+    emptied = {name for name, some in groups.items() if not some}
+    return replace(settings, mix=MixSettings(**data.settings["mix"]).without(emptied))

@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 
 from storage.digest import sha256_file
 from storage.errors import UserError
+from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE
 from tasks.curate.kept import holders, shelves_of
 from tasks.stage import Work, stage
-from tasks.tokens.foreign import digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe
 from tasks.tokens.texts import Texts, whole_characters
 from tasks.tokens.tokenizer import (
@@ -40,6 +41,7 @@ from tasks.tokens.tokenizer import (
 )
 
 if TYPE_CHECKING:
+    from tasks.run import Run
     from tasks.settings import TokenizerSettings
 
 CHOICE_FILE = "choice.json"
@@ -96,6 +98,12 @@ def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | Non
     asked = FitSettings.of(settings, pinned)
     if settings.file and asdict(asked) != pinned:
         read_tokenizer_file(Path(settings.file).expanduser(), settings.reserved)
+
+
+def pinned_settings(run: Run) -> dict[str, Any] | None:
+    """Return the `FitSettings` of the tokeniser that the corpus has."""
+    known = tokenizer.pinned(run)
+    return None if known is None else manifest_of(run.store, known).settings
 
 
 def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
@@ -319,3 +327,17 @@ def _read(path: Path, wanted: dict[str, tuple[int, int]]) -> Iterator[tuple[int,
                 place, most = wanted[ids[row]]
                 begin, end = (int(offset) for offset in texts.offsets[row : row + 2])
                 yield place, whole_characters(texts.data, begin, min(end, begin + most))
+
+
+def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef, documents: RefSet) -> ArtifactRef:
+    """Return the corpus's tokeniser: the pinned one while its settings are asked for, else a new one."""
+    known, before = tokenizer.pinned(run), pinned_settings(run)
+    asked = FitSettings.of(settings, before)
+    if known is not None and before == asdict(asked):
+        return run.reuse(tokenizer, known)
+    file = None
+    if settings.file:
+        path = Path(settings.file).expanduser()
+        beside = {name: path.with_name(name) for name in BESIDE if path.with_name(name).is_file()}
+        file, _ = run.add("tokenizer_file", {**beside, TOKENIZER_FILE: path})
+    return tokenizer(run, asked, curated=curated, documents=documents, file=file)

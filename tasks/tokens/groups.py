@@ -157,7 +157,6 @@ def group_documents(
         return RefSet((), rows_digest(()))
     needed = check_expression(mix.by)
     known = [ref for ref in scored if ref.made] if "classifier_score" in needed else []
-    scores = RefSet(tuple(known), rows_digest((ref.key, ref.digest) for ref in known))
     listing = ""
     if needed & _PATHS:
         listing = run.read(snapshot, lambda ref: str(manifest_of(run.store, ref).settings["listing"]), "")
@@ -167,7 +166,7 @@ def group_documents(
         snapshot=snapshot,
         curated=curated,
         measures=measures,
-        scores=scores,
+        scores=RefSet.of(known),
         texts=texts,
     )
     return RefSet((made,), made.digest)

@@ -12,17 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from storage.digest import sha256_json
-from storage.manifest import ArtifactRef
+from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, TRACED
 from storage.tables import read_columns, unpacked_size, write_columns
-from tasks.stage import Work, stage
+from tasks.stage import Call, Work, stage
 from tasks.tracing.anchors import ANCHOR_WORDS, ANCHORS_FILE, STRIDE, AnchorIndex, build_anchors
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 TRACED_FILE = "traced.parquet"
 
@@ -79,3 +82,8 @@ class TracedSegment:
         columns: dict[str, list[Any]] = read_columns(index / TRACED_FILE, ["doc_id", "anchors"])
         counts = np.array(columns["anchors"], np.int64)
         return cls(AnchorIndex.load(index, counts), columns["doc_id"], texts / DOCUMENTS_FILE)
+
+
+def trace_indexes(run: Run, texts: RefSet) -> RefSet:
+    """Return the indexes of training texts, in their order; they are made when they are first asked for."""
+    return RefSet.of(trace_index.map(run, [Call(TraceIndexSettings(), {"documents": ref}) for ref in texts.refs]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,9 @@ from storage.store import Store
 from storage.tables import union_digest
 from tasks.blame import first_paths
 from tasks.curate.kept import holders, kept_documents, shelves_of
+
+if TYPE_CHECKING:
+    from tasks.run import Run
 
 
 @dataclass(frozen=True)
@@ -103,3 +107,11 @@ def _rows(table: Path, columns: list[str], doc_ids: list[str]) -> dict[str, dict
     read = pq.read_table(table, columns=columns)
     read = read.filter(pc.is_in(read["doc_id"], value_set=pa.array(doc_ids, pa.string())))
     return {row["doc_id"]: row for row in read.to_pylist()}
+
+
+def trained_texts(run: Run, checkpoint: ArtifactRef) -> RefSet | None:
+    """Return the texts that a model was trained on; None for a model from elsewhere."""
+    if not checkpoint.made:
+        return RefSet((checkpoint,), "", live=((),))  # of a model that a plan would train
+    datasets = datasets_of(run.store, checkpoint)
+    return training_texts(run.store, datasets) if datasets else None

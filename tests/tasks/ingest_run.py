@@ -85,7 +85,7 @@ class Ingestion:
         refs = {"normalise": self.ingested.normalised, "refine": self.ingested.refined}[stage]
         return {
             paths[row["doc_id"]]: row["text"]
-            for ref, live in zip(refs, self.ingested.live, strict=True)
+            for ref, live in zip(refs, self.ingested.segments.live, strict=True)
             for row in self.rows(ref, "documents.parquet")
             if row["doc_id"] in live and row["doc_id"] in paths
         }
@@ -125,7 +125,6 @@ def ingest(
         run = Run(home, machine, refresh=refresh, retry_failed=retry_failed)
         before(run)
         found = ingest_documents(run, str(source), settings or settings_of(*assignments))
-        found.remember(run)
         publish(run)
         return Ingestion(run.reports, found, run.store)
 

@@ -90,7 +90,7 @@ def test_duplicates_are_found_across_segments(
 ) -> None:
     monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 2)
     ran = ingest(home, write(tmp_path / "in", files))
-    assert len(ran.ingested.segments) == 8
+    assert len(ran.ingested.segments.refs) == 8
     assert clusters(ran) == EXPECTED
 
 

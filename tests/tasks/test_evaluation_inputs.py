@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run
 
-from flows.evaluate import evaluate_model, evaluation_texts
+from flows.evaluate import evaluate_model
 from storage.catalog import read_state
 from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
-from tasks.evaluation.inputs import TextsError, read_texts, split_inputs
+from tasks.evaluation.inputs import TextsError, evaluation_texts, read_texts, split_inputs
 from tasks.settings import load_settings
 
 

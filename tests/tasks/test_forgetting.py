@@ -18,7 +18,6 @@ import pytest
 from ingest_run import ingest, prose, write
 from tiny_run import Ran, direct_run, home_at, run_prepare, tiny_settings
 
-from flows.evaluate import evaluation_texts
 from flows.stages import stage_facts
 from flows.state import publish
 from storage.catalog import read_state, waits_for_run
@@ -31,6 +30,7 @@ from storage.store import Store, open_store
 from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
 from tasks.blame import first_paths
+from tasks.evaluation.inputs import evaluation_texts
 from tasks.exposure import exposures
 from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of

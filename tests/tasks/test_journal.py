@@ -179,7 +179,7 @@ def test_a_segment_that_was_interrupted_extracts_only_what_its_journal_lacks(
     done = {hashlib.sha256((source / name).read_bytes()).hexdigest() for name in extracted}
     assert (len(before), len(extracted)) == (2, 2)
     assert done.isdisjoint(before)
-    assert resumed.ingested.segments == calm.ingested.segments
+    assert resumed.ingested.segments.refs == calm.ingested.segments.refs
     assert resumed.texts() == calm.texts()
 
 
@@ -208,9 +208,9 @@ def test_members_of_an_archive_are_documents_with_rows_of_their_own(home: Home, 
 def test_members_in_the_table_of_extracts_name_their_file_and_their_place(home: Home, tmp_path: Path) -> None:
     ran = ingest(home, write(tmp_path / "in", {"box.zip": zipped(b=prose(1), a=prose(2)), "c.txt": prose(3)}))
     digest = ran.files()["box.zip"]["sha256"]
-    rows = [row for row in ran.rows(ran.ingested.segments, "extracts.parquet") if row["file_sha256"] == digest]
+    rows = [row for row in ran.rows(ran.ingested.segments.refs, "extracts.parquet") if row["file_sha256"] == digest]
     assert [(row["locator"], row["kind"]) for row in rows] == [("", "archive"), ("b.txt", "text"), ("a.txt", "text")]
-    pages = ran.rows(ran.ingested.segments, "pages.parquet")
+    pages = ran.rows(ran.ingested.segments.refs, "pages.parquet")
     assert len(pages) == 3
 
 
@@ -391,7 +391,7 @@ def test_the_same_contents_under_other_options_are_another_segment(home: Home, t
     source = write(tmp_path / "in", {"a.txt": prose(1), "b.txt": prose(2)})
     first = ingest(home, source)
     assert ingest(home, source, "extract.max_pages=7").computed()["extract"] == 2
-    assert ingest(home, source).ingested.segments == first.ingested.segments
+    assert ingest(home, source).ingested.segments.refs == first.ingested.segments.refs
 
 
 def test_a_segment_can_be_made_without_a_pool_when_its_journal_is_whole(home: Home, tmp_path: Path) -> None:

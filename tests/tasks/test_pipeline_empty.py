@@ -8,8 +8,8 @@ import pytest
 from ingest_run import ingest, prose, settings_of, write
 from tiny_run import run_prepare, tiny_settings
 
-from flows.prepare import EmptyCorpus
 from storage.home import Home
+from tasks.curate.curate import EmptyCorpus
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_growing_in_two_steps_gives_the_same_sequences_under_the_same_tokenizer(
         shutil.copytree(whole.path / "store" / pinned, steps.path / "store" / pinned)
     run_prepare(steps, write_texts(tmp_path / "part", range(7)))
     grown = run_prepare(steps, source)
-    assert (len(grown.ingested.segments), len(at_once.ingested.segments)) == (2, 1)
+    assert (len(grown.ingested.segments.refs), len(at_once.ingested.segments.refs)) == (2, 1)
     for name in ("snapshot", "curate", "tokenizer", "dataset"):
         assert digests(grown)[name] == digests(at_once)[name]
     assert all(np.array_equal(one, other) for one, other in zip(sequences(grown), sequences(at_once), strict=True))
@@ -270,7 +270,7 @@ def test_the_cut_into_segments_changes_no_digest(
 ) -> None:
     monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 5)
     cut = run_prepare(home, tiny_source)
-    assert len(cut.ingested.segments) == 3
+    assert len(cut.ingested.segments.refs) == 3
     assert digests(cut) == digests(tiny)
 
 
@@ -415,7 +415,7 @@ def test_the_run_after_a_refreshed_extraction_uses_the_refreshed_one(home: Home,
     refreshed = run_prepare(home, source, refresh=["extract"])
     again = run_prepare(home, source)
     assert again.computed() == {}
-    assert set(again.ingested.segments) == set(refreshed.ingested.segments)
+    assert set(again.ingested.segments.refs) == set(refreshed.ingested.segments.refs)
 
 
 @pytest.mark.parametrize("change", ["refresh", "rename"])

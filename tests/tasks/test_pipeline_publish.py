@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from flows.state import publish, publish_evaluation
+from flows.state import publish, remember_evaluation
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
@@ -79,7 +79,9 @@ def test_an_evaluation_is_the_corpus_s_own_if_it_measured_the_latest_training(
 ) -> None:
     publish(run_with(home, snapshot="s", train="latest", evaluate="old"))
     checkpoint, evaluation = ArtifactRef("train", measured, measured), ArtifactRef("evaluate", "new", "new")
-    publish_evaluation(Run(home, corpus="letters"), checkpoint, evaluation)
+    run = Run(home, corpus="letters")
+    remember_evaluation(run, checkpoint, evaluation)
+    publish(run)
     assert keys(home)["evaluate"] == published
 
 

@@ -10,10 +10,10 @@ from tiny_run import Ran, copy_of_store, direct_run, home_at, run_prepare, text_
 
 from flows.ingest import ingest_documents
 from flows.state import publish
-from flows.watch import HOLDS, changed_share, record_announcement, unannounced_share
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store, open_store
+from tasks.lineage.changes import HOLDS, changed_share, record_announcement, unannounced_share
 from tasks.upkeep.forget import forget
 
 
@@ -36,7 +36,6 @@ def ingested(home: Home, source: Path) -> tuple[Store, ArtifactRef]:
     """The snapshot of a folder as it is now, the corpus standing at it."""
     with direct_run(home) as run:
         found = ingest_documents(run, str(source), tiny_settings())
-        found.remember(run)
         publish(run)
     return open_store(home.store), found.snapshot
 

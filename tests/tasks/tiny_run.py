@@ -128,8 +128,6 @@ def run_prepare(home: Home, source: Path, settings: Settings | None = None, refr
     """Files to dataset."""
     with direct_run(home, refresh) as run:
         ingested, prepared, _ = prepare_source(run, str(source), settings or tiny_settings())
-        ingested.remember(run)
-        prepared.remember(run)
         publish(run)
         return Ran(run.reports, ingested, prepared, run)
 
@@ -157,8 +155,6 @@ def run_in(run: Run, source: Path, settings: Settings) -> Ran:
     checkpoint = train_model(run, settings, prepared, base)
     evaluation, metrics = evaluate_model(run, checkpoint, prepared.evalset)
     completions = sample(run, settings, checkpoint, prepared.evalset)
-    ingested.remember(run)
-    prepared.remember(run)
     run.remember(train=checkpoint, evaluate=evaluation, generate=completions)
     publish(run)
     return Ran(run.reports, ingested, prepared, run, checkpoint, evaluation, completions, metrics)

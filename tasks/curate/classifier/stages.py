@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,9 +19,13 @@ from storage.digest import sha256_file, sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
-from tasks.curate.classifier.examples import file_identities, read_examples, refuse_shared
+from tasks.curate.classifier.examples import example_files, file_identities, read_examples, refuse_shared
 from tasks.curate.classifier.training import score_texts, train
 from tasks.stage import Work, stage
+
+if TYPE_CHECKING:
+    from tasks.curate.classifier.settings import ClassifierSettings
+    from tasks.run import Run
 
 WEIGHTS_FILE = "weights.npy"
 METRICS_FILE = "metrics.json"
@@ -116,6 +120,27 @@ def score_segment(source: str, weights: str, out: str, progress: Callable[[int, 
     table = Path(out) / SCORES_FILE
     count = write_table(table, SCORES, rows())
     return {"rows": count, "digest": union_digest([table])}
+
+
+def trained_classifier(run: Run, examples: ClassifierSettings) -> ArtifactRef | None:
+    """Return the classifier that a user's own examples train; None without examples.
+
+    Raises:
+        ExamplesError: if one is not there, or is nothing that can be read.
+    """
+    if not examples.wanted:
+        return None
+    sides = {"good": examples.good_paths, "bad": examples.bad_paths}
+    ClassifierStageSettings.of(**sides)  # names a path that is not there
+    added = {
+        side: run.add(
+            "classifier_examples",
+            {f"{number:04}/{file.name}": file for number, file in enumerate(example_files(side, paths))},
+        )
+        for side, paths in sides.items()
+    }
+    asked = ClassifierStageSettings.of(**{side: copies for side, (_, copies) in added.items()})
+    return classifier(run, asked, good_files=added["good"][0], bad_files=added["bad"][0])
 
 
 def load_metrics(folder: Path) -> dict[str, Any]:

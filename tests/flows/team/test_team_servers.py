@@ -23,9 +23,9 @@ from team_box import Box, new_box
 from test_deployments import EXPECTED
 from test_servers import free_port
 
+from flows.ingest import change
 from flows.team.programs import GPU_POOL, MLFLOW, POOL, PREFECT, WORKER, processes
 from flows.team.settings import MLFLOW_KEY, MLFLOW_PASSWORD, PREFECT_LOGIN, TeamFolder
-from flows.watch import change
 
 SCHEDULED = {"ingest/watch", "retrain/weekly", "evaluate/champion", "cleanup/nightly"}
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]

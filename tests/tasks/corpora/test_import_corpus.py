@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from ingest_run import contents, home_at, ingest, prose, settings_of, write
 
-from flows.ingest import Documents, corpora_of, read_documents
+from flows.ingest import Documents, read_documents
 from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
@@ -22,6 +22,7 @@ from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_rows
 from storage.verify import check_store
 from tasks.corpora import parts as cutting
+from tasks.ingest.corpus import corpora_of
 from tasks.ingest.segments import document_id
 from tasks.ingest.snapshot import ListedFile
 from tasks.ingest.sources.documents import DocumentsSource
@@ -46,7 +47,7 @@ class Imported:
         """Rows of `normalised`, those of live documents alone."""
         return [
             row
-            for ref, live in zip(self.read.normalised, self.read.live, strict=True)
+            for ref, live in zip(self.read.normalised, self.read.segments.live, strict=True)
             for row in read_rows(self.run.store.folder(ref) / DOCUMENTS_FILE)
             if row["doc_id"] in live
         ]
@@ -194,7 +195,7 @@ def test_refresh_reads_all_of_it_again_and_finds_the_same(home: Home, docs: Path
 def test_the_store_is_sound_after_an_import(home: Home, docs: Path) -> None:
     done = run(home, docs)
     assert [check.problems for check in check_store(done.run.store, stage_facts())] == [[]] * 5
-    ref = done.read.segments[0]
+    ref = done.read.segments.refs[0]
     assert manifest_of(done.run.store, ref).counts["rows"] == 8
 
 
@@ -208,7 +209,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_file_is_many_segments_and_one_table(home: Home, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [*records(range(30)), {"text": None}, *records(range(31, 35))])
     done = run(home, path)
-    assert len(done.read.segments) > 3
+    assert len(done.read.segments.refs) > 3
     assert done.texts() == {f"x.jsonl/{n + 1}": prose(n) for n in range(35) if n != 30}
     assert done.files()["x.jsonl/31"]["status"] == "skipped"
     assert run(home, path).reports["import"].computed == 0

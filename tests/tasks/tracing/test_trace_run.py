@@ -10,17 +10,19 @@ import pytest
 from dedup_samples import plain_runs
 from tiny_run import Ran, copy_of_store, direct_run, text_of
 
-from flows.trace import explain_echoes, explain_text, trace_indexes, trace_model
+from flows.evaluate import trace_model
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.schemas import COMPLETIONS, EVALSET, SPANS_FILE
 from storage.tables import read_columns, read_rows, write_table
+from tasks.lineage.memorised import explain_echoes, explain_text
 from tasks.run import Run
 from tasks.settings import EvaluationSettings
 from tasks.tracing.contamination import by_exposure, read_contamination
 from tasks.tracing.echoes import ECHOES_FILE, read_echo_metrics
+from tasks.tracing.index import trace_indexes
 from tasks.tracing.sources import datasets_of, training_texts
 
 

@@ -1,4 +1,4 @@
-"""Announce that a corpus changed, by an event that starts `retrain/on-new-documents`.
+"""How much a corpus changed since its latest training.
 
 Documents are compared, not files: a copy or a move changes nothing. The present documents are compared with those of
 the latest training and with those of the last announcement, so that each change is announced once, and small ones as
@@ -11,10 +11,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from prefect import get_run_logger
-from prefect.client.orchestration import get_client
-from prefect.events import Event
-
 from storage.catalog import read_state
 from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef
@@ -22,49 +18,13 @@ from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import read_tombstones
 from tasks.ingest.snapshot import snapshot
-from tasks.run import Run
 from tasks.tokens.dataset import dataset
 from tasks.training import train
 
-EVENT = "sheepfold.corpus.changed"
 ANNOUNCED_REF = "announced"
 READ_REF = "read"
 HOLDS = timedelta(hours=6)  # from an announcement to its training, which may wait for another
 _DIGITS = 12  # of an id, by which documents are told apart
-
-
-def announce(run: Run, source: str, least: float) -> float:
-    """Announce that a corpus changed, if it did by so much.
-
-    Args:
-        source: Sources of the corpus.
-        least: Share of the documents that came or went, of those there were.
-
-    Returns:
-        The announced share; 0 if nothing was announced.
-    """
-    listing = run.produced.get(snapshot.name)
-    if not listing:
-        return 0.0
-    now, corpus = listing[0], run.corpus
-    share = unannounced_share(run.store, corpus, now)
-    if share < least or not share:
-        return 0.0
-    event = change(corpus, source, share, now.key)
-    with get_client(sync_client=True) as client:  # answered, so that the next run repeats what the server did not get
-        client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
-    record_announcement(run.store, corpus, now)
-    get_run_logger().info("announced that %.1f %% of the documents of %s changed", 100 * share, corpus)
-    return share
-
-
-def change(corpus: str, source: str, share: float, snapshot: str) -> Event:
-    """Return the event of a change; its resource identifies the change, which starts one run."""
-    return Event(
-        event=EVENT,
-        resource={"prefect.resource.id": f"sheepfold.corpus.{corpus}", "sheepfold.snapshot": snapshot},
-        payload={"corpus": corpus, "source": source, "share": share, "snapshot": snapshot},
-    )
 
 
 def unannounced_share(store: Store, corpus: str, now: ArtifactRef, at: datetime | None = None) -> float:

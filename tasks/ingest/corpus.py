@@ -1,0 +1,260 @@
+"""The files of a corpus: those that its sources list, what of them is new, and the segments that hold the rest.
+
+Files become segments by extraction, and corpora of documents by import; everything after that reads either alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import EXTRACTS_FILE
+from storage.tables import read_columns
+from storage.tombstones import read_tombstones
+from tasks.corpora.importing import SUFFIX, ImportSettings, cut_imports, import_index, import_segment
+from tasks.corpora.parts import LINES, Part, parts_of
+from tasks.executor import show_found
+from tasks.forgetting.sweep import finish_forgetting
+from tasks.ingest.journal import Content
+from tasks.ingest.pictures.ocr import ocr_ready
+from tasks.ingest.segments import (
+    SegmentSettings,
+    Sources,
+    cut_segments,
+    extract,
+    extract_tools,
+    passwords_digest,
+    segment_index,
+    wants_retry,
+)
+from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
+from tasks.ingest.sources.documents import is_corpus
+from tasks.ingest.sources.hashing import HashMemo
+from tasks.ingest.sources.resolve import resolve_sources, walk_sources
+from tasks.run import Run
+from tasks.settings import Settings
+from tasks.stage import Call, Stage
+
+Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The live files of a corpus; the lists have one entry for each segment.
+
+    Attributes:
+        refs: Segments, extracted or imported.
+        contents: sha256 of the live files in each.
+        live: Live documents of each; empty where a plan cannot know them.
+    """
+
+    refs: list[ArtifactRef]
+    contents: list[set[str]]
+    live: list[set[str]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Live documents of each segment, or live files where a plan knows no better."""
+        return [len(live) or len(contents) for live, contents in zip(self.live, self.contents, strict=True)]
+
+    def map(
+        self, run: Run, stage: Stage, settings: Any, after: tuple[ArtifactRef, ...] = (), **inputs: Any
+    ) -> list[ArtifactRef]:
+        """Call a stage for each segment.
+
+        Args:
+            settings: Settings of the stage; a list has those of each segment.
+            inputs: Inputs of the stage; a list has that of each segment.
+        """
+
+        def of(value: Any, place: int) -> Any:
+            return value[place] if isinstance(value, list) else value
+
+        calls = [
+            Call(of(settings, place), {name: of(value, place) for name, value in inputs.items()}, size, after)
+            for place, size in enumerate(self.sizes)
+        ]
+        return stage.map(run, calls)
+
+    def union(self, run: Run, made: Sequence[ArtifactRef], table: str) -> RefSet:
+        """Return the artefacts of all segments as one table of live documents; of none an empty one."""
+        keys = [ref.key for ref in self.refs]
+        return run.union(made, table, self.live[: len(made)], segments=keys[: len(made)])
+
+
+def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], Sources]:
+    """Walk sources and hash what changed; returns the files, and where each content lies.
+
+    Args:
+        source: Sources, one per line.
+    """
+    if not run.plan:
+        finish_forgetting(run.home, run.store)  # what a kill left of it, before any of that is taken for found
+    run.home.create()
+    forgotten = read_tombstones(run.store)
+    run.forgotten = frozenset(forgotten.documents)
+    walked = walk_sources(
+        resolve_sources([source]),
+        settings.sources,
+        settings.extract.max_file_bytes,
+        run.home.cache,
+        HashMemo(run.home.hash_memo),
+        exclude=[run.home.path, Path(run.home.store)],  # never documents
+        fetch=not run.plan,
+    )
+    if walked.n_ignored:
+        run.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
+    if walked.n_pending:
+        run.note(f"{walked.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them")
+    files = list_files(walked.files, walked.digests, forgotten.contents)
+    sizes = {file.sha256: file.size for file in files if file.sha256 is not None}
+    passwords = settings.passwords.read()
+    return files, Sources(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
+
+
+def corpora_of(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
+    """Return the files of a listing that are corpora (`documents:SOURCE`), and the others.
+
+    Where the bytes of a corpus lie among the others too, they are read as a corpus there as well: one content has one
+    reading.
+    """
+    listed = list(files)
+    wanted = {file.sha256 for file in listed if is_corpus(file.source) and file.sha256 is not None}
+    corpora = [file for file in listed if is_corpus(file.source) or file.sha256 in wanted]
+    return corpora, [file for file in listed if not (is_corpus(file.source) or file.sha256 in wanted)]
+
+
+def extract_files(run: Run, files: Iterable[ListedFile], sources: Sources, settings: Settings) -> list[Placed]:
+    """Extract what is new of some files; returns each content that is used, with its segment."""
+    chosen = choose_contents(run, settings, files, sources.passwords_noted)
+    cuts = cut_segments((content for content, segment in chosen.items() if segment is None), sources.sizes)
+    calls = [
+        Call(SegmentSettings(settings.extract, contents), {"files": sources.of(contents)}, len(contents))
+        for contents in cuts
+    ]
+    found = [segment for segment in chosen.values() if segment is not None]
+    used = sorted(set(found))
+    for ref in used if run.plan else ():
+        run.compare_tools(extract, manifest_of(run.store, ref), extract_tools)
+    made = extract.map(run, calls)
+    show_found(run, extract, used)
+    placed = {content: segment for content, segment in chosen.items() if segment is not None}
+    for contents, segment in zip(cuts, made, strict=True):
+        placed |= dict.fromkeys(contents, segment)
+    _take_better_attempts(run, settings, placed, set(made))
+    return _report(run, extract, list(placed.items()), sum(segment not in made for segment in placed.values()))
+
+
+def choose_contents(
+    run: Run, settings: Settings, listed: Iterable[ListedFile], passwords: str
+) -> dict[Content, ArtifactRef | None]:
+    """Return the extraction of every listed content that is used, with its segment; None where it is to be made.
+
+    Args:
+        passwords: The `passwords_digest` of those given now.
+    """
+    suffixes: dict[str, str] = {}
+    for item in listed:
+        if item.sha256 is not None:
+            # one content, one document: where suffixes differ, the first in order decides how it is read
+            suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
+    index = segment_index(run.store, settings.extract)
+    refresh = extract.name in run.refresh
+    can_read_images = ocr_ready(settings.extract.ocr_languages)
+    chosen: dict[Content, ArtifactRef | None] = {}
+    for identity in suffixes.items():
+        known = index.get(identity)
+        if known is None:
+            chosen[Content(*identity)] = None
+        elif wants_retry(known, run.retry_failed, can_read_images, passwords):
+            chosen[Content(*identity, known.last_attempt + 1)] = None
+        else:
+            # a refresh makes the same attempt again: an earlier one would not be the one that counts
+            chosen[known.content] = None if refresh else known.segment
+    return chosen
+
+
+def _take_better_attempts(
+    run: Run, settings: Settings, placed: dict[Content, ArtifactRef], made: Collection[ArtifactRef]
+) -> None:
+    """Replace retries that gave less text than an earlier attempt by that attempt, which counts."""
+    retried = [content for content, ref in placed.items() if content.attempt and ref in made and ref.made]
+    if not retried or extract.name in run.refresh:
+        return
+    index = segment_index(run.store, settings.extract)
+    for content in retried:
+        best = index[content.identity]
+        if best.content != content:
+            del placed[content]
+            placed[best.content] = best.segment
+
+
+def import_files(run: Run, files: Sequence[ListedFile], sources: Sources, settings: Settings) -> list[Placed]:
+    """Import what is new of some corpora: their rows are documents, without extraction."""
+    if not files:
+        return []
+    asked = ImportSettings(settings.documents, settings.normalise.repair_mojibake, ())
+    contents = dict.fromkeys(file.sha256 for file in files if file.sha256 is not None)
+    paths = sources.paths
+    parts = [Part(sha256, LINES) for sha256 in contents if sha256 not in paths]  # a plan fetches nothing
+    parts += [
+        part for sha256 in contents if sha256 in paths for part in parts_of(paths[sha256], sha256, run.home.cache)
+    ]
+    index = {} if import_segment.name in run.refresh else import_index(run.store, asked)
+    placed = [(part, index[part]) for part in parts if part in index]
+    cuts = cut_imports((part for part in parts if part not in index), dict(sources.sizes))
+    calls = [
+        Call(replace(asked, parts=cut), {"locations": [paths.get(part.sha256, "") for part in cut]}, len(cut))
+        for cut in cuts
+    ]
+    made = import_segment.map(run, calls)
+    show_found(run, import_segment, sorted({ref for _, ref in placed}))
+    reused = len(placed)
+    placed += [(part, ref) for cut, ref in zip(cuts, made, strict=True) for part in cut]
+    return _report(run, import_segment, [(Content(part.sha256, SUFFIX), ref) for part, ref in placed], reused)
+
+
+def _report(run: Run, stage: Stage, placed: list[Placed], reused: int) -> list[Placed]:
+    """Report contents that an index located, and the key of all segments together."""
+    run.count(stage, reused=reused, rows=reused, key=RefSet.of(_by_key(ref for _, ref in placed)).digest)
+    return placed
+
+
+def _by_key(refs: Iterable[ArtifactRef]) -> list[ArtifactRef]:
+    """Return segments in an order that does not depend on which of them were there."""
+    return sorted(set(refs), key=lambda ref: ref.key)
+
+
+def segments_of(run: Run, *placed: Sequence[Placed]) -> Segments:
+    """Return the segments that hold some contents, those of each argument together, with their live documents."""
+    contents: dict[ArtifactRef, set[str]] = defaultdict(set)
+    for content, ref in (pair for part in placed for pair in part):
+        contents[ref].add(content.sha256)
+    refs = [ref for part in placed for ref in _by_key(ref for _, ref in part)]
+    live = [_live_documents(run, ref, contents[ref]) for ref in refs]
+    return Segments(refs, [contents[ref] for ref in refs], live)
+
+
+def _live_documents(run: Run, segment: ArtifactRef, contents: Collection[str]) -> set[str]:
+    """Return the documents of a segment that live files hold; none of a segment that a plan would make."""
+    if not segment.made:
+        return set()
+    wanted = ["doc_id", "file_sha256", "status", "kind"]
+    rows = zip(*read_columns(run.store.folder(segment) / EXTRACTS_FILE, wanted).values(), strict=True)
+    return {
+        doc_id
+        for doc_id, sha256, status, kind in rows
+        if sha256 in contents and status == "ok" and kind not in CONTAINERS
+    }
+
+
+def places_in_order(*placed: Sequence[Placed]) -> list[tuple[Content, str]]:
+    """Return contents with the keys of their segments, sorted; there may be hundreds of thousands."""
+    places = [(content, ref.key) for part in placed for content, ref in part]
+    # as the pairs sort, and several times faster
+    return sorted(places, key=lambda place: (place[0].sha256, place[0].suffix, place[0].attempt, place[1]))
