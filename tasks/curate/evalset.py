@@ -25,10 +25,10 @@ from tasks.curate.dedup import Hashes
 from tasks.curate.dedup.words import joined
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.leaks import SignedShelf
-from tasks.curate.settings import CurateSettings
 from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
+    from tasks.curate.settings import CurateSettings
     from tasks.run import Run
 
 FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
