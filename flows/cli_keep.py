@@ -61,7 +61,7 @@ def compact(
     as_json: AsJson = False,
 ) -> None:
     """Join many small segments into few; no document is read or encoded again, and no digest changes."""
-    from tasks.upkeep.compact import compact_home
+    from tasks.compaction.compact import compact_home
 
     answer(compact_home(*open_home(home), at_least, grace_days, dry_run), as_json, show.print_compacted)
 

@@ -18,12 +18,9 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from storage.environment import kept_variables
-
-if TYPE_CHECKING:
-    from storage.home import Home
+from storage.home import Home, kept_variables
 
 EMBEDDED = "SHEEPFOLD_EMBEDDED_API"  # set while the server is embedded, so that no link leads to its pages
 PARENT_LOOK_SECONDS = 0.25

@@ -11,8 +11,8 @@ from flows.options import CleanupOptions, ForgetOptions, LmEvalOptions
 from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store
+from tasks.compaction.compact import compact_home
 from tasks.machine import detect_device
-from tasks.upkeep.compact import compact_home
 from tasks.upkeep.forget import forget as forget_documents
 from tasks.upkeep.gc import collect_garbage
 

@@ -10,6 +10,8 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,3 +202,17 @@ def _check_address(root: Path) -> None:
             f"the home {str(root)!r} holds {found[0]!r}, which means something else in the address of a database: "
             "choose another folder by --home or SHEEPFOLD_HOME"
         )
+
+
+@contextmanager
+def kept_variables(*names: str) -> Iterator[None]:
+    """Restore environment variables at the end, set or not."""
+    saved = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.environment import kept_variables
 from storage.errors import Unreachable, UserError
-from storage.home import Home
+from storage.home import Home, kept_variables
 from storage.locks import owner_lock
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Verification of a store: files against manifests, tables against schemas, inputs present; and repair.
+"""Verification of a store: files against manifests, tables against schemas, inputs present; repair; damage explained.
 
 Repair removes a damaged artefact: its key follows from inputs and settings, so the next run that needs it makes it
 again. A damaged name is removed only where a run writes it again; that of a pinned stage (the tokeniser, the evaluation
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from storage.damage import find_damage
 from storage.digest import sha256_file
+from storage.errors import UserError, lasting_fault
 from storage.manifest import ArtifactRef, Manifest, StageFacts
 from storage.store import Store, StoreError
 from storage.tombstones import TOMBSTONES_REF
@@ -153,6 +154,44 @@ def _check_names(store: Store) -> Check:
             check.problems.append(str(error))
             check.damaged.append(name)
     return check
+
+
+def find_damage(store: Store, stage: str, key: str) -> str:
+    """Return a phrase on what is wrong with an artefact; empty if it is sound.
+
+    Raises:
+        StoreError: if its manifest cannot be read, or a file in a store on S3 is not what the manifest lists.
+    """
+    manifest = store.find(stage, key, fresh=True)
+    if manifest is None:
+        return f"{stage}/{key} lacks files, or has them cut short"
+    folder = store.folder(manifest.ref)
+    for entry in manifest.files:
+        if sha256_file(folder / entry.name) != entry.sha256:
+            return f"{folder / entry.name} is damaged: it is not what its manifest lists"
+    return ""
+
+
+@contextmanager
+def explain_damage(store: Store, refs: Iterable[ArtifactRef]) -> Iterator[None]:
+    """Raise StoreError in place of an error inside, if one of the artefacts that are read is damaged.
+
+    Gigabytes are not hashed before each use: the files are checked when something cannot be read, because the errors of
+    the libraries name no cause.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        for ref in refs if lasting_fault(error) is None else ():
+            damage = find_damage(store, ref.stage, ref.key)
+            if damage:
+                raise StoreError(
+                    f"{damage}, so the disk or another program changed it: run again with --refresh {ref.stage}, or "
+                    "let `sheepfold verify --repair` remove all that is damaged and run again"
+                ) from error
+        raise
 
 
 def repair(store: Store, checks: Iterable[Check], facts: Mapping[str, StageFacts]) -> list[Repair]:

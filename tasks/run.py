@@ -10,12 +10,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from storage.damage import explain_damage
 from storage.digest import plain
 from storage.home import Home
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet
 from storage.store import Store, open_store
 from storage.tables import union_digest
+from storage.verify import explain_damage
 from tasks.fingerprint import remember_in
 from tasks.stage import Request, Stage, added_files
 

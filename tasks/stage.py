@@ -24,12 +24,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from storage.damage import explain_damage
 from storage.digest import plain, rows_digest, sha256_json
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, describe_inputs
 from storage.store import Store
+from storage.verify import explain_damage
 from tasks.fingerprint import fingerprint
 from tasks.progress import Listener, StageProgress
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from storage.catalog import read_state
 from storage.digest import canonical_json
+from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EXTRACTS_FILE, PAGES_FILE
 from storage.store import Store, StoreError
@@ -22,6 +24,7 @@ from storage.tables import stream_rows
 from storage.tombstones import FORGETTING_LOCK
 from tasks.compaction.following import INGESTED, corpora_with, follow
 from tasks.compaction.merging import SEGMENTS, merge_segments
+from tasks.forgetting.sweep import finish_forgetting
 from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
 
 COMPACTION_LOCK = "compaction"
@@ -47,6 +50,21 @@ class Compacted:
     followed: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+
+
+def compact_home(
+    home: Home, store: Store, at_least: int = AT_LEAST, grace_days: float = 1, dry_run: bool = False
+) -> dict[str, Any]:
+    """Compact the store of a home, and return what was joined as `sheepfold compact --json` prints it.
+
+    Args:
+        at_least: number of small segments that are worth joining.
+        grace_days: days for which joined segments stay after their last use.
+        dry_run: join nothing, only report.
+    """
+    if not dry_run:
+        finish_forgetting(home, store)  # before documents that a killed `forget` left are joined with others
+    return {"dry_run": dry_run, **asdict(compact(store, at_least, grace_days * 24 * 3600.0, dry_run))}
 
 
 def compact(store: Store, at_least: int = AT_LEAST, grace: float = GRACE_SECONDS, dry_run: bool = False) -> Compacted:

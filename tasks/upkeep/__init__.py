@@ -1,1 +1,1 @@
-"""Upkeep of a home: its status, forgetting documents, garbage collection, compaction and verification."""
+"""Upkeep of a home: its status, forgetting documents, garbage collection and verification."""

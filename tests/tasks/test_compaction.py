@@ -21,8 +21,7 @@ from flows.stages import stage_facts
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import Store, open_store
-from tasks.compaction.compact import compact
-from tasks.upkeep.compact import compact_home
+from tasks.compaction.compact import compact, compact_home
 from tasks.upkeep.forget import forget
 from tasks.upkeep.verify import verify_home
 
