@@ -21,7 +21,8 @@ from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
 from tasks.registry.promote import champion_of, trained_on
 from tasks.run import Run
-from tasks.settings import ModelSettings, Settings, TokenizerSettings
+from tasks.settings import ModelSettings, Settings
+from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer import TOKENIZER_FILE
 from tasks.training import train
 

@@ -48,8 +48,8 @@ from tasks.tokens.packing import (
 )
 
 if TYPE_CHECKING:
-    from tasks.settings import DatasetSettings
     from tasks.tokens.mix import MixSettings
+    from tasks.tokens.settings import DatasetSettings
 
 EVERYTHING = "all"  # the one group there is without a mix
 ROWS_AT_ONCE = 2**16

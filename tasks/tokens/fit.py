@@ -42,7 +42,7 @@ from tasks.tokens.tokenizer import (
 
 if TYPE_CHECKING:
     from tasks.run import Run
-    from tasks.settings import TokenizerSettings
+    from tasks.tokens.settings import TokenizerSettings
 
 CHOICE_FILE = "choice.json"
 

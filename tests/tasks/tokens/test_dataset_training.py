@@ -13,11 +13,12 @@ from dataset_samples import Built, Corpus, document
 
 from model.data import IGNORE
 from model.order import Group, Order
-from tasks.settings import DatasetSettings, SettingsError, load_settings, parse_assignments
+from tasks.settings import SettingsError, load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings
 from tasks.tokens.index import ReadGroup, groups_of
 from tasks.tokens.mix import MixSettings
 from tasks.tokens.packing import PACKINGS
+from tasks.tokens.settings import DatasetSettings
 from tasks.training import source_of, steps_of_tokens
 
 T = 16

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.settings import TokenizerSettings
 from tasks.tokens.fit import CHAR_BELOW_BYTES, choose, fit_tokenizer
+from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.subword import PIECE_BYTES, cut_text
 from tasks.tokens.tokenizer import (
     EOS,
@@ -277,7 +277,7 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_fit_repeats_to_the_byte_in_processes_with_other_hash_seeds(kind: str, tmp_path: Path) -> None:
     script = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[3]);"
-        "from tasks.settings import TokenizerSettings; from tasks.tokens.fit import fit_tokenizer;"
+        "from tasks.tokens.settings import TokenizerSettings; from tasks.tokens.fit import fit_tokenizer;"
         "text = pathlib.Path(sys.argv[1]).read_text(encoding='utf-8');"
         "texts = [text.encode(), text[::-1].encode()];"
         f"fit_tokenizer(texts, TokenizerSettings(kind={kind!r})).tokenizer.save(pathlib.Path(sys.argv[2]))"
