@@ -13,15 +13,9 @@ import torch
 from model import ModelConfig, Transformer, preset
 from model.accounting import (
     activation_bytes,
-    activation_values,
-    approximate_parameters,
-    attention_scores,
     count_parameters,
     estimate_cost,
-    gated_d_ff,
-    layer_flops,
     layer_parameters,
-    rule_of_thumb,
     solve_depth,
     solve_n_layer,
 )
@@ -30,7 +24,6 @@ from model.config import TrainConfig
 from model.optim import build_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
-LIGHT_LLM = preset("light_llm")
 GPT2 = {"vocab_size": 500, "max_seq_len": 64, "n_layer": 3, "n_head": 4, "d_model": 128, "act": "gelu_tanh"}
 LLAMA = {
     **GPT2,
@@ -68,29 +61,6 @@ def test_known_models_have_their_known_counts(name: str, total: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "total"), [({"tie_weights": False}, 49_638_144), ({"attn_bias": False}, 30_339_456 - 6 * 4 * 384)]
-)
-def test_light_llm_without_tying_or_projection_biases(changes: dict, total: int) -> None:
-    assert count_parameters(dataclasses.replace(LIGHT_LLM, **changes))["total"] == total
-
-
-def test_parts_of_the_toy_llama() -> None:
-    counts = count_parameters(preset("llama_toy"))
-    assert [counts[name] for name in ("token_embedding", "attention", "mlp", "norm", "head")] == [60, 144, 432, 18, 60]
-
-
-def test_small_textbook_model_with_all_biases_and_norms() -> None:
-    config = ModelConfig(100, max_seq_len=16, n_layer=2, n_head=4, d_model=32, act="relu", norm_order="post")
-    assert count_parameters(config)["total"] == 29_184
-
-
-def test_a_layer_of_the_textbook_model_is_12_d_squared() -> None:
-    layer = layer_parameters(ModelConfig(10, d_model=2048, n_head=16, attn_bias=False, ffn_bias=False))
-    assert (layer["attention"], layer["mlp"]) == (16_777_216, 33_554_432)
-    assert layer["attention"] + layer["mlp"] == rule_of_thumb(2048, 1) == 50_331_648
-
-
-@pytest.mark.parametrize(
     "settings", [GPT2, LLAMA, {**LLAMA, "n_kv_head": 2, "qk_norm": True}], ids=["gpt2", "llama", "gqa"]
 )
 def test_one_layer_is_the_difference_between_two_depths(settings: dict) -> None:
@@ -98,34 +68,6 @@ def test_one_layer_is_the_difference_between_two_depths(settings: dict) -> None:
     layer = layer_parameters(ModelConfig(**settings))
     assert {name: two[name] - one[name] for name in layer} == layer
     assert two["total"] - one["total"] == sum(layer.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("gpt2-medium", 353_453_056),
-        ("gpt2-large", 772_117_760),
-        ("gpt2-xl", 1_554_971_200),
-        ("llama-7b", 6_704_594_944),
-        ("llama-13b", 12_910_592_000),
-        ("fundamentals", 1_008_369_664),
-    ],
-)
-def test_rule_of_thumb_of_known_models(name: str, expected: int) -> None:
-    assert approximate_parameters(preset(name)) == expected
-
-
-def test_rule_of_thumb_counts_an_untied_head() -> None:
-    assert approximate_parameters(dataclasses.replace(preset("fundamentals"), tie_weights=False)) == 1_110_769_664
-
-
-@pytest.mark.parametrize(("d_model", "d_ff"), [(4096, 11008), (5120, 13824), (384, 1024), (96, 256)])
-def test_gated_width_is_two_thirds_of_four_d_rounded_up(d_model: int, d_ff: int) -> None:
-    assert gated_d_ff(d_model) == d_ff
-
-
-def test_depth_for_a_billion_parameters() -> None:
-    assert solve_depth(1e9, 102_400_000, 50_331_648) == pytest.approx(17.8337097167969, abs=1e-9)
 
 
 @pytest.mark.parametrize("target", [102_400_000, 5, float("nan"), float("inf")])
@@ -149,19 +91,6 @@ def test_solved_depth_is_at_least_one() -> None:
     config = ModelConfig(**GPT2)
     outside = count_parameters(config)["total"] - 3 * sum(layer_parameters(config).values())
     assert solve_n_layer(config, outside + 1) == 1
-
-
-def test_attention_scores_and_activations_of_light_llm() -> None:
-    assert attention_scores(LIGHT_LLM, 1024) == 6_291_456
-    assert activation_values(LIGHT_LLM, 1024) == 2_359_296
-
-
-def test_multiply_adds_of_a_light_llm_layer() -> None:
-    assert {name: flops // 2 for name, flops in layer_flops(LIGHT_LLM, 1024).items()} == {
-        "projections": 603_979_776,
-        "scores_and_values": 805_306_368,
-        "mlp": 1_207_959_552,
-    }
 
 
 @pytest.mark.parametrize(

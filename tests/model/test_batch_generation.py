@@ -27,34 +27,11 @@ def greedy_without_cache(model: Transformer, prompt: list[int], n_new: int) -> l
     return made
 
 
-@pytest.mark.parametrize("pos", ["learned", "sinusoidal"])
-def test_greedy_equals_argmax_of_uncached_passes(build_model: Callable[..., Transformer], pos: str) -> None:
-    model = build_model(pos=pos)
-    found = [completion.ids for completion in generate(model, PROMPTS, GREEDY)]
-    assert found == [greedy_without_cache(model, prompt, 30) for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_batch_equals_one_by_one(
-    build_model: Callable[..., Transformer], config: GenerationConfig, batch_size: int
-) -> None:
-    model = build_model()
-    together = generate(model, PROMPTS, config, batch_size=batch_size)
-    alone = [generate(model, [prompt], config, keys=[key])[0] for key, prompt in enumerate(PROMPTS)]
-    assert [one.ids for one in together] == [one.ids for one in alone]
-
-
 def test_keys_keep_the_noise_when_the_order_changes(build_model: Callable[..., Transformer]) -> None:
     model = build_model()
     forwards = generate(model, PROMPTS, SAMPLED, keys=[10, 11, 12, 13, 14])
     backwards = generate(model, PROMPTS[::-1], SAMPLED, keys=[14, 13, 12, 11, 10])
     assert [one.ids for one in forwards] == [one.ids for one in backwards[::-1]]
-
-
-def test_equal_prompts_with_other_keys_differ(build_model: Callable[..., Transformer]) -> None:
-    first, second = generate(build_model(), [[1, 2], [1, 2]], SAMPLED)
-    assert first.ids != second.ids
 
 
 def test_stop_token_ends_its_row_only(build_model: Callable[..., Transformer]) -> None:
@@ -65,15 +42,6 @@ def test_stop_token_ends_its_row_only(build_model: Callable[..., Transformer]) -
         expected = whole.ids[: whole.ids.index(eos)] if eos in whole.ids else whole.ids
         assert one.ids == expected
         assert one.finish_reason == ("stop" if eos in whole.ids else "length")
-
-
-def test_logprobs_are_the_models_own(build_model: Callable[..., Transformer]) -> None:
-    model, prompt = build_model(), [1, 2, 3]
-    found = generate(model, [prompt], GenerationConfig(8, 0.5, top_k=3))[0]
-    ids = torch.tensor([prompt + found.ids])
-    with torch.no_grad():
-        expected = model(ids).log_softmax(-1)[0, 2:-1].gather(1, ids[0, 3:, None])[:, 0]
-    assert found.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_prompt_longer_than_the_context_keeps_its_end(build_model: Callable[..., Transformer]) -> None:
@@ -95,13 +63,6 @@ def test_mode_is_restored_and_dropout_is_off(build_model: Callable[..., Transfor
     assert model.training is training
 
 
-def test_progress_reaches_all_prompts(build_model: Callable[..., Transformer]) -> None:
-    calls: list[tuple[int, int]] = []
-    generate(build_model(), PROMPTS, GREEDY, batch_size=2, on_step=lambda *call: calls.append(call))
-    assert calls[-1] == (5, 5)
-    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
-
-
 @pytest.mark.parametrize(
     ("prompts", "keys", "message"),
     [
@@ -115,10 +76,6 @@ def test_wrong_prompts_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         generate(build_model(), prompts, GREEDY, keys=keys)
-
-
-def test_no_prompts_give_no_completions(build_model: Callable[..., Transformer]) -> None:
-    assert generate(build_model(), [], GREEDY) == []
 
 
 def test_the_end_is_not_drawn_before_the_least_number_of_tokens(build_model: Callable[..., Transformer]) -> None:

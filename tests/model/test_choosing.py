@@ -136,11 +136,6 @@ def test_the_ends_of_the_noise_give_possible_tokens(settings: dict[str, Any], un
     assert exact_distribution(logits, settings)[int(chosen.tokens)] > 0
 
 
-def test_greedy_takes_the_first_of_equal_tokens() -> None:
-    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [5.0, 5.0, 5.0, 5.0]])
-    assert Chooser(GenerationConfig(temperature=0.0), 4, 2, 1).choose(logits).tokens.tolist() == [1, 0]
-
-
 def remembering(config: GenerationConfig, vocab_size: int, prompt: list[int], made: list[int]) -> Chooser:
     """A chooser of one row that has read a prompt and made some tokens."""
     chooser = Chooser(config, vocab_size, 1, len(prompt) + len(made) + 1)

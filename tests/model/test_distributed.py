@@ -14,7 +14,7 @@ from guarded_cases import LEAP, LEARNED
 from rank_cases import Interrupted, Outcome, run_ranks, told, trainer_of
 
 from model import TrainConfig, load_checkpoint
-from model.distributed import SINGLE, Ranks
+from model.distributed import Ranks
 from model.identity import weights_digest
 from model.order import order
 
@@ -55,14 +55,6 @@ def assert_same_checkpoint(found: Path, expected: Path) -> None:
             torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize(("n_batches", "n_rows", "world_size"), [(1, 4, 2), (2, 3, 2), (4, 2, 2), (2, 3, 6), (3, 4, 6)])
-def test_ranks_share_every_sequence_of_a_step_evenly(n_batches: int, n_rows: int, world_size: int) -> None:
-    sequences = np.arange(n_batches * n_rows).reshape(n_batches, n_rows)
-    shares = [Ranks(rank, world_size).share(sequences) for rank in range(world_size)]
-    assert len({share.shape for share in shares}) == 1
-    assert sorted(np.concatenate([share.ravel() for share in shares])) == list(range(n_batches * n_rows))
-
-
 def test_a_rank_takes_whole_micro_batches_as_far_as_they_go_round() -> None:
     assert Ranks(1, 2).share(np.arange(12).reshape(4, 3)).shape == (2, 3)
 
@@ -70,24 +62,6 @@ def test_a_rank_takes_whole_micro_batches_as_far_as_they_go_round() -> None:
 def test_a_step_that_does_not_divide_is_refused_before_anything_is_computed() -> None:
     with pytest.raises(ValueError, match=r"3 processes cannot share the 8 sequences .* batch_size to a multiple of 3"):
         trainer_of({}, {}, ranks=Ranks(0, 3))
-
-
-def test_a_rank_alone_talks_to_nobody() -> None:
-    assert SINGLE.sum(1.5) == (1.5,)
-    assert SINGLE.any(True, False) == (True, False)
-    assert SINGLE.from_first("a") == "a"
-    SINGLE.barrier()
-
-
-def test_ranks_hear_of_each_other(tmp_path: Path) -> None:
-    first, second = run_ranks(rank_cases.talking, tmp_path)
-    assert first == second
-    assert first == {
-        "sum": [2.0, 20.0],
-        "any": [False, True, True],
-        "first": ["step-1", None],
-        "gathered": [[0] * 3, [1] * 3],
-    }
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)

@@ -18,7 +18,6 @@ from model.generating.decoder import Decoder, KernelStep, Reach
 from model.generating.engine import Engine
 from model.generating.graphs import GraphedStep
 from model.generating.rows import Row
-from model.generating.stops import StopStrings
 
 PROMPTS = [[(7 * place + start) % 31 for place in range(1 + (5 * start) % 13)] for start in range(13)]
 LIMITS = [1 + (3 * number) % 11 for number in range(13)]
@@ -242,15 +241,6 @@ def test_stop_strings_are_not_looked_for_before_the_least_number_of_tokens(
     assert len(found.ids) == (later[0] if later else 24)
 
 
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [([0, 0, 0], "aa"), ([0, 1, 0, 1, 0], "aba"), ([0, 0, 1], None), ([0, 1, 0, 2], None)],
-    ids=str,
-)
-def test_a_stop_string_may_begin_within_an_earlier_one(ids: list[int], expected: str | None) -> None:
-    assert StopStrings(["aa", "aba"], text_of).found([3], ids) == expected
-
-
 def test_a_step_that_cannot_be_captured_is_computed_and_told(
     build_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,16 +343,3 @@ def test_a_network_that_gives_no_numbers_is_told(
         model.position_table[2] = torch.nan
     with pytest.raises(ValueError, match="the network's logits are NaN behind prompt 1"):
         generate(model, [[1], [2, 3, 4]], GenerationConfig(max_new_tokens=4, **settings))
-
-
-def test_a_bias_decides(build_model: Callable[..., Transformer]) -> None:
-    config = dataclasses.replace(GREEDY, logit_bias={7: 1000.0}, max_new_tokens=5)
-    assert [one.ids for one in generate(build_model(), PROMPTS[:3], config)] == [[7] * 5] * 3
-
-
-def test_more_noise_than_is_drawn_at_once_goes_on(build_model: Callable[..., Transformer]) -> None:
-    model = build_model()
-    config = GenerationConfig(max_new_tokens=300, temperature=5.0, seed=1)
-    ids = generate(model, [[1]], config)[0].ids
-    assert len(ids) == 300
-    assert ids[:44] != ids[256:]

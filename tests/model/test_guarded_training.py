@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from guarded_cases import LEAP, LEARNED, N_SEQUENCES, NETWORK, PLAIN, ROWS, STEPS, source_with_noise, sources_to_learn
+from interrupted_runs import Interrupted, assert_same_run, stop_at
 
 from model import (
     ModelConfig,
@@ -30,18 +31,6 @@ from model.order import order
 from model.step import Stepper
 
 
-class Interrupted(Exception):
-    """Stands for a kill inside this process."""
-
-
-def stop_at(step: int) -> Callable[[int, int, dict], None]:
-    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
-        if now == step:
-            raise Interrupted
-
-    return on_progress
-
-
 class Events(list[tuple[int, str, str]]):
     """What a run said, but for what it always says."""
 
@@ -55,13 +44,6 @@ def run(action: str, folder: Path | None = None, **settings: Any) -> TrainResult
     source = settings.pop("source", None) or source_with_noise()
     settings = {"checkpoint_seconds": 0, "on_event": Events(), **settings}
     return Trainer(NETWORK, config, source, checkpoint_dir=folder, **settings).fit()
-
-
-def assert_same_run(left: TrainResult, right: TrainResult) -> None:
-    assert left.history == right.history
-    others = right.model.state_dict()
-    for name, value in left.model.state_dict().items():
-        assert torch.equal(value, others[name]), name
 
 
 def assert_same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:

@@ -22,8 +22,6 @@ from model.guards import (
     is_out_of_memory,
     non_finite_rows,
     non_finite_weights,
-    shown,
-    split,
 )
 
 
@@ -47,11 +45,6 @@ def test_a_leap_of_the_loss_is_seen_and_named() -> None:
     # ln 2 lies 0.69 above the median, and the spread of the logarithms is 0.05
     assert spike.score == pytest.approx(math.log(2) / 0.05, rel=0.25)
     assert "the loss is 6, the last steps' median 3" in str(spike)
-
-
-def test_of_two_leaps_the_one_that_goes_further_is_named() -> None:
-    spike = SpikeDetector(3.0).judge(rows(noisy(100), noisy(100, 1.0)), 6.0, 1000.0)
-    assert spike is not None and spike.signal == "gradient norm"
 
 
 def test_a_fall_is_no_leap() -> None:
@@ -86,23 +79,6 @@ def test_a_level_that_stays_becomes_the_usual_one() -> None:
         history.append({"step": step, "train/loss": loss, "grad_norm": 1.0})
     assert 1 <= alarms <= WINDOW // 2 + 1
     assert detector.judge(history, 6.0, 1.0) is None
-
-
-def test_steps_without_labels_or_with_skipped_updates_are_no_level() -> None:
-    detector = SpikeDetector(8.0)
-    losses, norms = noisy(2 * WINDOW), noisy(2 * WINDOW, 1.0)
-    losses[::3], norms[::3] = [0.0] * len(losses[::3]), [0.0] * len(norms[::3])
-    assert detector.judge(rows(losses, norms), 3.1, 1.1) is None
-    assert detector.judge(rows(losses, norms), 0.0, 0.0) is None
-    assert detector.judge(rows(losses, norms), 9.0, 1.0) is not None
-
-
-def test_the_verdict_follows_from_the_last_rows_alone() -> None:
-    history = rows(noisy(300))
-    used, fresh = SpikeDetector(8.0), SpikeDetector(8.0)
-    for place in range(100, 300):
-        used.judge(history[:place], 3.0 * (1 + place % 7), 1.0)
-    assert used.judge(history, 4.5, 1.0) == fresh.judge(history[-WINDOW:], 4.5, 1.0)
 
 
 @pytest.mark.parametrize(("lr", "seed"), [(3e-4, 1), (3e-3, 2), (1e-2, 3)])
@@ -146,10 +122,6 @@ def test_a_run_ends_after_its_patience(losses: list[float], best: int | None, ov
     assert stop.is_over(evaluations(*losses)) is over
 
 
-def test_without_patience_a_run_never_ends_early() -> None:
-    assert not EarlyStop(0).is_over(evaluations(1.0, 2.0, 3.0, 4.0))
-
-
 def test_losses_on_other_validation_sequences_do_not_count() -> None:
     history = evaluations(1.0, 3.0, 2.5, 2.6)
     history[14]["val/source_changed"] = 1.0
@@ -187,18 +159,6 @@ def test_what_this_torch_says_about_an_impossible_allocation_is_known() -> None:
     assert is_out_of_memory(numpys.value)
 
 
-@pytest.mark.parametrize(("parts", "sizes"), [(1, [5]), (2, [2, 3]), (4, [1, 1, 2, 1]), (8, [1] * 5)])
-def test_parts_of_a_micro_batch_are_its_rows_in_order(parts: int, sizes: list[int]) -> None:
-    ids = np.arange(20).reshape(5, 4)
-    whole = Batch(ids, ids + 1, [[4], [2, 2], [4], [1, 3], [4]])
-    found = list(split(whole, parts))
-    assert sorted(len(part.inputs) for part in found) == sorted(sizes)
-    assert np.array_equal(np.concatenate([part.inputs for part in found]), whole.inputs)
-    assert np.array_equal(np.concatenate([part.labels for part in found]), whole.labels)
-    assert [lengths for part in found for lengths in part.documents or []] == whole.documents
-    assert all(part.documents is None for part in split(Batch(ids, ids), parts))
-
-
 def test_the_error_says_what_to_change(model_config: ModelConfig) -> None:
     def text(config: TrainConfig, execution: Execution, device: str = "cpu") -> str:
         error = RuntimeError("DefaultCPUAllocator: can't allocate memory\nlong trace")
@@ -231,27 +191,3 @@ def test_the_rows_that_are_not_finite_by_themselves_are_found(
     assert non_finite_rows(batches, nll, weights) == list(range(8))
     assert non_finite_weights(model) == ["token_embedding.weight"]
     assert all(weight.grad is None for weight in weights)
-
-
-def test_one_bad_row_is_told_from_good_ones(
-    build_model: Callable[..., Transformer], build_source: Callable[..., SpanSource]
-) -> None:
-    model, source = build_model(), build_source(n=8)
-    batches = [source.batch(np.arange(4)), source.batch(np.arange(4, 8))]
-    bad = {source.batch(np.array([place])).inputs.tobytes(): slope for place, slope in ((2, "loss"), (5, "gradient"))}
-
-    def nll(batch: Batch) -> torch.Tensor:
-        found = model.nll(torch.from_numpy(batch.inputs), torch.from_numpy(batch.labels))
-        kind = bad.get(batch.inputs.tobytes())
-        if kind == "loss":
-            return found * math.inf
-        # the root's value at 0 is 0, its slope is infinite: the loss looks good, the gradient is not
-        return found + (0 * model.norm.weight).sum().sqrt() if kind == "gradient" else found
-
-    assert non_finite_rows(batches, nll, list(model.parameters())) == [2, 5]
-    assert non_finite_weights(model) == []
-
-
-def test_many_numbers_are_shown_in_part() -> None:
-    assert shown([3, 1]) == "[3, 1]"
-    assert shown(list(range(20)), most=3) == "[0, 1, 2, and 17 more]"

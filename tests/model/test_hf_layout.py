@@ -71,11 +71,6 @@ def test_out_and_in_again_gives_the_same_bits(layout: str, number: int, tmp_path
         assert torch.equal(tensor, again[name]), name
 
 
-def test_the_shape_comes_back(exported: tuple[Transformer, Path]) -> None:
-    model, folder = exported
-    assert from_hf(folder).config == model.config
-
-
 @pytest.mark.parametrize("layout", ["llama", "qwen3"])
 @pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
 def test_a_scaled_rotation_comes_back(scaling: str, layout: str) -> None:
@@ -250,18 +245,6 @@ def test_faults_of_tensors_are_all_named(exported: tuple[Transformer, Path]) -> 
     assert "adapter.weight is unknown" in str(told.value)
 
 
-def test_whole_numbers_for_weights_are_refused(exported: tuple[Transformer, Path]) -> None:
-    _, folder = exported
-
-    def quantise(tensors: dict[str, torch.Tensor]) -> None:
-        name = min(tensors)
-        tensors[name] = tensors[name].to(torch.int8)
-
-    change_weights(folder, quantise)
-    with pytest.raises(LayoutError, match=r"torch\.int8, expected floats"):
-        from_hf(folder)
-
-
 GPT2_REFUSED: list[dict[str, Any]] = [
     {"model_type": "opt"},
     {"scale_attn_by_inverse_layer_idx": True},
@@ -353,17 +336,6 @@ def test_windows_of_qwen3_that_hide_nothing_are_accepted(change: dict[str, Any],
     assert again.config == model.config
     found = compare(again, load_theirs(tmp_path / "exported", "sdpa"))
     assert max(found.logits, found.gradients) <= LIMIT
-
-
-def test_biases_that_qwen3_lacks_are_not_dropped_in_silence(tmp_path: Path) -> None:
-    to_hf(random_network(QWEN3), tmp_path / "exported")
-
-    def add(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["model.layers.0.mlp.up_proj.bias"] = torch.zeros(64)
-
-    change_weights(tmp_path / "exported", add)
-    with pytest.raises(LayoutError, match=r"layers\.0\.mlp\.up_proj\.bias is unknown"):
-        from_hf(tmp_path / "exported")
 
 
 @pytest.mark.parametrize(

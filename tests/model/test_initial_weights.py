@@ -8,17 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from interrupted_runs import Interrupted, stop_at
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer
-
-
-class Stopped(Exception):
-    """Stands for a kill inside this process."""
-
-
-def stop(step: int, max_steps: int, metrics: dict) -> None:
-    if step == 4:
-        raise Stopped
 
 
 def test_the_first_step_starts_from_the_given_weights(
@@ -44,8 +36,8 @@ def test_a_resumed_run_from_given_weights_ends_with_the_same_bits(
     start = {"initial_weights": build_model(seed=3).state_dict()}
     whole = Trainer(model_config, train_config, build_source(), **start).fit()
     kept = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
-    with pytest.raises(Stopped):
-        Trainer(model_config, train_config, build_source(), **start, **kept, on_progress=stop).fit()
+    with pytest.raises(Interrupted):
+        Trainer(model_config, train_config, build_source(), **start, **kept, on_progress=stop_at(4)).fit()
     resumed = Trainer(model_config, train_config, build_source(), **start, **kept).fit()
     assert resumed.resumed_from == 4
     assert resumed.history == whole.history

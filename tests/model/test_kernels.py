@@ -11,10 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import ModelConfig, Transformer, kernels, query_blocks, short_attention
-from model.kernels import Linear, LinearProduct, product
-from model.norms import RMSNormed, rms_norm
-from model.positions import Rotation, rotate
+from model import ModelConfig, Transformer, kernels, short_attention
+from model.kernels import Linear, product
 from model.short_attention import causal_attention
 
 
@@ -33,39 +31,12 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> lis
     return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("biased", [True, False])
-def test_product_equals_a_matrix_product(library: str, biased: bool) -> None:
-    a, b, bias = (one.detach() for one in tensors((33, 17), (9, 17), (9,), dtype=torch.float32))
-    expected = a @ b.T + (bias if biased else 0)
-    torch.testing.assert_close(product(a, b, bias if biased else None), expected)
-    turned = product(a.T.contiguous().T, b.T.contiguous().T, bias if biased else None)
-    torch.testing.assert_close(turned, expected)
-
-
 def test_product_takes_tensors_of_any_strides(library: str) -> None:
     wide, b, one, bias = (x.detach() for x in tensors((6, 10), (4, 5), (), (8,), dtype=torch.float32))
     for a in (wide[:, ::2], wide[:, 2:7], wide[:, :1].expand(6, 5), one.expand(6, 5), wide[:0, :5], wide[:5].T[:, :5]):
         for shift in (bias[::2], one.expand(4)):
             torch.testing.assert_close(product(a, b, shift), a @ b.T + shift)
     torch.testing.assert_close(product(wide.T, wide.T), wide.T @ wide)
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_linear_gradients_are_those_of_finite_differences(biased: bool) -> None:
-    x, weight, bias = tensors((2, 3, 4), (5, 4), (5,))
-    inputs = (x, weight, bias) if biased else (x, weight)
-    assert torch.autograd.gradcheck(lambda *given: LinearProduct.apply(*given, *(() if biased else (None,))), inputs)
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_trained_layer_has_the_gradients_of_torch(library: str, biased: bool) -> None:
-    layer = Linear(24, 40, bias=biased).train()
-    x, gradient = tensors((3, 50, 24), (3, 50, 40), dtype=torch.float32)
-    inputs = (x, *layer.parameters())
-    found, expected = layer(x), F.linear(x, layer.weight, layer.bias)
-    torch.testing.assert_close(found, expected)
-    for one, other in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-5)
 
 
 def test_inference_mode_takes_the_faster_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +57,6 @@ def test_inference_mode_takes_the_faster_products(monkeypatch: pytest.MonkeyPatc
     assert taken == [(6, 17)]
 
 
-def test_frozen_layers_get_no_gradient(library: str) -> None:
-    layer = Linear(4, 5).train().requires_grad_(False)
-    (x,) = tensors((2, 4), dtype=torch.float32)
-    layer(x).sum().backward()
-    assert x.grad is not None
-    assert layer.weight.grad is None
-
-
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The formula, with the hidden scores at minus infinity."""
     n = q.shape[-2]
@@ -111,41 +74,6 @@ def test_attention_equals_the_formula(n_tokens: int, group_elements: int, monkey
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(y, (q, k, v), gradient) for y in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_attention_gradients_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_blocks, "query_block", lambda n_tokens: 2)
-    monkeypatch.setattr(short_attention, "query_block", lambda n_tokens: 2)
-    shape = (1, 2, 5, 3)
-    assert torch.autograd.gradcheck(causal_attention, tensors(shape, shape, shape))
-
-
-def test_attention_takes_tensors_of_any_strides() -> None:
-    (joint,) = tensors((2, 40, 3, 4, 8))  # (B, T, 3, H, E), as one projection writes them
-    q, k, v = (part.transpose(1, 2) for part in joint.unbind(2))
-    found, expected = causal_attention(q, k, v), attend(q, k, v)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad(y.square().sum(), joint)[0] for y in (found, expected)]
-    torch.testing.assert_close(*gradients)
-
-
-def test_trained_norm_equals_the_formula() -> None:
-    x, gain, gradient = tensors((2, 3, 5), (5,), (2, 3, 5))
-    found, expected = RMSNormed.apply(x, gain, 0.1), rms_norm(x, gain, 0.1)
-    torch.testing.assert_close(found, expected)
-    for one, other in zip(*(torch.autograd.grad(y, (x, gain), gradient) for y in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("turned", [4, 8])
-@pytest.mark.parametrize("rows", [(), (2,)])
-def test_trained_rotation_equals_the_formula(layout: str, turned: int, rows: tuple[int, ...]) -> None:
-    x, angle, gradient = tensors((2, 5, 3, 8), (*rows, 5, turned // 2), (2, 5, 3, 8))
-    table = torch.stack((angle.cos(), angle.sin()), dim=-1).detach() * 1.3  # a scaling's factor is no pure rotation
-    found, expected = Rotation.apply(x, table, layout), rotate(x, table, layout)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y, x, gradient)[0] for y in (found, expected)))
 
 
 @pytest.mark.parametrize(
@@ -173,10 +101,6 @@ def test_gradients_of_a_network_in_training_are_those_of_the_plain_graph(library
         torch.testing.assert_close(
             one.grad.double(), other.grad, atol=2e-5 * scale, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )
-
-
-def test_the_processors_maker_is_known_here_or_nothing_is_assumed() -> None:
-    assert kernels.processor_vendor() or not kernels.has_fast_products()
 
 
 def test_an_unknown_operator_leaves_torch_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -64,13 +63,6 @@ def test_what_is_longer_than_the_context_is_scored_once_from_full_windows(
     assert continuation_likelihoods(model, [LONG])[0].logprob == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_short_continuation_of_a_long_text_sees_as_much_as_fits(build_model: Callable[..., Transformer]) -> None:
-    model = build_model()
-    ids = list(LONG.ids)
-    expected = by_definition(model, ids, range(47, 50), lambda place: 49 - model.config.max_seq_len)
-    assert continuation_likelihoods(model, [Continuation(ids, 3)])[0].logprob == pytest.approx(expected, rel=1e-5)
-
-
 def test_greedy_is_what_argmax_would_write_and_nothing_else(build_model: Callable[..., Transformer]) -> None:
     model = build_model()
     ids = [3, 1]
@@ -80,17 +72,6 @@ def test_greedy_is_what_argmax_would_write_and_nothing_else(build_model: Callabl
     other = [*ids[:-2], (ids[-2] + 1) % 31, ids[-1]]
     found = continuation_likelihoods(model, [Continuation(ids, 4), Continuation(other, 4)])
     assert [item.greedy for item in found] == [True, False]
-
-
-def test_no_ids_are_certain(build_model: Callable[..., Transformer]) -> None:
-    found = continuation_likelihoods(build_model(), [Continuation([4, 4], 0), Continuation([], 0)])
-    assert [(item.logprob, item.greedy) for item in found] == [(0.0, True), (0.0, True)]
-
-
-def test_all_single_ids_add_up_to_one(build_model: Callable[..., Transformer]) -> None:
-    model = build_model(vocab_multiple=64)
-    found = continuation_likelihoods(model, [Continuation([5, 6, token], 1) for token in range(31)])
-    assert sum(math.exp(item.logprob) for item in found) == pytest.approx(1, rel=1e-5)
 
 
 def test_the_model_stays_in_its_mode(build_model: Callable[..., Transformer]) -> None:

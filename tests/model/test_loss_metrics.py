@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from model import ModelConfig, NllSum, SpanSource, Transformer, evaluate_source
+from model import ModelConfig, SpanSource, Transformer, evaluate_source
 from model.data import Batch
-from model.metrics import bits_per_byte, perplexity, unigram_log_probabilities
-
-
-def test_sums_add_before_they_divide() -> None:
-    total = NllSum(3.0, 2) + NllSum(12.0, 3)
-    assert total == NllSum(15.0, 5)
-    assert total.loss == 3.0
+from model.metrics import bits_per_byte, perplexity
 
 
 def test_evaluation_is_the_mean_over_tokens(
@@ -48,16 +42,8 @@ def test_evaluation_leaves_mode_and_random_state_alone(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_perplexity_of_a_uniform_guess_is_the_vocabulary() -> None:
-    assert perplexity(10 * math.log(50), 10) == pytest.approx(50)
-
-
 def test_perplexity_beyond_floats_is_infinite() -> None:
     assert perplexity(1e6, 1) == math.inf
-
-
-def test_perplexity_of_nothing_is_no_number() -> None:
-    assert math.isnan(perplexity(0.0, 0))
 
 
 def test_lost_bytes_are_charged_eight_bits() -> None:
@@ -68,11 +54,6 @@ def test_lost_bytes_are_charged_eight_bits() -> None:
 def test_bits_per_byte_needs_a_text() -> None:
     with pytest.raises(ValueError, match="0 of 0 bytes"):
         bits_per_byte(1.0, 0)
-
-
-def test_unigram_smooths_by_one() -> None:
-    found = unigram_log_probabilities(np.array([2, 0, 5]))
-    assert found.tolist() == pytest.approx([math.log(3 / 10), math.log(1 / 10), math.log(6 / 10)])
 
 
 class BrokenSource:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,17 +80,6 @@ def test_rotated_scores_depend_on_the_distance_only(settings: dict) -> None:
 
 
 @pytest.mark.parametrize("settings", ROTATIONS, ids=str)
-def test_rotation_leaves_position_zero_and_the_columns_behind_rope_dim(settings: dict) -> None:
-    q, _, turned, _ = rotated_pair(settings, 16)
-    rotated = settings.get("rope_dim", 8)
-    sharpness = 0.1 * math.log(4) + 1 if settings.get("rope_scaling") == "yarn" else 1.0
-    torch.testing.assert_close(turned[0, :rotated], q[:rotated] * sharpness, atol=1e-15, rtol=0)
-    assert torch.equal(turned[:, rotated:], q[rotated:].expand(16, -1))
-    lengths = turned[:, :rotated].norm(dim=1)
-    torch.testing.assert_close(lengths, (q[:rotated].norm() * sharpness).expand(16), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("settings", ROTATIONS, ids=str)
 def test_rotation_is_the_complex_product(settings: dict) -> None:
     config = ModelConfig(31, max_seq_len=16, n_head=2, d_model=16, pos="rope", **settings)
     q, _, turned, _ = rotated_pair(settings, 16)
@@ -102,19 +90,6 @@ def test_rotation_is_the_complex_product(settings: dict) -> None:
     angle = torch.arange(16, dtype=torch.float64)[:, None] * frequencies
     expected = torch.view_as_complex(q[order].contiguous()) * torch.polar(torch.full_like(angle, factor), angle)
     torch.testing.assert_close(torch.view_as_complex(turned[:, order].contiguous()), expected, atol=1e-12, rtol=0)
-
-
-def test_the_two_rotary_layouts_are_one_rotation_of_reordered_columns(build_model: Build) -> None:
-    half, interleaved = (build_model(pos="rope", rope_layout=layout) for layout in ("half", "interleaved"))
-    interleaved.load_state_dict(half.state_dict())
-    order = torch.arange(8).reshape(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7
-    with torch.no_grad():
-        for block in interleaved.blocks:
-            for tensor in block.attention.qkv.parameters():
-                heads = tensor.unflatten(0, (6, 8))
-                heads[:4] = heads[:4][:, order].clone()
-    ids = ids_of(2, 16)
-    torch.testing.assert_close(half(ids), interleaved(ids), atol=1e-5, rtol=0)
 
 
 # attention weights
@@ -215,11 +190,6 @@ def test_gradients_do_not_flow_between_documents(build_model: Build, settings: d
     assert gradient is not None
     touched = gradient.abs().amax(dim=1).nonzero()[:, 0].tolist()
     assert touched == [10, 11, 12, 13, 14]
-
-
-def test_one_document_that_fills_the_row_is_the_row(build_model: Build) -> None:
-    model, ids = build_model(), ids_of(2, 16)
-    torch.testing.assert_close(model(ids, documents=[[16], [16]]), model(ids), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

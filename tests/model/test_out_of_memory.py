@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupted_runs import Interrupted, stop_at
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer
 from model.data import Batch
@@ -146,15 +147,6 @@ def test_halves_have_the_gradients_of_the_whole(
     assert halves.history[-1]["val/loss"] == pytest.approx(whole.history[-1]["val/loss"], rel=1e-3)
 
 
-class Interrupted(Exception):
-    """Stands for a kill inside this process."""
-
-
-def stop(step: int, max_steps: int, metrics: dict) -> None:
-    if step == 5:
-        raise Interrupted
-
-
 def test_a_run_in_parts_goes_on_in_parts_to_the_same_bits(
     model_config: ModelConfig, build_source: Callable[..., SpanSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +162,7 @@ def test_a_run_in_parts_goes_on_in_parts_to_the_same_bits(
                 build_source(),
                 checkpoint_dir=tmp_path,
                 checkpoint_seconds=0,
-                on_progress=stop,
+                on_progress=stop_at(5),
                 **quiet,
             ).fit()
     # there is more memory now, but another number of parts would change the bits

@@ -30,53 +30,12 @@ def source_of(*sequences: list[Piece], ahead: list[int], isolated: bool = False,
 # what a batch holds
 
 
-def test_labels_run_across_the_pieces_of_a_stream() -> None:
-    source = source_of([(0, 0, 3), (1, 5, 3)], ahead=[0, 0])
-    inputs, labels, documents = source.batch(np.array([0]))
-    assert inputs.tolist() == [[10, 11, 12, 1005, 1006, 1007]]
-    assert labels.tolist() == [[11, 12, 1005, 1006, 1007, -100]]
-    assert documents is None
-
-
-def test_the_last_piece_may_look_ahead_by_its_last_id() -> None:
-    source = source_of([(1, 0, 2), (0, 4, 5)], ahead=[0, 1])
-    inputs, labels, _ = source.batch(np.array([0]))
-    assert inputs.tolist() == [[1000, 1001, 14, 15, 16, 17]]
-    assert labels.tolist() == [[1001, 14, 15, 16, 17, 18]]
-
-
-def test_the_id_ahead_may_belong_to_the_next_document() -> None:
-    source = source_of([(0, 4, 6), (1, 3, 1)], ahead=[0, 1])
-    inputs, labels, _ = source.batch(np.array([0]))
-    assert inputs.tolist() == [[14, 15, 16, 17, 18, 19]]
-    assert labels.tolist() == [[15, 16, 17, 18, 19, 1003]]
-
-
 def test_no_label_crosses_into_an_isolated_piece() -> None:
     source = source_of([(0, 0, 2), (1, 5, 1), (0, 7, 2)], ahead=[0, 0, 0], isolated=True)
     inputs, labels, documents = source.batch(np.array([0]))
     assert inputs.tolist() == [[10, 11, 1005, 17, 18, 7]]
     assert labels.tolist() == [[11, -100, -100, 18, -100, -100]]
     assert documents == [[2, 1, 2]]
-
-
-def test_documents_of_a_row_count_inputs_without_the_id_ahead() -> None:
-    source = source_of([(0, 0, 7)], [(0, 0, 2), (1, 0, 4)], ahead=[1, 0, 0], isolated=True)
-    inputs, labels, documents = source.batch(np.array([1, 0]))
-    assert documents == [[2, 4], [6]]
-    assert labels[1].tolist() == [11, 12, 13, 14, 15, 16]
-    assert inputs[0].tolist() == [10, 11, 1000, 1001, 1002, 1003]
-
-
-def test_a_batch_of_single_documents_has_none_to_tell_apart() -> None:
-    source = source_of([(0, 0, 7)], [(0, 0, 2), (1, 0, 4)], [(1, 0, 3)], ahead=[1, 0, 0, 0], isolated=True)
-    assert source.batch(np.array([0, 2])).documents is None
-
-
-def test_batch_follows_the_indices() -> None:
-    source = source_of([(0, 0, 1), (1, 0, 1)], [(0, 1, 1)], [(0, 2, 1), (0, 3, 1), (1, 9, 1)], ahead=[0] * 6)
-    inputs = source.batch(np.array([2, 0, 1, 2])).inputs[:, :3]
-    assert inputs.tolist() == [[12, 13, 1009], [10, 1000, 7], [11, 7, 7], [12, 13, 1009]]
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -151,12 +110,6 @@ def test_ids_of_every_type_keep_their_values() -> None:
     assert source.batch(np.array([0])).inputs.tolist() == [[255, 2**32 - 1, 2**40, 3]]
 
 
-def test_a_source_without_sequences_is_empty() -> None:
-    empty = np.zeros(0, dtype=np.int64)
-    assert len(SpanSource([], empty, empty, empty, 4, 0)) == 0
-    assert len(SpanSource(SHARDS, empty, empty, empty, 4, 0, offsets=np.zeros(1))) == 0
-
-
 @pytest.mark.parametrize("offsets", [[], [0], [0, 1], [1, 2], [0, 2, 2], [0, 2, 1, 2], [0, 3]])
 def test_offsets_that_do_not_divide_the_pieces_are_refused(offsets: list[int]) -> None:
     with pytest.raises(ValueError, match=r"offsets do not divide the 2 pieces .* from 0 to 2"):
@@ -196,11 +149,6 @@ def test_trimming_shortens_the_documents_too() -> None:
     assert inputs.shape == labels.shape == (2, 5)
     assert documents == [[2, 3], [3, 1, 1]]
     assert trim(source.batch(np.array([1]))).documents == [[2]]
-
-
-def test_a_batch_without_labels_keeps_one_column() -> None:
-    source = source_of([(0, 0, 1), (1, 0, 1)], ahead=[0, 0], isolated=True)
-    assert trim(source.batch(np.array([0])))[2] == [[1]]
 
 
 @given(packed_sources())

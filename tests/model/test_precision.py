@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupted_runs import Interrupted, stop_at
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -18,18 +19,6 @@ from model.attention import Attention
 
 PRECISIONS = ["fp32", "bf16", "fp16"]
 CONFIG = TrainConfig(24, batch_size=4, lr=1e-2, eval_every=24)
-
-
-class Interrupted(Exception):
-    """Stands for a kill inside this process."""
-
-
-def stop_at(step: int) -> Callable[[int, int, dict], None]:
-    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
-        if now == step:
-            raise Interrupted
-
-    return on_progress
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from interrupted_runs import Interrupted, assert_same_run, stop_at
 from safetensors.torch import load_file
 
 from model import (
@@ -23,7 +24,6 @@ from model import (
     SpanSource,
     TrainConfig,
     Trainer,
-    TrainResult,
     Transformer,
     count_parameters,
     load_checkpoint,
@@ -33,26 +33,6 @@ from model import (
 )
 from model.checkpoint import Checkpoint, differences, latest_checkpoint
 from model.order import Group
-
-
-class Interrupted(Exception):
-    """Stands for a kill inside this process."""
-
-
-def stop_at(step: int) -> Callable[[int, int, dict], None]:
-    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
-        if now == step:
-            raise Interrupted
-
-    return on_progress
-
-
-def assert_same_run(left: TrainResult, right: TrainResult) -> None:
-    assert left.history == right.history
-    weights, others = left.model.state_dict(), right.model.state_dict()
-    assert weights.keys() == others.keys()
-    for name, value in weights.items():
-        assert torch.equal(value, others[name]), name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -71,14 +71,6 @@ def test_a_save_returns_while_the_checkpoint_is_being_written(tmp_path: Path, he
     assert not saver.busy and names(tmp_path) == ["step-00000001"]
 
 
-def test_saves_in_a_row_are_written_in_their_order(tmp_path: Path) -> None:
-    with CheckpointSaver(tmp_path, keep=3) as saver:
-        for step in (1, 2, 10, 30):
-            saver.save(state_at(step))
-    assert names(tmp_path) == ["step-00000002", "step-00000010", "step-00000030"]
-    assert saver.cost > 0
-
-
 @pytest.mark.parametrize(
     "ask_next", [lambda saver: saver.save(state_at(2)), CheckpointSaver.wait, CheckpointSaver.load]
 )
@@ -92,12 +84,6 @@ def test_an_error_of_a_write_is_raised_at_the_next_call(
         ask_next(saver)
     assert "older checkpoints there are whole" in raised.value.__notes__[0]
     saver.close()  # it was told
-
-
-def test_an_error_of_the_last_write_is_raised_at_the_end(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError), CheckpointSaver(tmp_path / "file") as saver:
-        saver.save(state_at(1))
 
 
 def test_the_best_checkpoint_outlives_newer_ones_until_there_is_a_better_one(tmp_path: Path) -> None:
@@ -121,14 +107,6 @@ def test_a_saver_that_goes_on_knows_the_best_one(tmp_path: Path) -> None:
         saver.save(state_at(3))
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
     assert best_checkpoint(tmp_path) == tmp_path / "step-00000001"
-
-
-def test_without_a_best_checkpoint_there_is_none(tmp_path: Path) -> None:
-    with CheckpointSaver(tmp_path) as saver:
-        assert saver.load() is None and best_checkpoint(tmp_path) is None
-        saver.save(state_at(1))
-        saver.wait()
-        assert best_checkpoint(tmp_path) is None
 
 
 def test_a_damaged_best_checkpoint_is_told(tmp_path: Path) -> None:

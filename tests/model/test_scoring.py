@@ -11,7 +11,7 @@ import torch
 
 from model import Transformer
 from model.metrics import Calibration
-from model.scoring import batches_by_length, score_windows, token_scores
+from model.scoring import batches_by_length, score_windows
 
 Build = Callable[..., Transformer]
 IDS = np.random.default_rng(0).integers(0, 30, 120)
@@ -46,33 +46,12 @@ def test_scores_do_not_depend_on_the_batch(build_model: Build) -> None:
     assert (together.rivals == alone.rivals).all()
 
 
-def test_logits_in_blocks_are_the_same(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model()
-    whole = score_windows(model, IDS, *WINDOWS)
-    monkeypatch.setattr("model.scoring._BLOCK_ELEMENTS", 1)
-    assert score_windows(model, IDS, *WINDOWS).nll.tolist() == pytest.approx(whole.nll.tolist(), rel=1e-5)
-
-
-def test_a_network_that_knows_nothing_is_never_right(build_model: Build) -> None:
-    model = build_model()
-    labels = torch.tensor([[3, -100, 0]])
-    _, rivals, confidence = token_scores(model, torch.zeros(1, 3, model.config.d_model), labels)
-    assert rivals.tolist() == [model.config.vocab_size - 1] * 2
-    assert confidence.tolist() == pytest.approx([1 / model.config.vocab_size] * 2)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_scoring_leaves_mode_and_random_state_alone(build_model: Build, training: bool) -> None:
     model, before = build_model(drop_resid=0.5).train(training), torch.get_rng_state()
     score_windows(model, IDS, *WINDOWS)
     assert model.training is training
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_progress_counts_the_windows_that_predict_something(build_model: Build) -> None:
-    told: list[tuple[int, int]] = []
-    score_windows(build_model(), IDS, *WINDOWS, tokens_at_once=16, on_batch=lambda *done: told.append(done))
-    assert told[-1] == (3, 3)
 
 
 def test_batches_hold_no_more_tokens_than_allowed_when_padded() -> None:
@@ -90,7 +69,3 @@ def test_calibration_by_hand() -> None:
     assert found.hits.tolist() == [0, 0, 0, 0, 0, 0, 1, 0, 0, 1]
     assert found.confidence.tolist() == pytest.approx([0.05, 0, 0, 0, 0, 0, 1.25, 0, 0, 1.0])
     assert found.expected_error == pytest.approx((0.05 + 0.25 + 0) / 5)
-
-
-def test_calibration_of_nothing_is_no_number() -> None:
-    assert np.isnan(Calibration.of(np.zeros(0), np.zeros(0, bool)).expected_error)

@@ -32,11 +32,6 @@ def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
     assert digest == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
 
 
-def test_nothing_is_a_file_too(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "file", {})
-    assert load_file(tmp_path / "file") == {}
-
-
 def test_tensors_that_lie_across_memory_are_written_in_their_own_order(tmp_path: Path) -> None:
     table = torch.arange(12.0).reshape(3, 4)
     parameter = torch.nn.Parameter(table[:, 1:3])

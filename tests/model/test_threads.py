@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from model.threads import in_thread_that_ends
-
 _COUNTED = """
 import os, time
 import torch
@@ -32,8 +30,3 @@ print(found, count() - before, compute(), count() - before)
 def test_a_team_of_threads_stays_with_a_thread_that_stays_only() -> None:
     done = subprocess.run([sys.executable, "-c", _COUNTED], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(512.0**3), "0", str(512.0**3), "1"]
-
-
-def test_what_the_function_raises_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        in_thread_that_ends(lambda: 1 // 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -151,12 +149,6 @@ def test_too_few_different_examples_are_refused_with_their_number(tmp_path: Path
         read_examples("good", [path])
 
 
-def test_no_text_at_all_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ExamplesError, match="gives 0 different texts"):
-        read_examples("good", [tmp_path / "empty.jsonl"])
-
-
 def test_a_text_on_both_sides_is_refused_with_both_places(tmp_path: Path) -> None:
     good = read_examples("good", [write_lines(tmp_path / "good.jsonl", TEXTS)])
     bad = read_examples("bad", [write_lines(tmp_path / "bad.jsonl", [*rubbishes(11), manual(2)])])
@@ -177,21 +169,7 @@ def test_files_are_identified_by_content_and_form_not_by_place(tmp_path: Path) -
     assert file_identities("good", [here]) != file_identities("good", [there])
 
 
-def test_settings_name_files_one_a_line() -> None:
-    settings = ClassifierSettings(good="a.txt\n\n  b c.txt \n", bad="~/bad")
-    assert settings.good_paths == [Path("a.txt"), Path("b c.txt")]
-    assert settings.bad_paths == [Path.home() / "bad"]
-    assert settings.wanted
-    assert not ClassifierSettings().wanted
-
-
 @pytest.mark.parametrize(("good", "bad", "named"), [("a", "", "bad"), (" \n", "b", "good")])
 def test_one_side_alone_is_refused(good: str, bad: str, named: str) -> None:
     with pytest.raises(ValueError, match=rf"but classifier\.{named} is not: .* give both or neither"):
         ClassifierSettings(good, bad)
-
-
-def test_settings_import_nothing_heavy() -> None:
-    code = "import sys, tasks.curate.classifier.settings; print(sorted({'numpy', 'pyarrow'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -11,7 +11,7 @@ from dedup_samples import prose
 
 from storage.errors import UserError
 from tasks.curate.contamination import EvaluationSetSettings
-from tasks.curate.dedup import evaluation_files, evaluation_grams
+from tasks.curate.dedup import evaluation_grams
 
 QUESTION = prose(40, seed=1).replace("\n", " ")
 
@@ -63,15 +63,6 @@ def test_another_name_for_the_same_way_of_reading_keeps_the_key(folder: Path) ->
     assert EvaluationSetSettings.of([folder]) == before
 
 
-def test_the_files_of_the_key_are_those_that_are_read(folder: Path) -> None:
-    alone = folder / "deep/b.dat"
-    assert evaluation_files([folder, alone]) == [folder / "a.txt", alone]
-
-
 def test_a_folder_of_which_nothing_would_be_read_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"deep is a folder without any file of \.parquet, "):
         EvaluationSetSettings.of([folder / "deep"])
-
-
-def test_no_sets_have_no_files() -> None:
-    assert EvaluationSetSettings.of([]) == EvaluationSetSettings()

@@ -76,14 +76,6 @@ def test_a_histogram_counts_each_document_once_apart_by_what_became_of_it(figure
     assert len(length.edges) == len(length.kept) + 1 == len(length.dropped) + 1
 
 
-def test_values_at_the_ends_and_beyond_lie_in_the_bins_at_the_ends(tmp_path: Path) -> None:
-    sample = Sample(tmp_path)
-    for n, share in enumerate((0.0, 0.049, 0.05, 0.999, 1.0, 1.3)):
-        sample.document(f"d{n}", f"{n}.txt", compression_ratio=share)
-    found = named(collect(sample.catalog()), "compression-ratio").kept
-    assert (found[0], found[1], found[-1], sum(found)) == (2, 1, 3, 6)
-
-
 def test_clusters_of_several_documents_come_largest_first_with_their_paths(figures: Figures) -> None:
     (cluster,) = figures.clusters
     assert (cluster.size, cluster.kept, cluster.texts) == (3, 1, 3)
@@ -135,13 +127,6 @@ def test_tokens_follow_the_corpus_s_tokeniser_where_there_is_one(
     assert found.estimate.tokens(found.sides[0]) == expected
 
 
-def test_counting_leaves_no_table_behind(tmp_path: Path) -> None:
-    catalog = rich(tmp_path).catalog()
-    before = catalog.query("select table_name from information_schema.tables order by 1")
-    assert collect(catalog) == collect(catalog)
-    assert catalog.query("select table_name from information_schema.tables order by 1") == before
-
-
 def test_a_corpus_that_was_not_curated_yet_shows_its_documents(tmp_path: Path) -> None:
     sample = Sample(tmp_path)
     sample.document("a", "a.txt", curated=False)
@@ -149,11 +134,6 @@ def test_a_corpus_that_was_not_curated_yet_shows_its_documents(tmp_path: Path) -
     assert [(fate.name, fate.n) for fate in found.fates] == [("document", 1)]
     assert found.kinds[0].kept == 1 and sum(named(found, "n-chars").kept) == 1
     assert found.sides == []
-
-
-def test_a_corpus_without_files_has_figures(tmp_path: Path) -> None:
-    found = collect(Sample(tmp_path).catalog())
-    assert (found.n_rows, found.fates, found.kept, found.pages) == (0, [], 0, [])
 
 
 def test_a_document_in_two_segments_counts_once_as_the_live_one_has_it(tmp_path: Path) -> None:

@@ -118,12 +118,6 @@ def test_a_page_of_a_tiff_is_its_frame(shelf: Shelf) -> None:
     assert shelf.draw(data, "image/tiff", 3).reason
 
 
-def test_a_noisy_picture_stays_small(shelf: Shelf) -> None:
-    noise = Image.frombytes("L", (840, 1120), hashlib.shake_128(b"noise").digest(840 * 1120))
-    drawn = shelf.draw(encoded(noise, "PNG"), "image/png")
-    assert picture(drawn) and len(drawn.uri) < 100_000
-
-
 @pytest.mark.parametrize(
     ("data", "media_type", "page", "reason"),
     [
@@ -193,11 +187,6 @@ def test_nothing_runs_on_after_the_end(shelf: Shelf) -> None:
     shelf.thumbnails.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child._process.pid, 0)
-
-
-def test_no_process_is_started_for_what_needs_none(shelf: Shelf) -> None:
-    shelf.thumbnails.draw("0" * 64, "text/plain", 1)
-    assert shelf.thumbnails._child is None
 
 
 def test_the_report_shows_pictures_and_reasons(shelf: Shelf, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from tasks.curate.selection import (
     Candidate,
     hash_share,
@@ -62,42 +60,6 @@ def test_a_document_is_in_validation_if_the_hash_of_its_text_says_so() -> None:
     assert sides(items) == {item.doc_id: "validation" if share_of(item) < 0.2 else "train" for item in items}
 
 
-def test_about_the_share_asked_for_is_held_out() -> None:
-    assert 0.17 < list(sides(candidates(2_000)).values()).count("validation") / 2_000 < 0.23
-
-
-def test_added_documents_move_no_other_between_the_sides() -> None:
-    assert sides(candidates(100)).items() <= sides(candidates(400)).items()
-
-
-def test_removed_documents_move_no_other_between_the_sides() -> None:
-    assert sides(candidates(100)[::2]).items() <= sides(candidates(100)).items()
-
-
-def test_the_order_of_documents_changes_nothing() -> None:
-    near = [("1", "3", 0.9), ("3", "4", 0.8)]
-
-    def items() -> list[Candidate]:
-        alike = [candidate("x", "1", "c"), candidate("x", "2", "c"), candidate("y", "3", "c"), candidate("z", "4", "c")]
-        return [*candidates(30), *alike]
-
-    ordered, mixed = items(), random.Random(3).sample(items(), 34)
-    refuse_duplicates(ordered, near, drop_near=True)
-    refuse_duplicates(mixed, [(other, one, value) for one, other, value in reversed(near)], drop_near=True)
-    assert sorted(mixed, key=lambda item: item.doc_id) == sorted(ordered, key=lambda item: item.doc_id)
-    assert sides(mixed) == sides(ordered)
-
-
-def test_identity_and_segment_of_a_document_do_not_enter_its_side() -> None:
-    items = candidates(100)
-    renamed = [replace(item, doc_id=item.doc_id[::-1], segment="t") for item in items]
-    assert list(sides(renamed).values()) == list(sides(items).values())
-
-
-def test_another_salt_holds_out_other_documents() -> None:
-    assert sides(candidates(100)) != sides(candidates(100), CurateSettings(validation_share=0.2, salt="another"))
-
-
 def test_a_cluster_is_held_out_only_if_the_hash_of_every_text_in_it_says_so() -> None:
     held_out = [item for item in candidates(300) if share_of(item) < 0.2]
     trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
@@ -125,11 +87,6 @@ def test_a_member_that_is_not_used_decides_all_the_same() -> None:
     pair = [replace(held_out, cluster="c"), replace(trained, cluster="c", refusal=("near_duplicate", ""))]
     others = [item for item in candidates(30, start=400) if share_of(item) < 0.2]
     assert split_documents([*pair, *others], SETTINGS)["c"] == "train"
-
-
-def test_a_cluster_of_refused_documents_has_no_side() -> None:
-    gone = replace(candidate("gone"), refusal=("too_short", ""))
-    assert split_documents([gone, *candidates(5)], SETTINGS).keys() == {item.cluster for item in candidates(5)}
 
 
 def test_of_documents_with_the_same_text_the_lowest_id_is_kept() -> None:
@@ -222,19 +179,6 @@ def test_training_is_never_empty_either() -> None:
     assert list(chosen.values()).count("train") == 1
 
 
-def test_two_texts_are_enough_and_part() -> None:
-    assert sorted(split_clusters({"a": ["a"], "b": ["b"]}, SETTINGS).values()) == ["train", "validation"]
-
-
-def test_a_single_cluster_is_trained_on() -> None:
-    assert split_clusters({"a": ["a", "b"]}, CurateSettings(validation_share=0.999)) == {"a": "train"}
-
-
-def test_nothing_has_no_sides() -> None:
-    assert split_clusters({}, SETTINGS) == {}
-    assert split_documents([], SETTINGS) == {}
-
-
 def test_barred_clusters_are_trained_on_and_the_next_lowest_hash_is_held_out() -> None:
     clusters = {item.cluster: [item.text_sha256] for item in candidates(20)}
     settings = CurateSettings(validation_share=1e-9)
@@ -245,9 +189,3 @@ def test_barred_clusters_are_trained_on_and_the_next_lowest_hash_is_held_out() -
 
 def test_where_all_clusters_are_barred_none_is_held_out() -> None:
     assert set(split_clusters({"a": ["a"], "b": ["b"]}, SETTINGS, barred=["a", "b"]).values()) == {"train"}
-
-
-@pytest.mark.parametrize("barred", [["a"], ["b"]])
-def test_of_two_clusters_the_one_that_is_not_barred_is_held_out(barred: list[str]) -> None:
-    chosen = split_clusters({"a": ["a"], "b": ["b"]}, CurateSettings(validation_share=1e-9), barred)
-    assert chosen == {"a": "validation", "b": "validation"} | dict.fromkeys(barred, "train")

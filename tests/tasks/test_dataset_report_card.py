@@ -16,7 +16,6 @@ from storage.catalog import Catalog
 from tasks.corpus_report import collect
 from tasks.dataset_report import collect_dataset, data_card, provenance
 from tasks.dataset_report.limits import limits
-from tasks.dataset_report.provenance import shared_settings
 
 HEADINGS = [
     "At a glance", "Sources", "Licences", "Kinds and languages", "From files to documents", "Duplicates", "Split",
@@ -98,22 +97,6 @@ def test_settings_keys_and_digests_say_how_to_make_it_again(card: str, catalog: 
     (block,) = re.findall(r"```json\n(.*?)\n```", again, flags=re.S)
     assert json.loads(block)["tokenise"] == {"bos": True, "eos": True}
     assert "engine tokenizers" in again
-
-
-def test_several_artefacts_of_a_stage_are_one_line(tmp_path: Path) -> None:
-    made = Prepared(tmp_path)
-    made.text("a", "one text")
-    made.stale = {"old": 3}
-    (extract,) = [item for item in provenance(made.catalog()) if item.stage == "normalise"]
-    assert extract.artefacts == 2 and len(extract.key) == len(extract.digest) == 64
-
-
-def test_a_setting_that_differs_between_segments_is_named_by_its_digest() -> None:
-    long = list(range(99))
-    shared = shared_settings([{"same": 1, "other": "a", "long": long}, {"same": 1, "other": "b", "long": long}])
-    assert shared["same"] == 1
-    assert shared["other"].startswith("2 different values, sha256 ")
-    assert shared["long"].startswith("99 values, sha256 ")
 
 
 def known_limits(sample: Prepared) -> str:

@@ -44,11 +44,6 @@ def test_tokens_are_counted_by_side_kind_and_source(sample: Prepared, figures: D
     assert counted(figures.sources)["books"] == (3, tokens_of(sample, "a1", "c1", "v1"))
 
 
-def test_prose_is_counted_by_its_language_and_code_by_its_own(sample: Prepared, figures: DatasetFigures) -> None:
-    assert {name: n for name, (n, _) in counted(figures.languages).items()} == {"en": 2, "de": 1, "und": 1}
-    assert counted(figures.programming_languages) == {"Python": (1, tokens_of(sample, "b1"))}
-
-
 def test_every_division_adds_up_to_all_tokens(figures: DatasetFigures) -> None:
     for division in (figures.splits, figures.kinds, figures.sources, figures.licences):
         sums = [sum(column) for column in list(zip(*division, strict=True))[1:]]
@@ -59,12 +54,6 @@ def test_bytes_a_token_are_those_of_the_text(sample: Prepared, figures: DatasetF
     (code,) = figures.programming_languages
     assert code.n_bytes == len(sample.texts["b1"][0].encode())
     assert code.bytes_per_token == pytest.approx(code.n_bytes / tokens_of(sample, "b1"))
-
-
-def test_held_out_tokens_are_those_of_validation(sample: Prepared, figures: DatasetFigures) -> None:
-    held_out = tokens_of(sample, "v1")
-    assert figures.total.held_out == held_out
-    assert next(item for item in figures.kinds if item.name == "text").held_out == held_out
 
 
 def test_lengths_count_each_document_once_on_its_side(sample: Prepared, figures: DatasetFigures) -> None:
@@ -128,12 +117,6 @@ def test_the_vocabulary_is_counted_over_what_training_predicts(sample: Prepared,
     assert used.longest[0].n_bytes == max(token.n_bytes for token in used.longest)
 
 
-def test_so_many_ids_make_up_their_share(figures: DatasetFigures) -> None:
-    counts = [token.count for token in figures.vocabulary.frequent]
-    share, n = figures.vocabulary.covering[0]
-    assert share == 0.5 and sum(counts[:n]) >= 0.5 * figures.vocabulary.predicted > sum(counts[: n - 1])
-
-
 def test_lost_bytes_and_unknown_tokens_are_counted_and_noted(tmp_path: Path) -> None:
     made = Prepared(tmp_path, AsciiTokenizer())
     made.text("a", "grün und blau")
@@ -166,21 +149,6 @@ def test_documents_that_are_not_encoded_yet_are_noted(tmp_path: Path) -> None:
     found = collect_dataset(made.catalog(), CORPUS)
     assert found.not_encoded == 1
     assert any("1 document of the corpus" in note.title for note in notes(found))
-
-
-def test_one_document_and_one_character_have_figures(tmp_path: Path) -> None:
-    made = Prepared(tmp_path)
-    made.text("a", "x")
-    found = collect_dataset(made.catalog(), CORPUS)
-    assert (found.total.tokens, found.vocabulary.n_unused, found.lengths.longest) == (3, 0, 3)
-    assert "No token is held out" in [note.title for note in notes(found)]
-
-
-def test_counting_leaves_no_table_behind(tmp_path: Path) -> None:
-    catalog = rich(tmp_path).catalog()
-    before = catalog.query("select table_name from information_schema.tables order by 1")
-    assert collect_dataset(catalog, CORPUS) == collect_dataset(catalog, CORPUS)
-    assert catalog.query("select table_name from information_schema.tables order by 1") == before
 
 
 def test_a_corpus_that_is_not_prepared_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from html_tags import Tags, assert_alone
 
 from storage.catalog import Catalog
 from tasks.dataset_report import collect_dataset, dataset_page, dataset_summary
-from tasks.dataset_report.figures import MixedGroup, Packed, Slice
+from tasks.dataset_report.figures import Packed
 from tasks.dataset_report.page import SECTIONS
-from tasks.dataset_report.sections import folded, folded_groups, packing_words
+from tasks.dataset_report.sections import packing_words
 from tasks.tokens.tokenizer import AsciiTokenizer
 
 Make = Callable[[Path], Catalog]
@@ -80,13 +80,6 @@ def test_bytes_that_are_no_text_are_shown_by_their_number(tmp_path: Path) -> Non
     assert r">\xc3</span>" in sample and r">\xa9</span>" in sample
 
 
-def test_resting_on_a_token_shows_its_id_and_bytes(tmp_path: Path) -> None:
-    made = Prepared(tmp_path)
-    made.text("a", "ab")
-    index = made.ids_of("a")[1]
-    assert f'<span title="id {index}: 61">a</span>' in page_of(made.catalog())
-
-
 def test_a_text_that_spells_a_special_token_is_not_shown_as_one(tmp_path: Path) -> None:
     made = Prepared(tmp_path, byte_level("<|eos|> said the text", vocab_size=262))
     made.text("a", "<|eos|>")
@@ -103,28 +96,6 @@ def test_the_account_and_its_sums_stand_on_the_page(tmp_path: Path) -> None:
     for value in (train.ids, train.kept, train.padded, train.places, train.labels):
         assert f"{value:,}" in words
     assert "All 10 sums come out" in words
-
-
-def test_the_same_dataset_gives_the_same_page(tmp_path: Path) -> None:
-    catalog = everything(tmp_path)
-    assert page_of(catalog) == page_of(Catalog(catalog.store, CORPUS))
-
-
-def test_a_long_list_ends_in_the_sum_of_all_others() -> None:
-    slices = [Slice(f"s{n}", 1, 100 - n, 300, n, 0) for n in range(50)]
-    shown = folded(slices, 20)
-    assert [len(shown), shown[-1].name] == [21, "30 others"]
-    assert [sum(column) for column in list(zip(*shown, strict=True))[1:]] == [
-        sum(column) for column in list(zip(*slices, strict=True))[1:]
-    ]
-
-
-def test_a_mix_of_many_groups_ends_in_all_others() -> None:
-    groups = [MixedGroup(f"g{n}", 1, 2, 4, 10, 0.01, 0.01) for n in range(100)]
-    shown = folded_groups(groups)
-    assert len(shown) == 41 and shown[-1].name == "60 others"
-    assert shown[-1].asked == pytest.approx(0.6) and shown[-1].passes == 2.0
-    assert sum(group.tokens for group in shown) == 1000
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tasks.tokens.tokenizer import (
     CharTokenizer,
     HfTokenizer,
     Tokenizer,
-    WordTokenizer,
 )
 
 TEXT = "def shepherd(x):\n\treturn 'é 漢 שלום 🐑'  # dusk"
@@ -59,12 +58,6 @@ def test_marks_of_spaces_and_bytes_beside_words_are_read_as_such() -> None:
     assert spelling.text_of(258) == "␣d" and spelling.text_of(0xC3 + 1) == r"\xc3"
 
 
-def test_words_stand_for_themselves() -> None:
-    tokenizer = WordTokenizer.fit(["Hi Thomas"], 10)
-    (ids,) = tokenizer.encode(["Hi Thomas"])
-    assert [Spelling(tokenizer).text_of(int(index)) for index in ids] == ["Hi", "Thomas"]
-
-
 @pytest.mark.parametrize("tokenizer", [AsciiTokenizer(2), ByteTokenizer(2), byte_level(TEXT)])
 def test_special_and_reserved_ids_stand_for_no_byte_and_have_a_name(tokenizer: Tokenizer) -> None:
     spelling = Spelling(tokenizer)
@@ -79,11 +72,6 @@ def test_a_long_token_is_cut_and_invisible_ones_are_shown() -> None:
     assert all(char.isprintable() for text in shown for char in text)
 
 
-def test_a_long_run_of_one_sign_is_counted() -> None:
-    spelling = Spelling(WordTokenizer({" " * 40: 4, "x" + "=" * 12 + "!": 5, "f" * 20: 6}))
-    assert [spelling.text_of(index) for index in (4, 5, 6)] == ["␣×40", "x=×12!", "f" * 20]
-
-
 def test_special_ids_are_never_unused() -> None:
     tokenizer = AsciiTokenizer(reserved=3)
     counts = np.zeros(tokenizer.vocab_size, np.int64)
@@ -91,9 +79,3 @@ def test_special_ids_are_never_unused() -> None:
     found = usage(tokenizer, counts)
     assert (found.size, found.spelled, found.n_unused) == (131, 124, 123)
     assert [token.text for token in found.frequent] == ["a"] and found.covering == [(0.5, 1), (0.9, 1), (0.99, 1)]
-
-
-def test_a_vocabulary_that_is_never_used_has_figures() -> None:
-    tokenizer = AsciiTokenizer()
-    found = usage(tokenizer, np.zeros(tokenizer.vocab_size, np.int64))
-    assert (found.predicted, found.frequent, found.covering) == (0, [], [])

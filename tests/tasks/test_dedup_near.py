@@ -15,12 +15,9 @@ from tasks.curate.dedup import (
     clusters,
     giant_clusters,
     keep_best,
-    near,
     near_pairs,
-    shingle_sets,
     signatures,
 )
-from tasks.curate.dedup.near import band_rows
 
 SHARES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 
@@ -70,13 +67,6 @@ def test_every_pair_found_has_the_similarity_of_brute_force(corpus: list[str]) -
     assert as_dict(found.pairs) == {pair: value for pair, value in as_dict(found.verified).items() if value >= 0.8}
 
 
-def test_pairs_are_in_order(corpus: list[str]) -> None:
-    pairs = find(corpus).pairs
-    listed = list(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
-    assert listed == sorted(set(listed))
-    assert (pairs.first < pairs.second).all()
-
-
 @pytest.mark.parametrize("max_bucket", [3, 64])
 def test_the_order_of_documents_changes_nothing(corpus: list[str], max_bucket: int) -> None:
     corpus = list({tuple(plain_words(text)): text for text in corpus}.values())
@@ -93,14 +83,6 @@ def test_the_order_of_documents_of_the_same_words_changes_nothing_if_they_are_ra
     before = as_dict(find(texts, max_bucket=3, rank=rank).pairs)
     after = as_dict(find([texts[place] for place in shuffled], max_bucket=3, rank=rank[shuffled]).pairs)
     assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
-
-
-def test_documents_without_words_are_near_nothing() -> None:
-    assert len(find(["", "", "...", " \n"]).pairs) == 0
-
-
-def test_no_documents_and_one_document_have_no_pairs() -> None:
-    assert len(find([]).verified) == len(find(["alone in the world it is"]).verified) == 0
 
 
 def test_short_documents_pair_when_all_their_words_are_the_same() -> None:
@@ -166,33 +148,6 @@ def test_growth_reads_only_what_has_new_candidates(corpus: list[str]) -> None:
     assert read <= {*family, len(grown) - 1}
 
 
-def test_texts_are_read_in_blocks_of_bounded_size(corpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = as_dict(find(corpus).verified)
-    monkeypatch.setattr(near, "BLOCK_SHINGLES", 2_000)
-    reader = Reader(corpus)
-    assert as_dict(near_pairs(signatures(corpus), reader).verified) == expected
-    assert len(reader.asked) > 10
-    assert all(documents == sorted(set(documents)) for documents in reader.asked)
-    assert max(shingle_sets(reader(documents)).offsets[-1] for documents in list(reader.asked)) <= 2_000
-
-
-@pytest.mark.parametrize("threshold", [0.0, -1.0, 1.5])
-def test_a_threshold_that_is_no_similarity_is_refused(threshold: float) -> None:
-    with pytest.raises(ValueError, match="expected a number above 0"):
-        find(["a"], threshold)
-
-
-@pytest.mark.parametrize("threshold", [0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-def test_bands_find_a_pair_at_the_threshold(threshold: float) -> None:
-    rows = band_rows(threshold)
-    assert 1 - (1 - threshold**rows) ** (120 // rows) >= 0.995
-
-
-def test_clusters_join_what_pairs_join() -> None:
-    pairs = pairs_of((5, 2), (2, 8), (8, 1), (3, 4))
-    assert clusters(10, pairs).tolist() == [0, 1, 1, 3, 3, 1, 6, 7, 1, 9]
-
-
 def test_clusters_agree_with_a_walk_through_the_graph() -> None:
     draw = random.Random(2)
     edges = {tuple(sorted(draw.sample(range(400), 2))) for _ in range(300)}
@@ -210,36 +165,7 @@ def test_clusters_agree_with_a_walk_through_the_graph() -> None:
     assert clusters(400, pairs_of(*edges)).tolist() == expected  # type: ignore[arg-type]
 
 
-def test_a_long_chain_is_one_cluster() -> None:
-    places = np.random.default_rng(1).permutation(20_000)
-    chain = Pairs.sorted(places[:-1], places[1:], np.ones(19_999))
-    assert (clusters(20_000, chain) == 0).all()
-
-
-def test_documents_without_pairs_are_clusters_and_are_kept() -> None:
-    kept, stands_for = keep_best(3, pairs_of(), np.zeros(3))
-    assert clusters(3, pairs_of()).tolist() == stands_for.tolist() == [0, 1, 2]
-    assert kept.all()
-
-
-def test_the_best_of_a_pair_is_kept() -> None:
-    kept, stands_for = keep_best(4, pairs_of((0, 1), (2, 3)), np.array([2, 1, 5, 9]))
-    assert kept.tolist() == [False, True, True, False]
-    assert stands_for.tolist() == [1, 1, 2, 2]
-
-
 def test_the_far_end_of_a_chain_is_kept() -> None:
     kept, stands_for = keep_best(4, pairs_of((0, 1), (1, 2), (2, 3)), np.arange(4))
     assert kept.tolist() == [True, False, True, False]
     assert stands_for.tolist() == [0, 0, 2, 2]
-
-
-def test_the_best_neighbour_stands_for_a_document() -> None:
-    _, stands_for = keep_best(3, pairs_of((0, 2), (1, 2)), np.array([1, 0, 2]))
-    assert stands_for.tolist() == [0, 1, 1]
-
-
-def test_giant_clusters_are_listed_by_size() -> None:
-    labels = np.array([0, 0, 2, 2, 2, 5, 6, 6])
-    assert giant_clusters(labels, 1) == [(2, 3), (0, 2), (6, 2)]
-    assert giant_clusters(labels, 3) == []

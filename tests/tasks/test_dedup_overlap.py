@@ -14,9 +14,6 @@ from dedup_samples import edited, peak_memory, plain_runs, prose
 
 from tasks.curate.dedup import (
     EvaluationSetError,
-    GramIndex,
-    Hashes,
-    common,
     containment,
     duplicate_paragraphs,
     evaluation_grams,
@@ -47,12 +44,6 @@ def full_grams(*texts: str) -> set[int]:
     return set(gram_hashes(list(texts)).values.tolist())
 
 
-def test_a_page_inside_a_manual_is_wholly_contained() -> None:
-    found = containment(gram_hashes([PAGE]), [gram_hashes([MANUAL])])
-    assert found.validation.tolist() == [1.0]
-    assert found.training[0][0] == share(MANUAL, [PAGE]) < 0.02
-
-
 def test_shares_are_those_of_sets() -> None:
     validation = [PAGE, edited(PAGE, 0.05, seed=1), prose(80, seed=9), "few words here", "", PAGE + PAGE]
     training = [MANUAL, edited(PAGE, 0.02, seed=2), prose(500, seed=8), "few words here", "", PAGE]
@@ -63,54 +54,10 @@ def test_shares_are_those_of_sets() -> None:
     assert [len(block) for block in found.training] == [2, 0, 4]
 
 
-def test_a_text_spread_over_two_blocks_counts_in_both() -> None:
-    half = len(PAGE) // 2
-    parts = [prose(200, 5) + " " + PAGE[:half], PAGE[half:] + " " + prose(200, 6)]
-    found = containment(gram_hashes([PAGE]), [gram_hashes([part]) for part in parts])
-    assert found.validation[0] == share(PAGE, parts) > 0.7
-
-
 def test_short_documents_are_not_judged() -> None:
     short, enough = prose(24, seed=1), prose(25, seed=1)
     found = containment(gram_hashes([short, enough]), [gram_hashes([MANUAL, short, enough])])
     assert found.validation.tolist() == [0.0, 1.0]
-
-
-def test_nothing_is_contained_in_nothing() -> None:
-    assert containment(gram_hashes([PAGE]), []).validation.tolist() == [0.0]
-    assert containment(gram_hashes([]), [gram_hashes([PAGE])]).training[0].tolist() == [0.0]
-
-
-def test_grams_kept_with_signatures_serve_as_blocks() -> None:
-    signed = signatures([prose(50, seed=4), PAGE])
-    found = containment(gram_hashes([PAGE]), [signed.gram_hashes])
-    assert found.training[0].tolist() == [0.0, 1.0]
-
-
-def test_an_index_finds_what_is_in_the_set_and_nothing_else() -> None:
-    values = np.random.default_rng(1).integers(0, 2**64, 300_000, dtype=np.uint64)
-    index = GramIndex(values[:1_000])
-    where, which = index.find(values)
-    assert where.tolist() == list(range(1_000))
-    assert np.array_equal(index.values[which], values[:1_000])
-
-
-def test_hashes_in_common_are_those_of_sets() -> None:
-    lot = np.random.default_rng(2)
-    few, many = (
-        lot.integers(0, 400, 100, dtype=np.uint64) << np.uint64(55),
-        lot.integers(0, 400, 3_000, dtype=np.uint64),
-    )
-    many = np.append(many << np.uint64(55), many)
-    expected = sorted(set(few.tolist()) & set(many.tolist()))
-    assert common(few, many).tolist() == common(many, few).tolist() == expected != []
-    assert common(few[:0], many).tolist() == []
-
-
-def test_an_index_counts_per_document() -> None:
-    index = GramIndex(np.array([3, 5], np.uint64))
-    documents = Hashes(np.array([3, 3, 4, 5], np.uint64), np.array([0, 3, 3, 4]))
-    assert index.count(documents).tolist() == [2, 0, 1]
 
 
 def test_spans_give_the_text_back() -> None:
@@ -144,12 +91,6 @@ def test_spans_are_counted_in_characters_beyond_the_basic_plane() -> None:
     text = f"😀 {prose(10, 3)} 😀😀 {PAGE}"
     ((start, length),) = overlapping_spans(text, evaluation_set(PAGE))
     assert text[start : start + length] == PAGE.rstrip(",.\n")
-
-
-@pytest.mark.parametrize("text", ["", "short", prose(100, seed=20)])
-def test_text_that_stands_nowhere_else_has_no_spans(text: str) -> None:
-    assert overlapping_spans(text, evaluation_set(PAGE)) == []
-    assert overlapping_spans(text, np.zeros(0, np.uint64)) == []
 
 
 def spans_of_the_whole(text: str, grams: np.ndarray) -> list[tuple[int, int]]:
@@ -270,12 +211,3 @@ def test_a_paragraph_of_an_earlier_document_is_marked() -> None:
     assert in_order.tolist() == [False, False, False, True, True, True]
     backwards = duplicate_paragraphs(paragraphs, np.array([9, 7, 3, 2]))
     assert backwards.tolist() == [True, True, False, True, False, False]
-
-
-def test_a_paragraph_repeated_in_one_document_alone_is_not_marked() -> None:
-    paragraphs = Hashes(np.array([7, 7, 8, 7], np.uint64), np.array([0, 3, 4]))
-    assert duplicate_paragraphs(paragraphs, np.arange(2)).tolist() == [False, False, False, True]
-
-
-def test_no_paragraphs_give_no_marks() -> None:
-    assert duplicate_paragraphs(Hashes(np.zeros(0, np.uint64), np.zeros(4, np.int64)), np.arange(3)).tolist() == []

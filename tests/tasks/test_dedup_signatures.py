@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from dedup_samples import edited, jaccard, peak_memory, plain_runs, plain_words, prose
 
-from tasks.curate.dedup import Signatures, gram_hashes, shingle_sets, signatures
+from tasks.curate.dedup import Signatures, signatures
 from tasks.curate.dedup.minhash import N_PERMUTATIONS, estimate
-from tasks.curate.dedup.words import BATCH_CHARS
 
 PINNED_MINIMA = "8f57358bbdc2f85e"
 TEXTS = ["", "one", "four words are few", "漢字" * 30, *(prose(20 + 40 * seed, seed) for seed in range(40)), " \n"]
@@ -28,33 +27,6 @@ def test_a_signature_depends_on_its_document_alone() -> None:
         assert equal(together.take([place]), signatures([text]))
 
 
-def test_parts_join_to_the_whole() -> None:
-    whole = signatures(TEXTS)
-    assert equal(Signatures.join([signatures(TEXTS[:7]), signatures([]), signatures(TEXTS[7:])]), whole)
-    assert equal(Signatures.join([whole.take(range(30)), whole.take(range(30, len(TEXTS)))]), whole)
-
-
-def test_documents_taken_are_those_of_their_texts() -> None:
-    chosen = [17, 3, 0, 17, 44]
-    assert equal(signatures(TEXTS).take(chosen), signatures([TEXTS[place] for place in chosen]))
-
-
-@pytest.mark.parametrize("chosen", [[], [5], [4, 5, 6], [6, 5, 4], [0, 44, 44]])
-def test_runs_and_paragraphs_are_taken_alone(chosen: list[int]) -> None:
-    signed, expected = signatures(TEXTS), signatures([TEXTS[place] for place in chosen])
-    grams, paragraphs = signed.gram_hashes.take(chosen), signed.paragraph_spans.take(chosen)
-    assert np.array_equal(grams.values, expected.grams)
-    assert np.array_equal(grams.offsets, expected.gram_offsets)
-    assert np.array_equal(paragraphs.values, expected.paragraphs)
-    assert np.array_equal(paragraphs.starts, expected.paragraph_starts)
-    assert equal(signed.take(chosen), expected)
-
-
-def test_documents_are_taken_by_a_mask() -> None:
-    mask = np.array([len(text) > 500 for text in TEXTS])
-    assert equal(signatures(TEXTS).take(mask), signatures([text for text in TEXTS if len(text) > 500]))
-
-
 @pytest.mark.parametrize("texts", [TEXTS, [], [""]])
 def test_signatures_are_read_back_as_written(texts: list[str], tmp_path: Path) -> None:
     written = signatures(texts)
@@ -63,44 +35,9 @@ def test_signatures_are_read_back_as_written(texts: list[str], tmp_path: Path) -
     assert equal(Signatures.join([Signatures.load(tmp_path), written]), Signatures.join([written, written]))
 
 
-def test_the_same_signatures_give_the_same_files(tmp_path: Path) -> None:
-    digests = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        folder.mkdir()
-        files = signatures(TEXTS).save(folder)
-        digests.append([(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files])
-    assert digests[0] == digests[1]
-
-
 def test_signatures_are_the_same_for_ever() -> None:
     minima = signatures([prose(200, seed=1)]).minima
     assert hashlib.sha256(minima.astype("<u4").tobytes()).hexdigest()[:16] == PINNED_MINIMA
-
-
-def test_shingles_are_counted_once_each() -> None:
-    texts = [*TEXTS, "again and again " * 50]
-    expected = [len(set(plain_runs(text, 5))) for text in texts]
-    assert signatures(texts).n_shingles.tolist() == expected
-    assert shingle_sets(texts).counts.tolist() == expected
-
-
-def test_grams_are_those_of_thirteen_words_in_order() -> None:
-    signed = signatures(TEXTS)
-    assert np.diff(signed.gram_offsets).tolist() == [len(plain_runs(text, 13)) for text in TEXTS]
-    assert np.array_equal(signed.grams, gram_hashes(TEXTS).values)
-
-
-def test_a_document_without_words_has_nothing() -> None:
-    signed = signatures(["", "..."])
-    assert signed.n_shingles.tolist() == [0, 0]
-    assert (signed.minima == 2**32 - 1).all()
-
-
-def test_a_document_longer_than_a_batch_is_signed_like_its_set_of_shingles() -> None:
-    short = prose(300, seed=5)
-    long = " ".join([short] * (3 * BATCH_CHARS // len(short)))
-    common = estimate(signatures([long]).minima, signatures([f"{short} {short}"]).minima)
-    assert common[0] == 1.0  # repeating a text adds only the shingles of the seam
 
 
 def test_a_long_document_needs_no_more_than_its_words_and_one_kind_of_runs() -> None:

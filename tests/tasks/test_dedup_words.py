@@ -43,12 +43,6 @@ def test_words_stand_where_plain_python_finds_them(text: str) -> None:
     assert found == plain_words(text)
 
 
-def test_equal_words_have_equal_hashes_and_no_others() -> None:
-    text = " ".join([*TEXTS, prose(3_000, seed=2), *(f"w{number}" for number in range(20_000))])
-    hashes = word_hashes(text).values.tolist()
-    assert len(set(zip(plain_words(text), hashes, strict=True))) == len(set(hashes)) == len(set(plain_words(text)))
-
-
 def test_case_and_the_place_of_a_sigma_make_no_difference() -> None:
     assert len(set(word_hashes("ΟΔΟΣ οδος οδοσ Οδός".replace("ό", "ο")).values.tolist())) == 1
 
@@ -78,16 +72,6 @@ def test_runs_are_those_of_plain_python(n: int) -> None:
     assert len(pairs) == len({run for run, _ in pairs}) == len({value for _, value in pairs})
 
 
-def test_a_long_text_gives_the_words_of_its_parts() -> None:
-    text = prose(BATCH_CHARS // 2, seed=3)
-    assert len(text) > 2 * BATCH_CHARS
-    words = word_hashes(text)
-    cut = text.index(" ", len(text) // 3)
-    expected = [word_hashes(text[:cut]).values, word_hashes(text[cut:]).values]
-    assert np.array_equal(words.values, np.concatenate(expected))
-    assert text[words.starts[-1] :][: words.lengths[-1]].lower() == plain_words(text)[-1]
-
-
 def test_a_word_longer_than_a_piece_is_cut_the_same_in_any_company() -> None:
     endless = "x" * (3 * BATCH_CHARS)
     assert np.array_equal(whole(["a b", endless, "c"]).of(1), word_hashes(endless).values)
@@ -114,32 +98,6 @@ def test_paragraphs_differ_by_their_words_and_not_by_their_white_space() -> None
 def test_a_paragraph_needs_eighty_characters_after_folding() -> None:
     assert len(paragraphs_of("x" * 39 + "   \n   " + "y" * 40).values) == 1
     assert len(paragraphs_of("x" * 39 + "   \n   " + "y" * 39).values) == 0
-
-
-def test_paragraphs_end_with_their_document() -> None:
-    text = prose(40, seed=1)
-    (batch,) = read_batches([text, text, "", text], with_paragraphs=True)
-    assert batch.paragraphs.counts.tolist() == [1, 1, 0, 1]
-    assert batch.paragraphs.starts.tolist() == [0, 0, 0]
-    assert len(set(batch.paragraphs.values.tolist())) == 1
-
-
-def test_paragraphs_of_a_long_text_are_all_found() -> None:
-    paragraphs = [prose(60, seed) for seed in range(1_000)]
-    text = "\n\n".join(paragraphs)
-    assert len(text) > 2 * BATCH_CHARS
-    assert paragraphs_of(text).values.tolist() == [int(paragraphs_of(part).values[0]) for part in paragraphs]
-
-
-def test_batches_hold_every_text_once_and_in_order() -> None:
-    texts = [prose(50, seed) for seed in range(300)] + ["x " * BATCH_CHARS, "", "end"]
-    batches = list(read_batches(texts))
-    assert [place for batch in batches for place in range(batch.first, batch.first + batch.count)] == list(range(303))
-    assert len(batches) > 2
-
-
-def test_no_texts_give_no_batches() -> None:
-    assert list(read_batches([])) == []
 
 
 @pytest.mark.parametrize("unit", ["\n", " \n", "a", "\n\na", "漢", "\t", "a\u0301"])

@@ -24,7 +24,7 @@ from tasks.bundle import WEIGHTS_FILE, Bundle
 from tasks.evaluation import EvaluateSettings, Evaluation, evaluate, read_documents, read_evaluation
 from tasks.evaluation.sums import Sums
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
-from tasks.evaluation.windows import encode_documents, predicted_places, windows_of
+from tasks.evaluation.windows import encode_documents
 from tasks.tokens.tokenizer import BOS, EOS, UNK
 
 
@@ -242,25 +242,6 @@ def test_overlapping_windows_predict_each_id_once_and_with_context(
     assert found.metrics["val/tokens"] == sum(len(sequence(bundle, text)) - 1 for text in texts)
 
 
-@pytest.mark.parametrize("stride", [0, 1, 7, 8])
-@pytest.mark.parametrize("length", [0, 1, 2, 8, 9, 10, 16, 17, 25])
-def test_every_id_is_predicted_once_with_as_much_context_as_promised(bundle: Bundle, length: int, stride: int) -> None:
-    documents = replace(
-        encode_documents(bundle, ["a", "b"]), ids=np.zeros(length + 3, np.int64), lengths=np.array([3, length])
-    )
-    windows = windows_of(documents, 8, stride)
-    seen: Counter[int] = Counter()
-    for start, size, first in zip(windows.start, windows.length, windows.first, strict=True):
-        assert size <= 9
-        for place in range(first, size):
-            seen[start + place] += 1
-            inside = start + place - (3 if start >= 3 else 0)
-            assert place >= min(inside, 8 - (stride or 8) + 1)
-    expected = [1, 2, *range(4, length + 3)]
-    assert sorted(seen) == expected
-    assert set(seen.values()) <= {1}
-
-
 def test_a_model_that_gives_no_numbers_is_told(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
     with pytest.raises(UserError, match=r"gives NaN for [\d,]+ of the evaluation's ids: its weights are broken"):
         measured(tiny, tmp_path, texts, gain=math.nan)
@@ -271,18 +252,6 @@ def test_a_stride_beyond_the_context_is_refused(tiny: Ran, tmp_path: Path, texts
         measured(tiny, tmp_path, texts, stride=33)
 
 
-def test_every_id_but_a_documents_first_is_predicted(bundle: Bundle, texts: list[str]) -> None:
-    documents = encode_documents(bundle, texts)
-    expected = [token for text in texts for token in sequence(bundle, text)[1:]]
-    assert documents.ids[predicted_places(documents)].tolist() == expected
-
-
-def test_documents_without_an_id_predict_nothing(bundle: Bundle, texts: list[str]) -> None:
-    some = encode_documents(bundle, texts[:2])
-    holes = replace(some, lengths=np.array([0, *some.lengths, 0]))  # in front, and at the end
-    assert predicted_places(holes).tolist() == predicted_places(some).tolist()
-
-
 def test_documents_that_hold_nothing_to_predict_are_told(
     tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: Bundle
 ) -> None:
@@ -291,11 +260,3 @@ def test_documents_that_hold_nothing_to_predict_are_told(
     monkeypatch.setattr("tasks.evaluation.stage.encode_documents", lambda *_: empty)
     with pytest.raises(UserError, match=r"2 evaluation document\(s\) hold 0 ids and none to predict"):
         measured(tiny, tmp_path, ["a", "b"])
-
-
-def test_no_evaluation_window_reaches_into_the_next_document(bundle: Bundle, texts: list[str]) -> None:
-    documents = encode_documents(bundle, texts)
-    windows = windows_of(documents, 32)
-    ends = documents.starts + documents.lengths
-    owner = np.searchsorted(ends, windows.start, side="right")
-    assert (windows.start + windows.length <= ends[owner]).all()

@@ -13,7 +13,6 @@ from tiny_run import Ran
 
 from storage.lineage import manifest_of
 from storage.tables import read_rows
-from tasks.evaluation import kneser_ney
 from tasks.evaluation.kneser_ney import KneserNey
 from tasks.evaluation.ngram import dataset_of, training_documents
 from tasks.tokens.tokenizer import BOS, EOS
@@ -107,19 +106,6 @@ def test_the_probabilities_behind_any_context_sum_to_one(context: list[int]) -> 
     assert np.exp(-model.nll(*flat(asked))[ends]).sum() == pytest.approx(1, rel=1e-12)
 
 
-def test_no_discount_is_nothing_so_that_every_token_is_possible() -> None:
-    # n1 to n4 of the trigrams are such that what is taken from counts of three and more would be 0
-    trained = "442312534452001000152040545204025313150555040040251134355"
-    model = KneserNey.fit(*flat([[int(token) for token in trained]]), 6, 3)
-    asked = text(7, [400])
-    assert np.isfinite(model.nll(*flat([[token % 6 for token in asked[0]]]))).all()
-
-
-def test_a_model_of_no_text_knows_nothing() -> None:
-    model = KneserNey.fit(*flat([[3], []]), V, 5)
-    assert model.nll(*flat([[1, 2, 3]])).tolist() == pytest.approx([0, math.log(V), math.log(V)])
-
-
 def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
     model = KneserNey.fit(*flat(text(4, [200, 7])), V, 5)
     model.save(tmp_path)
@@ -127,18 +113,6 @@ def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
     again = KneserNey.load(tmp_path)
     assert again.nll(*asked).tolist() == model.nll(*asked).tolist()
     assert again.tokens == model.tokens
-
-
-def test_what_is_asked_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = KneserNey.fit(*flat(text(4, [200, 7])), V, 5), flat(text(5, [50, 50]))
-    whole = model.nll(*asked).tolist()
-    monkeypatch.setattr(kneser_ney, "PREDICTED_AT_ONCE", 7)
-    assert model.nll(*asked).tolist() == whole
-
-
-def test_tokens_outside_of_the_vocabulary_are_refused() -> None:
-    with pytest.raises(ValueError, match="tokens are from 1 to 9; expected 0 to 8"):
-        KneserNey.fit(np.array([1, 9]), np.array([2]), V)
 
 
 # of a dataset

@@ -21,9 +21,8 @@ from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
-from tasks.bundle import Bundle
 from tasks.generation.prompts import Prompt, PromptsError, TemplateError, encodable, given_id, read_prompts
-from tasks.generation.shards import MOST_SHARDS, cut_prompts
+from tasks.generation.shards import cut_prompts
 from tasks.run import Run
 from tasks.settings import GenerateSettings, Settings
 from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer
@@ -71,11 +70,6 @@ def test_parquet_holds_a_row_per_prompt(tmp_path: Path) -> None:
         Prompt("3", "Once", '{"id": 3}'),
         Prompt("4", "twice", '{"id": 4}'),
     ]
-
-
-def test_an_id_that_is_null_is_no_id(tmp_path: Path) -> None:
-    path = written(tmp_path / "prompts.jsonl", '{"id": null, "prompt": "a"}\n{"id": null, "prompt": "b"}\n')
-    assert [prompt.id for prompt in read_prompts(path)] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -197,12 +191,6 @@ def test_prompts_are_cut_from_the_beginning_so_that_more_of_them_leave_the_first
     assert all(len(shard) <= 5 for shard in more)
 
 
-def test_prompts_without_number_are_cut_into_few_shards() -> None:
-    prompts = [Prompt(str(number), "x") for number in range(10_000)]
-    assert len(cut_prompts(prompts, GenerateSettings(max_new_tokens=10, shard_tokens=10))) <= MOST_SHARDS
-    assert cut_prompts([], GenerateSettings()) == []
-
-
 PROMPTS = [Prompt("a", "The sheep"), Prompt("b", ""), Prompt("c", "x" * 100 + "€😀"), Prompt("d", "the dog")]
 
 
@@ -255,32 +243,6 @@ def test_another_seed_gives_another_text(home: Home, tiny: Ran) -> None:
     first, _, _ = complete(home, tiny, PROMPTS)
     other, _, _ = complete(home, tiny, PROMPTS, tiny_settings("generate.seed=1"))
     assert [row["text"] for row in first] != [row["text"] for row in other]
-
-
-def test_other_prompts_are_another_artefact(home: Home, tiny: Ran) -> None:
-    _, path, _ = complete(home, tiny, PROMPTS)
-    _, other, _ = complete(home, tiny, PROMPTS[:1])
-    assert path != other
-
-
-def test_neighbours_do_not_change_a_continuation(home: Home, tiny: Ran) -> None:
-    together, _, _ = complete(home, tiny, PROMPTS)
-    alone, _, _ = complete(home, tiny, PROMPTS[:1])
-    assert alone[0]["text"] == together[0]["text"]
-    assert alone[0]["logprobs"] == pytest.approx(together[0]["logprobs"], abs=1e-4)
-
-
-def test_no_prompts_get_no_completions(tiny: Ran) -> None:
-    assert tiny.checkpoint is not None
-    assert Bundle(tiny.folder(tiny.checkpoint)).complete([]) == []
-
-
-def test_an_empty_prompt_is_continued_from_the_beginning_of_a_document(tiny: Ran) -> None:
-    assert tiny.checkpoint is not None
-    bundle = Bundle(tiny.folder(tiny.checkpoint))
-    found = bundle.complete([""], max_new_tokens=8, temperature=0.0)
-    assert found[0].n_tokens == len(found[0].logprobs)
-    assert found == bundle.complete([""], max_new_tokens=8, temperature=0.0)
 
 
 def test_an_empty_prompt_has_an_error_where_no_token_begins_a_text(home: Home, tiny: Ran, tmp_path: Path) -> None:

@@ -86,12 +86,6 @@ def test_a_prompt_too_long_for_the_context_is_refused_by_itself_where_that_is_as
     assert rows[0]["error"].startswith("the prompt has 61 tokens, 69 with max_new_tokens=8, and the context holds 48;")
 
 
-def test_text_of_special_tokens_is_text(model: Path, home: Home, tmp_path: Path) -> None:
-    for tokenizer in (Bundle(model).tokenizer, BpeTokenizer.fit(["the fold and the sheep"], 300)):
-        ids = tokenizer.encode(["<|eos|> <|bos|>"])[0].tolist()
-        assert not set(ids) & {tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id}
-
-
 def test_samples_of_a_prompt_are_rows_beside_each_other_and_differ(home: Home, model: Path) -> None:
     asked = [Prompt("a", "the fold"), Prompt("b", "a dog")]
     rows = completed(home, model, asked, "generate.n_samples=3", "generate.temperature=2", "generate.top_p=1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.curate.hygiene import NormaliseSettings, document_text, normalise_text
+from tasks.curate.hygiene import normalise_text
 from tasks.curate.mojibake import LONGEST_PIECE, PIECES_REMEMBERED, repair_mojibake
 
 TEXTS = {
@@ -101,12 +101,6 @@ def test_windows_marks_read_as_latin1_come_back():
 @pytest.mark.parametrize("kind", ["code", "image"])
 def test_code_and_what_ocr_read_keep_it(kind):
     assert normalise_text("x = 'GrÃ¶ÃŸe'", kind) == "x = 'GrÃ¶ÃŸe'"
-
-
-def test_the_setting_decides():
-    pages = [{"page": 1, "text": "GrÃ¶ÃŸe", "method": "text"}]
-    assert document_text(pages, "text", NormaliseSettings()) == "Größe"
-    assert document_text(pages, "text", NormaliseSettings(repair_mojibake=False)) == "GrÃ¶ÃŸe"
 
 
 @pytest.mark.parametrize("space", [" ", ""])

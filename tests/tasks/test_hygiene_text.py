@@ -7,8 +7,7 @@ import unicodedata
 
 import pytest
 
-from tasks.curate.beyond_ascii import beyond_ascii
-from tasks.curate.hygiene import _MAY_COMPOSE, NormaliseSettings, compose, document_text, normalise_text
+from tasks.curate.hygiene import NormaliseSettings, document_text, normalise_text
 from tasks.curate.hyphenation import join_hyphenation
 
 KINDS = ["pdf", "image", "text", "code"]
@@ -82,26 +81,6 @@ def test_normalising_any_code_points_twice_changes_nothing(kind):
         assert normalise_text(once, kind) == once
 
 
-def test_what_is_beyond_ascii_is_found_whatever_it_is():
-    for seed in range(300):
-        text = "".join(random.Random(seed).choices(PARTS, k=30))
-        assert beyond_ascii(text) == "".join(character for character in text if not character.isascii())
-
-
-def test_characters_that_are_taken_for_composed_are_whatever_stands_beside_them():
-    taken = [chr(code) for code in range(0x80, 0x11_0000) if not _MAY_COMPOSE.search(chr(code))]
-    assert len(taken) > 1_000
-    for character in taken:
-        assert not unicodedata.category(character).startswith("M")
-        assert unicodedata.is_normalized("NFC", f"a{character}o{character}{character}")
-
-
-def test_composing_by_lines_is_composing_the_whole():
-    for seed in range(2_000):
-        text = "".join(random.Random(seed).choices(PARTS, k=30))
-        assert compose(text) == unicodedata.normalize("NFC", text)
-
-
 @pytest.mark.parametrize(
     ("printed", "expected"),
     [
@@ -141,12 +120,6 @@ def test_a_word_divided_between_two_pages_is_whole():
 
 def test_pages_that_end_in_a_list_or_a_number_stay_apart():
     assert document("1990-", "2000", "Baden-", "Baden") == "1990-\n\n2000\n\nBaden-\n\nBaden"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_spaces_tabs_and_indentation_within_lines_stay(kind):
-    text = "def f(x):\n    return  x\n\tindented\ta  table\n        deep"
-    assert document(text, kind=kind) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,6 @@ from tasks.inspection.elements import control_elements
 from tasks.inspection.inspection import InspectError, Inspection, inspect_prompt, project, to_json
 from tasks.inspection.labels import token_labels, visible
 from tasks.inspection.page import SECTIONS, page_data, to_html
-from tasks.inspection.sections import shown_rows
 from tasks.inspection.subject import Subject
 from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer
 
@@ -90,14 +89,6 @@ def test_a_bundle_begins_as_in_training_with_bos() -> None:
     assert found.labels == ["<bos>", "H", "e", "l", "l", "o", "<unk>", "<unk>", "o", "<unk>", "l", "<unk>"]
 
 
-def test_pieces_of_a_character_are_shown_by_their_numbers() -> None:
-    tokenizer = BpeTokenizer.fit(["plain text"], 260)
-    labels = inspect_prompt(subject(tokenizer, vocab_size=300), "a€ b").labels
-    assert labels[0] == "a"
-    assert labels[-2:] == ["␣", "b"]
-    assert all(re.fullmatch(r"#\d+", label) for label in labels[1:-2])
-
-
 @pytest.mark.parametrize(
     ("prompt", "said"), [("", "empty"), ("x" * 65, "at most 64 are expected"), ("a\ud800", "lone surrogate")]
 )
@@ -112,12 +103,6 @@ def test_a_plane_keeps_the_distances_of_points_that_lie_in_it() -> None:
     plane = project(torch.nn.functional.pad(flat, (0, 7)) @ turned)
     torch.testing.assert_close(torch.cdist(plane.points, plane.points), torch.cdist(flat, flat))
     assert sum(plane.shares) == pytest.approx(1)
-
-
-def test_one_point_alone_lies_in_the_middle() -> None:
-    plane = project(torch.ones(3, 5))
-    assert torch.equal(plane.points, torch.zeros(3, 2, dtype=torch.float64))
-    assert plane.shares == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("prompt", [*HOSTILE, "a", "Hello World", "long prompt " * 5])
@@ -156,14 +141,6 @@ def test_the_page_of_a_deep_network_and_a_long_prompt_stays_small() -> None:
     assert len(page) < 3_000_000
 
 
-@pytest.mark.parametrize("n", [1, 12, 13, 60])
-def test_long_tables_show_their_beginning_and_end(n: int) -> None:
-    rows = shown_rows(n)
-    assert rows[0] == 0
-    assert rows[-1] == n - 1
-    assert (None in rows) == (n > 12)
-
-
 def test_the_ten_control_elements_name_modules_that_exist() -> None:
     whole = subject(n_layer=3)
     elements = control_elements(whole)
@@ -181,14 +158,6 @@ def test_a_prompt_of_one_token_says_why_it_has_no_probability() -> None:
     assert to_json(found)["sequence"]["nll"] is None
     assert math.isnan(found.trace.score.nll)
     assert "One token alone" in to_html(found)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "noam"])
-def test_every_schedule_can_be_told(schedule: str) -> None:
-    told = subject()
-    train = {"max_steps": 7, "schedule": schedule}
-    elements = {item.name: item.detail for item in control_elements(dataclasses.replace(told, train=train))}
-    assert elements["Scheduler"].startswith(schedule)
 
 
 def test_foreign_special_tokens_are_labelled_by_their_meaning() -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from dedup_samples import prose
 
@@ -70,13 +69,3 @@ def test_the_files_of_many_segments_are_not_held_open(what: str, tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
-
-
-@pytest.mark.parametrize("chosen", [[0, 1, 2], [1], [2, 0]], ids=["all", "one", "out of order"])
-def test_what_is_taken_is_a_copy(chosen: list[int]) -> None:
-    signed = signatures([prose(60, seed).replace("\n", " ") for seed in range(3)])
-    assert not np.shares_memory(signed.gram_hashes.take(chosen).values, signed.grams)
-    taken = signed.paragraph_spans.take(chosen)
-    assert not np.shares_memory(taken.values, signed.paragraphs)
-    assert not np.shares_memory(taken.starts, signed.paragraph_starts)
-    assert not np.shares_memory(taken.lengths, signed.paragraph_lengths)

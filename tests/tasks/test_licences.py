@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -154,13 +152,3 @@ def test_files_that_hold_a_licence_are_known_by_their_names(name: str) -> None:
 )  # fmt: skip
 def test_other_files_are_not(name: str) -> None:
     assert not is_licence_file(name)
-
-
-def test_the_module_needs_nothing_that_is_slow_to_load() -> None:
-    """It is read by the processes that extract."""
-    slow = ("numpy", "pyarrow", "prefect", "mlflow")
-    code = f"import sys, tasks.ingest.licences; print([name for name in {slow} if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-    )
-    assert done.stdout.strip() == "[]"

@@ -252,14 +252,3 @@ def test_what_the_columns_let_stay_no_rule_refuses(settings: PolicySettings) -> 
     refused = [place for place, row in enumerate(rows) if refusals(row, settings) is not None]
     assert set(refused) <= set(doubted)
     assert refused or settings.preset == "off"
-
-
-def test_columns_leave_most_documents_of_people_alone() -> None:
-    rows = [measures(text) for text in OWN_DOCUMENTS.values()]
-    table = pa.Table.from_pylist(rows, schema=pa.schema(field for field in MEASURES if field.name in rows[0]))
-    assert len(may_be_refused(table, PolicySettings())) < len(rows) / 2
-
-
-def test_no_documents_are_looked_at_where_there_are_none() -> None:
-    for table in (MEASURES.empty_table(), pa.Table.from_batches([], MEASURES)):
-        assert may_be_refused(table, PolicySettings(preset="web")) == []

@@ -29,29 +29,6 @@ def test_each_kind_gives_way_to_its_stand_in() -> None:
     assert counts == {"card": 1, "email": 1, "iban": 1, "ip": 2, "phone": 1, "secret": 1}
 
 
-def test_a_second_look_finds_nothing() -> None:
-    assert find_pii(redact(LETTER, spans(LETTER), KINDS)[0]) == []
-
-
-def test_other_kinds_stay() -> None:
-    text, counts = redact(LETTER, spans(LETTER), ["email"])
-    assert text == LETTER.replace("jane@sheep.farm", "email@example.com")
-    assert counts == {"email": 1}
-
-
-def test_a_text_without_spans_stays_as_it_is() -> None:
-    assert redact("all well", [], KINDS) == ("all well", {})
-
-
-def test_the_order_of_the_spans_does_not_matter() -> None:
-    assert redact(LETTER, spans(LETTER)[::-1], KINDS) == redact(LETTER, spans(LETTER), KINDS)
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot redact shoe size; expected kinds among card, email"):
-        redact("text", [], ["shoe size"])
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -101,10 +78,6 @@ def cut_out(marked: str) -> str:
 )
 def test_a_cut_leaves_no_seam(marked: str, expected: str) -> None:
     assert cut_out(marked) == expected
-
-
-def test_overlapping_stretches_and_those_beyond_the_text_are_one_cut() -> None:
-    assert cut("one two three", [(4, 4), (6, 100), (-5, 2), (3, 0)]) == "one"
 
 
 def naive_cut(text: str, stretches: list[tuple[int, int]]) -> str:

@@ -15,8 +15,8 @@ from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.checks import check_split, check_tokens
-from tasks.curate.redaction import STAND_INS, cut, redact
-from tasks.curate.refine import RefineStageSettings, refine_text
+from tasks.curate.redaction import STAND_INS, cut
+from tasks.curate.refine import refine_text
 from tasks.tokens.tokenizer import load_tokenizer
 
 PRIVATE = {
@@ -57,11 +57,6 @@ def test_kinds_that_are_not_asked_for_stay(home: Home, tmp_path: Path) -> None:
     ran = ingest(home, write(tmp_path / "in", letters()), "refine.redact=email,card")
     for kind in PRIVATE:
         assert (PRIVATE[kind] in ran.texts()[f"{kind}.txt"]) == (kind not in ("email", "card"))
-
-
-def test_nothing_is_replaced_where_nothing_is_asked_for(home: Home, tmp_path: Path) -> None:
-    ran = ingest(home, write(tmp_path / "in", letters()), "refine.redact=")
-    assert ran.texts() == ran.texts("normalise")
 
 
 def test_other_kinds_refine_anew_and_measure_nothing(home: Home, tmp_path: Path) -> None:
@@ -130,14 +125,6 @@ def test_the_refined_text_is_the_same_in_a_process_of_its_own(
     assert apart.texts() == in_place.texts()
 
 
-def test_cuts_that_hold_the_same_spans_have_the_same_settings() -> None:
-    kinds = ("email",)
-    one = RefineStageSettings.of(kinds, {"a": [(0, 3)], "b": [(5, 1)]})
-    assert one == RefineStageSettings.of(kinds, {"b": [(5, 1)], "a": [(0, 3)]})
-    assert one != RefineStageSettings.of(kinds, {"a": [(0, 3)], "b": [(5, 2)]})
-    assert one != RefineStageSettings.of(("email", "ip"), {"a": [(0, 3)], "b": [(5, 1)]})
-
-
 # cuts and redactions together, against an implementation that marks characters one by one
 
 HOLE, KEPT = "\ue000", "\ue001"
@@ -200,12 +187,6 @@ def test_cutting_and_redacting_together_is_marking_characters_one_by_one(seed: i
             and not any(start < span["start"] + span["length"] and span["start"] < start + n for start, n in cuts)
         ]
         assert n_redacted == len(untouched)
-
-
-def test_without_cuts_refining_is_redacting_and_without_spans_it_is_cutting() -> None:
-    text, spans = private_text(random.Random(1))
-    assert refine_text(text, spans, list(PRIVATE), []) == (redact(text, spans, list(PRIVATE))[0], len(spans))
-    assert refine_text(text, [], list(PRIVATE), [(3, 9)]) == (cut(text, [(3, 9)]), 0)
 
 
 @pytest.mark.parametrize(

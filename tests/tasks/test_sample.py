@@ -10,7 +10,7 @@ from PIL import Image
 
 from tasks.ingest.pictures.ocr import ocr_image
 from tasks.ingest.records import ExtractOptions
-from tasks.sample import SCAN_SIZE, build_sample, draw_page, image_pdf, read_topics, text_pdf, wrap_pages
+from tasks.sample import SCAN_SIZE, build_sample, read_topics, text_pdf, wrap_pages
 
 PROSE = ["The quick brown fox jumps over the lazy dog while the judge reads every word of the page."] * 8
 needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")
@@ -104,59 +104,9 @@ def test_the_fax_has_two_frames_and_every_image_states_its_resolution(sample: Pa
     assert frames == {"page.png": 1, "photo.jpg": 1, "tinted.png": 1, "fax.tiff": 2}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "plain",
-        "f(x) and ) or (",
-        r"a \ b \n \\ \101",
-        "“quoted” – it’s… 20 °C, Straße, café, € 5",
-        "100 % <b> [1] /Name",
-    ],
-)
-def test_pdfium_reads_back_exactly_what_was_written(line: str) -> None:
-    assert read_pages(text_pdf("Title", [[line, "second line"], ["page two"]])) == [
-        f"{line}\nsecond line",
-        "page two",
-    ]
-
-
 def test_every_page_of_the_sample_reads_back_exactly() -> None:
     pages = [page for topic in read_topics() for page in wrap_pages(topic.prose, 88, 54)]
     assert [text.split("\n") for text in read_pages(text_pdf("All", pages))] == pages
-
-
-def test_a_character_outside_winansi_becomes_a_question_mark() -> None:
-    assert read_pages(text_pdf("Title", [["a → b"]])) == ["a ? b"]
-
-
-def test_a_title_outside_ascii_survives() -> None:
-    with pypdfium2.PdfDocument(text_pdf("Schäfchen → ☁", [["x"]])) as document:
-        assert document.get_metadata_value("Title") == "Schäfchen → ☁"
-
-
-def test_no_wrapped_line_ends_in_a_hyphen_or_is_empty() -> None:
-    pages = wrap_pages(["one two - three four", "five-six seven"], 9, 2)
-    assert pages == [["one two - three", "four"], ["five-six", "seven"]]
-
-
-def test_text_is_drawn_inside_the_page(sample: Path) -> None:
-    with pypdfium2.PdfDocument(next(sample.glob("scans/*.pdf"))) as document:
-        for page in document:
-            grey = page.render(scale=1).to_pil().convert("L")
-            border = [
-                grey.crop((0, 0, 12, grey.height)),
-                grey.crop((grey.width - 12, 0, grey.width, grey.height)),
-            ]
-            assert all(side.getextrema()[0] > 150 for side in border)
-
-
-@needs_tesseract
-def test_tesseract_reads_a_clean_page() -> None:
-    (page,) = wrap_pages(PROSE, 58, 34)
-    read, _ = ocr_image(draw_page(page).convert("L"), ExtractOptions(ocr_page_segmentation=6))
-    truth = " ".join(page)
-    assert edit_distance(" ".join(read.split()), truth) / len(truth) < 0.05
 
 
 @needs_tesseract
@@ -170,8 +120,3 @@ def test_tesseract_reads_a_page_of_the_scan(sample: Path) -> None:
     assert (
         edit_distance(" ".join(ocr_image(image.convert("L"), ExtractOptions())[0].split()), truth) / len(truth) < 0.05
     )
-
-
-def test_an_image_pdf_keeps_the_size_of_its_pages() -> None:
-    with pypdfium2.PdfDocument(image_pdf("Scan", [Image.new("L", (400, 200), 255)])) as document:
-        assert document[0].get_size() == pytest.approx((144, 72), abs=0.1)

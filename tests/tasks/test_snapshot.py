@@ -16,7 +16,6 @@ from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction
-from tasks.ingest.snapshot import licence_of
 
 MIT = """Copyright (c) 2020 A. Shepherd
 
@@ -226,12 +225,3 @@ def test_every_path_has_a_status_and_every_status_but_ok_a_reason(home: Home, tr
     assert [
         path for path, row in rows.items() if row["status"] != "ok" and not (row["reason"] and row["reason_code"])
     ] == []
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [("a/b/c.txt", "inner"), ("a/b/c/d.txt", "inner"), ("a/bc.txt", "outer"), ("ab/c.txt", "top"), ("c.txt", "top")],
-)
-def test_a_folder_is_above_only_what_is_inside_it(path: str, expected: str) -> None:
-    folders = {("s", "a/b"): "inner", ("s", "a"): "outer", ("s", ""): "top", ("t", "ab"): "other source"}
-    assert licence_of(path, "s", folders) == expected

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import ModelConfig
-from tasks.speed import WINDOW_SECONDS, Limit, Pace, Speedometer, duration, flops_per_token, limit_of, memory
+from tasks.speed import Limit, Pace, Speedometer, duration, flops_per_token, limit_of
 
 
 class Clock:
@@ -28,12 +28,6 @@ def meter(clock: Clock, limit: float = 1e6) -> Speedometer:
     return Speedometer(100.0, Limit(limit, "the test"), clock)
 
 
-def test_the_first_step_has_no_pace(clock: Clock) -> None:
-    pace = meter(clock).pace(1, 10, 64)
-    assert (pace.tokens_per_second, pace.share, pace.seconds_left) == (0.0, None, None)
-    assert pace.words() == ""
-
-
 def test_tokens_per_second_share_and_time_left_follow_from_steps_after_the_first(clock: Clock) -> None:
     speed = meter(clock)
     speed.pace(1, 11, 64)
@@ -44,18 +38,6 @@ def test_tokens_per_second_share_and_time_left_follow_from_steps_after_the_first
     assert pace.seconds_left == pytest.approx(6 * 2.0 / 4)
 
 
-def test_tokens_per_second_forget_what_is_long_past_but_the_time_left_does_not(clock: Clock) -> None:
-    speed = meter(clock)
-    speed.pace(1, 1000, 0)
-    clock.now += 100.0
-    speed.pace(2, 1000, 10)
-    for step in range(3, 60):
-        clock.now += 1.0
-        pace = speed.pace(step, 1000, 10 + 50 * (step - 2))
-    assert pace.tokens_per_second == pytest.approx(50, rel=1 / WINDOW_SECONDS)
-    assert pace.seconds_left == pytest.approx((1000 - 59) * 157 / 58)
-
-
 def test_a_training_that_goes_on_does_not_count_the_tokens_from_before(clock: Clock) -> None:
     speed = meter(clock)
     speed.pace(501, 600, 1e9)
@@ -63,24 +45,6 @@ def test_a_training_that_goes_on_does_not_count_the_tokens_from_before(clock: Cl
     pace = speed.pace(502, 600, 1e9 + 70)
     assert pace.tokens_per_second == pytest.approx(70)
     assert pace.seconds_left == pytest.approx(98)
-
-
-def test_a_training_that_goes_back_is_measured_anew(clock: Clock) -> None:
-    speed = meter(clock)
-    for step in (1, 2, 3):
-        clock.now += 1.0
-        speed.pace(step, 10, 10 * step)
-    clock.now += 1.0
-    assert speed.pace(2, 10, 20).seconds_left is None
-    clock.now += 1.0
-    assert speed.pace(3, 10, 30).tokens_per_second == pytest.approx(10)
-
-
-def test_without_a_limit_there_is_no_share(clock: Clock) -> None:
-    speed = Speedometer(100.0, None, clock)
-    speed.pace(1, 10, 0)
-    clock.now += 1.0
-    assert speed.pace(2, 10, 1234).share is None
 
 
 def test_the_pace_is_said_in_words() -> None:
@@ -117,13 +81,3 @@ def test_the_limit_is_measured_once_and_no_random_number_is_drawn() -> None:
     assert limit is limit_of("cpu", "fp32")
     assert limit.flops > 1e8 and limit.source.startswith("measured: float32")
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_half_precision_is_no_lower_limit_than_float32() -> None:
-    assert limit_of("cpu", "bf16").flops > 0.5 * limit_of("cpu").flops
-
-
-def test_the_memory_of_this_process_is_known() -> None:
-    found = memory("cpu")
-    assert found.keys() == {"memory/resident_mb"}
-    assert 50 < found["memory/resident_mb"] < 1e6

@@ -15,31 +15,14 @@ from storage.home import Home
 from storage.lineage import manifest_of
 from tasks.settings import ExecutionSettings, ModelSettings, TrainSettings, load_settings, parse_assignments
 from tasks.suggest import (
-    batch_for,
     candidates_of,
-    context_for,
     promised_loss,
     read_suggestion,
-    rounded,
     shape_of_tokens,
 )
 
 CPU = "cpu, 2 threads, torch 2"
 OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")
-
-
-@pytest.mark.parametrize(("count", "nearest"), [(0, 1), (1, 1), (5, 4), (6, 8), (100, 128), (1_000_000, 2**20)])
-def test_counts_are_rounded_to_the_nearest_power_of_two(count: int, nearest: int) -> None:
-    assert rounded(count) == nearest
-
-
-def test_sequences_hold_a_whole_document_as_far_as_that_is_reasonable() -> None:
-    assert [context_for(n, CPU) for n in (3, 100, 250, 100_000)] == [64, 128, 256, 256]
-    assert context_for(100_000, "NVIDIA H100") == 1024
-
-
-def test_batches_have_as_many_tokens_whatever_the_context() -> None:
-    assert {batch_for(context, CPU) * context for context in (64, 128, 256)} == {2048}
 
 
 def test_the_law_prefers_more_tokens_and_more_parameters_and_counts_repetition_less() -> None:

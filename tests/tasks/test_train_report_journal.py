@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from storage.schemas import HISTORY
 from storage.tables import read_rows
 from tasks.train_report.journal import (
-    JOURNAL_FILE,
     MOST_EVENTS,
     TELEMETRY_FILE,
     Event,
@@ -97,15 +95,6 @@ def test_a_training_that_starts_anew_says_so(path: Path, tmp_path: Path) -> None
     assert [(event.step, event.message) for event in notes.events] == [(0, "started anew: there was no checkpoint yet")]
 
 
-def test_two_interruptions_at_one_step_are_two(path: Path, tmp_path: Path) -> None:
-    for _ in range(3):
-        journal = opened(path)
-        noted(journal, range(3, 5))
-        journal.flush()
-    _, notes = written(journal, tmp_path / "out")
-    assert [event.step for event in notes.events] == [2, 2]
-
-
 @pytest.mark.parametrize("lost", [1, 5, 40])
 def test_a_line_that_a_kill_cut_is_left_out(path: Path, tmp_path: Path, lost: int) -> None:
     first = opened(path)
@@ -135,29 +124,9 @@ def test_what_a_step_that_is_computed_again_says_again_is_noted_once(path: Path,
     assert third.notes.samples == notes.samples
 
 
-def test_values_that_are_not_there_are_no_points(path: Path, tmp_path: Path) -> None:
-    journal = opened(path)
-    journal.telemetry(2, {"memory/cuda_peak_mb": 7.0})
-    journal.telemetry(5, {"memory/cuda_peak_mb": float("nan")})
-    points, _ = written(journal, tmp_path / "out")
-    assert points == [("memory/cuda_peak_mb", 2, 7.0)]
-
-
 def test_events_without_end_do_not_fill_the_page(path: Path) -> None:
     journal = opened(path)
     for step in range(MOST_EVENTS + 50):
         journal.event(step, "spike", "again")
     assert len(journal.notes.events) == MOST_EVENTS
     assert journal.notes.events[-1].step == MOST_EVENTS + 49
-
-
-def test_an_artefact_without_a_journal_has_no_notes(tmp_path: Path) -> None:
-    assert read_notes(tmp_path) == Notes()
-    assert JOURNAL_FILE not in {path.name for path in tmp_path.iterdir()}
-
-
-def test_long_trainings_are_kept_in_a_few_bytes_a_point(path: Path) -> None:
-    journal = opened(path)
-    noted(journal, range(1, 2001))
-    assert {column.itemsize * len(column) for column in journal._telemetry.values()} == {16_000}
-    assert np.isfinite([value for _, _, value in journal.points()]).all()

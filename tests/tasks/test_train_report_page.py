@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -29,16 +28,11 @@ def titles(figures: TrainingFigures) -> str:
 
 
 @pytest.mark.parametrize("make", TRAININGS)
-def test_the_page_is_whole_for_any_training(make: Make) -> None:
-    tags = Tags(training_page(make(), "fold"))
-    assert set(SECTIONS) <= set(tags.ids)
-    assert len(tags.ids) == len(set(tags.ids))
-
-
-@pytest.mark.parametrize("make", TRAININGS)
-def test_the_page_fetches_nothing_and_runs_nothing(make: Make) -> None:
+def test_the_page_of_any_training_is_whole_fetches_nothing_and_runs_nothing(make: Make) -> None:
     page = training_page(make(), "fold")
     tags = Tags(page)
+    assert set(SECTIONS) <= set(tags.ids)
+    assert len(tags.ids) == len(set(tags.ids))
     assert not tags.names & {"script", "iframe", "object", "embed", "form", "base", "img"}
     assert all(address.startswith(("#", "data:")) or address == "dataset.html" for address in tags.addresses)
     assert "url(" not in page and "@import" not in page
@@ -75,13 +69,6 @@ def test_figures_follow_from_the_curves() -> None:
     assert figures.tokens_per_second == pytest.approx(600 * 4096 / seconds)
     assert figures.share == pytest.approx(figures.tokens_per_second * 8.5e7 / 2.55e11)
     assert facts(figures)["Tokens"] == "2.46M, 3.00 epochs"
-
-
-def test_tokens_of_steps_whose_time_is_not_known_are_no_speed() -> None:
-    made = rich()
-    half = Curve(range(301, 601), [2.0] * 300)
-    figures = replace(made, curves={**made.curves, "time/step_seconds": half})
-    assert figures.tokens_per_second == pytest.approx(4096 / 2)
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
@@ -137,8 +124,3 @@ def test_of_many_samples_the_first_and_the_last_are_shown() -> None:
     words = words_of(replace(rich(), notes=Notes([], [], many)))
     assert "text1." in words and "text100." in words
     assert sum(f"text{step}." in words for step in range(1, 101)) == 6
-
-
-def test_the_lowest_value_is_the_first_of_equal_ones_and_finite() -> None:
-    assert Curve([1, 2, 3, 4], [math.nan, 2.0, 2.0, math.inf]).lowest == (2, 2.0)
-    assert Curve().lowest[0] == 0

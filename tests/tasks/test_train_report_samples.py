@@ -13,7 +13,7 @@ from storage.schemas import SHARD_FILE, TOKENS, TOKENS_FILE
 from storage.tables import write_table
 from tasks.tokens.index import Index
 from tasks.tokens.tokenizer import BOS, EOS, CharTokenizer
-from tasks.train_report.samples import MOST_PROMPT_IDS, NEW_TOKENS, PROMPT_CHARACTERS, Sampler, first_ids
+from tasks.train_report.samples import MOST_PROMPT_IDS, PROMPT_CHARACTERS, Sampler, first_ids
 
 TEXTS = [f"document {name} tells of {name} sheep and of the fold behind the hill, at length" for name in "abcdefgh"]
 TOKENIZER = CharTokenizer.fit(TEXTS)
@@ -79,27 +79,12 @@ def test_prompts_are_beginnings_of_documents_of_the_index(folders: dict[str, Pat
         assert any(TEXTS[number].startswith(text) for number in chosen)
 
 
-def test_prompts_are_the_same_each_time(folders: dict[str, Path]) -> None:
-    index = index_of(pieces_of([0, 1, 2, 3, 4]))
-    assert first_ids(index, folders, TOKENIZER, 256) == first_ids(index, folders, TOKENIZER, 256)
-
-
 def test_a_prompt_is_short_and_leaves_half_of_the_context_free(folders: dict[str, Path]) -> None:
     index = index_of([(0, 70)])
     (prompt,) = first_ids(index, folders, TOKENIZER, 256)
     assert len(prompt) <= MOST_PROMPT_IDS and len(TOKENIZER.decode(prompt)) <= PROMPT_CHARACTERS
     (prompt,) = first_ids(index, folders, TOKENIZER, 16)
     assert len(prompt) == 8
-
-
-def test_a_document_that_is_shorter_than_a_prompt_is_taken_without_its_end(tmp_path: Path) -> None:
-    folders = {"s": shard(tmp_path / "shard", ["ab"])}
-    (prompt,) = first_ids(index_of([(0, 4)]), folders, TOKENIZER, 256)
-    assert prompt == ids_of("ab")[:-1]
-
-
-def test_where_no_piece_begins_a_document_there_is_no_prompt(folders: dict[str, Path]) -> None:
-    assert first_ids(index_of([(5, 20), (40, 20)]), folders, TOKENIZER, 256) == []
 
 
 def network(dropout: float = 0.2) -> Transformer:
@@ -119,17 +104,6 @@ def sampler(clock: list[float] | None = None, ticks: float = 0.0) -> Sampler:
         return clock[0]
 
     return Sampler(TOKENIZER, prompts, TOKENIZER.vocab_size, now)
-
-
-def test_samples_continue_the_prompts() -> None:
-    found = sampler().draw(network(), 7)
-    assert [(sample.step, sample.prompt) for sample in found] == [(7, "document a"), (7, "document")]
-    assert all(0 < len(sample.text) <= NEW_TOKENS for sample in found)
-
-
-def test_the_same_network_writes_the_same() -> None:
-    model = network()
-    assert sampler().draw(model, 1) == sampler().draw(model, 1)
 
 
 def test_sampling_leaves_no_trace_in_the_network_or_in_random_streams() -> None:
@@ -170,7 +144,3 @@ def test_the_last_step_is_sampled_whatever_it_costs() -> None:
     drawn = sampler(clock, ticks=5.0)
     assert drawn.draw(network(), 1, last=True) and not drawn.draw(network(), 2)
     assert drawn.draw(network(), 3, last=True)
-
-
-def test_without_prompts_there_is_nothing_to_draw() -> None:
-    assert Sampler(TOKENIZER, [], TOKENIZER.vocab_size).draw(network(), 1, last=True) == []

@@ -19,10 +19,8 @@ import pytest
 import zstandard
 
 from storage.errors import UserError
-from tasks.corpora import importing
 from tasks.corpora import parts as cutting
-from tasks.corpora.importing import cut_imports
-from tasks.corpora.parts import GZIP, LINES, PARQUET, ZSTD, Part, parts_of, unchanged
+from tasks.corpora.parts import GZIP, LINES, ZSTD, Part, parts_of, unchanged
 from tasks.corpora.rows import Row, Unusable, read_part
 from tasks.corpora.settings import DocumentsSettings
 from tasks.settings import SettingsError, load_settings
@@ -253,10 +251,6 @@ def test_damage_in_a_table_costs_one_row_group(tmp_path: Path) -> None:
     assert texts(rows).keys() == {*range(1, number), *range(2001, 3001)}
 
 
-def test_a_table_of_no_rows_has_none(tmp_path: Path) -> None:
-    assert read(table(tmp_path, {"text": pa.array([], pa.string())})) == []
-
-
 # where files are cut
 
 
@@ -340,33 +334,12 @@ def test_a_small_file_that_changed_is_not_taken_for_what_it_was(tmp_path: Path) 
         pytest.fail("read all the same")
 
 
-def test_whole_files_are_gathered_and_parts_stand_alone() -> None:
-    whole = [Part(f"{n:02}", LINES) for n in range(10)]
-    pieces = [Part("05x", LINES, n, n * 10, n * 10 + 10, n) for n in range(3)]
-    sizes = {part.sha256: cutting.PART_BYTES // 3 for part in whole}
-    found = cut_imports([*whole[::-1], *pieces], sizes)
-    assert sorted(part for segment in found for part in segment) == sorted([*whole, *pieces])
-    assert all(len(segment) == 1 for segment in found if not segment[0].whole)
-    assert max(len(segment) for segment in found) == 4
-
-
 @pytest.mark.parametrize(
     "values", [{"text_column": ""}, {"kind": "poem"}, {"max_row_bytes": 0}, {"max_unpacked_bytes": -1}]
 )
 def test_impossible_settings_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=rf"documents\.{next(iter(values))} is .*, expected "):
         load_settings(None, {"documents": values})
-
-
-def test_a_format_is_known_by_its_content(tmp_path: Path) -> None:
-    assert cut(table(tmp_path, {"text": ["a"]}))[0].format == PARQUET
-
-
-def test_the_digest_of_a_text_is_that_of_the_whole_however_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "CHARACTERS_AT_ONCE", 3)
-    text = "a\ud83d\ude00\u00e9\udfff\u6771\U0001f469xyz"
-    data = text.encode("utf-8", "replace")
-    assert importing._raw_digest(text) == (hashlib.sha256(data).hexdigest(), len(data))
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

@@ -6,13 +6,10 @@ import random
 import tracemalloc
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from slow_measures import slow_measures
 
 from storage.digest import sha256_json
-from storage.schemas import MEASURES
 from tasks.curate.measures import MEASURED_CHARS, digest_of, measure_documents
 
 PROSE = """The first lines of a text are its head. They say what it is about, and for whom.
@@ -105,24 +102,6 @@ def test_a_document_measures_the_same_in_every_company() -> None:
     assert together == [alone[number] for number in order]
 
 
-def test_more_documents_than_a_batch_takes_are_measured_in_order() -> None:
-    rows = [{**row("word " * (number % 7)), "doc_id": str(number)} for number in range(2_500)]
-    measured = measure_documents(rows)
-    assert [one["doc_id"] for one in measured] == [one["doc_id"] for one in rows]
-    assert [one["n_words"] for one in measured] == [number % 7 for number in range(2_500)]
-
-
-def test_no_documents_have_no_measures() -> None:
-    assert measure_documents([]) == []
-
-
-def test_the_rows_fit_the_table() -> None:
-    rows = [{**one, "digest": digest_of(one)} for one in measure_documents([row(text) for text in TEXTS.values()])]
-    table = pa.Table.from_pylist(rows, schema=MEASURES)
-    assert table.to_pylist() == rows
-    assert set(rows[0]) == set(MEASURES.names)
-
-
 def test_the_digest_is_that_of_all_columns_but_the_document() -> None:
     measured = measure("mail to shepherd@sheep.farm, the flock is well")
     content = {name: value for name, value in measured.items() if name != "doc_id"}
@@ -155,29 +134,6 @@ def test_measuring_needs_memory_in_proportion_to_the_text() -> None:
         assert tracemalloc.get_traced_memory()[1] < 120 * len(text)
     finally:
         tracemalloc.stop()
-
-
-def test_classes_of_characters_are_those_of_python() -> None:
-    from tasks.curate.measures.characters import DIGIT, LETTER, SPACE, UPPER, class_table
-
-    def agree(found: int, char: str) -> bool:
-        return (
-            (found == SPACE) == char.isspace()
-            and (found >= LETTER) == char.isalpha()
-            and (found != UPPER or char.isupper())
-            and (found == DIGIT) == (char.isdigit() and not char.isalpha())
-        )
-
-    table = class_table().tolist()
-    assert [hex(point) for point in range(0x110000) if not agree(table[point], chr(point))] == []
-
-
-@pytest.mark.parametrize("text", ["plain – text…", "mixed 羊 with \U0001f411", ""])
-def test_characters_have_the_classes_of_the_table_in_any_company(text: str) -> None:
-    from tasks.curate.measures.characters import class_table, classes_of
-
-    codes = np.array([ord(char) for char in text], np.uint32)
-    assert classes_of(codes).tolist() == class_table()[codes].tolist()
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,6 @@ def test_what_is_too_short_or_no_language_is_undetermined(text: str) -> None:
     assert identify([text]) == [("und", 0.0)]
 
 
-def test_capitals_are_read_as_small_letters() -> None:
-    assert identify([TEXTS["en"].upper()]) == identify([TEXTS["en"].lower()])
-
-
 def test_a_long_text_is_judged_by_its_beginning_and_its_middle() -> None:
     text = "a" * 10_000 + "b" * 10_000
     assert len(excerpt(text)) == 2 * EXCERPT_CHARS + 1
@@ -114,9 +110,3 @@ def test_a_folder_that_cannot_be_written_costs_no_answer(kept: Path) -> None:
     (kept / "file").write_text("no folder")
     look_in(kept / "file", keep=True)
     assert identify(["Der Mond ist aufgegangen, die goldnen Sternlein prangen"])[0][0] == "de"
-
-
-def test_a_model_that_nobody_keeps_is_unpacked(kept: Path) -> None:
-    look_in(kept, keep=False)
-    assert len(automaton().languages) > 90
-    assert list(kept.iterdir()) == []

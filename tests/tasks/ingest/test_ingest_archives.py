@@ -552,12 +552,6 @@ def test_aes_says_what_it_is():
 # Order of what is yielded
 
 
-def test_members_are_announced_and_finished_in_order():
-    items = list(yield_document(zip_of(CONTENTS), ".zip", OPTIONS))
-    kinds = [item.locator if isinstance(item, MemberStarted | Extraction) else item for item in items]
-    assert kinds == ["a.py", None, "a.py", "docs/b.txt", None, "docs/b.txt", "docs/c.md", None, "docs/c.md"]
-
-
 @pytest.mark.parametrize("skip", range(5))
 def test_members_that_are_done_are_passed_over_without_a_word(skip):
     data = zip_of({"a.txt": b"1", "b.zip": zip_of({"c.txt": b"2", "d.txt": b"3"}), "../e": b"4"})

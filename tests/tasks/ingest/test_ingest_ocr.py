@@ -15,7 +15,7 @@ from PIL import Image
 
 from tasks.ingest.extract import extract_document
 from tasks.ingest.pictures import ocr, tessdata
-from tasks.ingest.pictures.ocr import OcrError, OcrUnavailable, engine_version, ocr_image, ocr_ready
+from tasks.ingest.pictures.ocr import OcrError, OcrUnavailable, ocr_image, ocr_ready
 from tasks.ingest.pictures.tessdata import find_tessdata
 from tasks.ingest.records import ExtractOptions
 
@@ -135,10 +135,6 @@ def test_loading_the_engine_leaves_the_thread_limit_of_the_process_alone():
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
     assert done.stdout.strip() == "None"
-
-
-def test_the_version_is_a_number():
-    assert engine_version()[0].isdigit()
 
 
 def test_memory_that_runs_out_during_recognition_ends_the_process():

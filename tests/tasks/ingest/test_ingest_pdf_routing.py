@@ -9,7 +9,6 @@ from PIL import Image
 
 from tasks.ingest.pdf import pdf
 from tasks.ingest.pdf.pdf import extract_pdf
-from tasks.ingest.pdf.text_merge import agree, merge_lines
 from tasks.ingest.records import ExtractOptions, PageText
 
 OPTIONS = ExtractOptions(ocr_dpi=150)
@@ -97,17 +96,3 @@ def test_born_digital_pages_of_the_corpus_need_no_ocr(corpus, no_ocr):
     for name in ("R-intro.pdf", "ltnews.pdf", "babel.pdf"):
         pages = list(extract_pdf((corpus / "documents" / name).read_bytes(), ExtractOptions()))
         assert not [page.page for page in pages if page.error]
-
-
-def test_the_layers_wording_replaces_the_line_that_ocr_read_badly():
-    assert merge_lines("Invoice 4711", "lnvoice 47l1\nmany words\nfew words") == "Invoice 4711\nmany words\nfew words"
-
-
-def test_a_line_that_ocr_did_not_find_comes_first_and_equal_lines_are_not_lost():
-    assert merge_lines("stamp", "same\nsame") == "stamp\nsame\nsame"
-
-
-def test_agreement_is_of_words_whatever_their_order():
-    assert agree("one two three four", "four three TWO, one")
-    assert not agree("one two three four", "one five six")
-    assert not agree("", "one")

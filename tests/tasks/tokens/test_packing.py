@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model import SpanSource
-from model.data import IGNORE
 from tasks.tokens.packing import (
     PACKINGS,
     Account,
@@ -95,15 +94,6 @@ def test_the_account_is_what_is_read(cut: tuple[list[int], int, str, Pieces]) ->
 
 
 @given(cuts())
-def test_places_and_ids_are_conserved(cut: tuple[list[int], int, str, Pieces]) -> None:
-    lengths, seq_len, way, pieces = cut
-    found = account(pieces, np.array(lengths), seq_len, is_isolated(way))
-    assert found.sequences * seq_len == found.kept + found.repeated + found.padded
-    assert sum(lengths) == found.kept + found.cut
-    assert min(vars(found).values()) >= 0
-
-
-@given(cuts())
 def test_a_label_is_the_id_behind_its_input(cut: tuple[list[int], int, str, Pieces]) -> None:
     lengths, _, way, pieces = cut
     stream = all_ids(lengths)
@@ -130,13 +120,6 @@ def test_no_piece_leaves_its_document_or_its_sequence(cut: tuple[list[int], int,
 
 
 @given(cuts())
-def test_sequences_rise_without_a_gap(cut: tuple[list[int], int, str, Pieces]) -> None:
-    *_, pieces = cut
-    assert pieces.sequence[:1].tolist() in ([], [0])
-    assert set(np.diff(pieces.sequence).tolist()) <= {0, 1}
-
-
-@given(cuts())
 def test_predicted_spans_hold_the_labels(cut: tuple[list[int], int, str, Pieces]) -> None:
     lengths, _, way, pieces = cut
     begin, end = predicted_spans(pieces, len(lengths), is_isolated(way))
@@ -153,14 +136,6 @@ def test_pieces_are_numbered_along_their_document(cut: tuple[list[int], int, str
         rows = np.flatnonzero(pieces.document == document)
         assert sorted(numbers[rows].tolist()) == list(range(len(rows)))
         assert (np.diff(pieces.start[rows[np.argsort(numbers[rows])]]) >= 0).all()
-
-
-@given(cuts())
-def test_cutting_twice_gives_the_same_pieces(cut: tuple[list[int], int, str, Pieces]) -> None:
-    lengths, seq_len, way, pieces = cut
-    if way == "pack":
-        again = packed_pieces(np.array(lengths, dtype=np.uint32), seq_len)
-        assert all(np.array_equal(values, vars(again)[name]) for name, values in vars(pieces).items())
 
 
 @pytest.mark.parametrize("way", PACKINGS)
@@ -208,15 +183,6 @@ def test_sequences_of_no_places_are_refused(way: str) -> None:
         pieces_of(np.array([3]), 0, way)
 
 
-def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(ValueError, match="'sort', expected chunk, concat, pack"):
-        pieces_of(np.array([3]), 8, "sort")
-
-
-def test_accounts_add_up() -> None:
-    assert Account(1, 2, 3, 4, 5, 6) + Account(10, 20, 30, 40, 50, 60) == Account(11, 22, 33, 44, 55, 66)
-
-
 # chunks
 
 
@@ -230,34 +196,6 @@ def read(n_ids: int, seq_len: int, stride: int) -> tuple[np.ndarray, np.ndarray]
     return inputs, labels
 
 
-@pytest.mark.parametrize(("m", "s"), SHAPES)
-def test_the_number_of_chunks_is_the_promised_one(m: int, s: int) -> None:
-    for n_ids in range(1, 60):
-        expected = 1 if n_ids <= m else math.ceil((n_ids - m) / s) + 1
-        assert len(chunk_spans(n_ids, m, s)) == expected
-
-
-@pytest.mark.parametrize(("m", "s"), SHAPES)
-def test_every_id_is_an_input_of_some_chunk(m: int, s: int) -> None:
-    for n_ids in range(1, 60):
-        inputs, _ = read(n_ids, m, s)
-        assert set(range(10, 10 + n_ids)) <= set(inputs.ravel().tolist())
-
-
-@pytest.mark.parametrize("m", [1, 2, 5, 8])
-def test_without_overlap_every_id_but_the_first_is_predicted_exactly_once(m: int) -> None:
-    for n_ids in range(1, 60):
-        _, labels = read(n_ids, m, m)
-        assert sorted(labels[labels != IGNORE].tolist()) == list(range(11, 10 + n_ids))
-
-
-@pytest.mark.parametrize(("m", "s"), SHAPES)
-def test_with_overlap_every_id_but_the_first_is_predicted_at_least_once(m: int, s: int) -> None:
-    for n_ids in range(1, 60):
-        _, labels = read(n_ids, m, s)
-        assert set(labels[labels != IGNORE].tolist()) == set(range(11, 10 + n_ids))
-
-
 @given(st.integers(0, 60), st.integers(1, 12), st.data())
 def test_chunks_overlap_by_no_more_than_the_stride_leaves(n_ids: int, seq_len: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, seq_len))
@@ -267,46 +205,10 @@ def test_chunks_overlap_by_no_more_than_the_stride_leaves(n_ids: int, seq_len: i
     assert (ends[:-1] - pieces.start[1:] == seq_len - stride).all()
 
 
-@given(st.lists(st.integers(0, 60), max_size=8), seq_lens)
-def test_each_chunk_of_many_documents_is_the_one_of_its_document_alone(lengths: list[int], seq_len: int) -> None:
-    pieces = chunk_pieces(np.array(lengths, dtype=np.int64), seq_len)
-    found = list(zip(pieces.document.tolist(), pieces.start.tolist(), pieces.length.tolist(), strict=True))
-    assert found == [
-        (document, *span) for document, n_ids in enumerate(lengths) for span in chunk_spans(n_ids, seq_len)
-    ]
-
-
-def test_the_last_label_of_a_full_chunk_looks_ahead_into_the_next() -> None:
-    inputs, labels = read(7, 4, 4)
-    assert inputs.tolist() == [[10, 11, 12, 13], [14, 15, 16, PAD]]
-    assert labels.tolist() == [[11, 12, 13, 14], [15, 16, IGNORE, IGNORE]]
-
-
-def test_neighbours_of_an_overlap_start_a_stride_apart() -> None:
-    inputs, _ = read(10, 4, 2)
-    assert inputs[:, 0].tolist() == [10, 12, 14, 16]
-
-
-def test_a_short_document_is_one_padded_chunk() -> None:
-    inputs, labels = read(2, 5, 3)
-    assert inputs.tolist() == [[10, 11, PAD, PAD, PAD]]
-    assert labels.tolist() == [[11, IGNORE, IGNORE, IGNORE, IGNORE]]
-
-
-def test_no_stride_means_the_sequence_length() -> None:
-    assert chunk_spans(100, 7) == chunk_spans(100, 7, 7)
-
-
 def test_what_a_stride_repeats_is_counted() -> None:
     pieces = chunk_pieces(np.array([10]), 4, 2)
     # 0-3, 2-5, 4-7, 6-9
     assert account(pieces, np.array([10]), 4) == Account(sequences=4, kept=10, repeated=6, labels=15)
-
-
-@pytest.mark.parametrize("stride", [5, -1])
-def test_a_stride_that_would_skip_ids_is_refused(stride: int) -> None:
-    with pytest.raises(ValueError, match="would be skipped"):
-        chunk_pieces(np.array([3]), 4, stride)
 
 
 # one stream
@@ -359,15 +261,6 @@ def test_short_documents_are_packed_as_by_plain_best_fit(lengths: list[int], seq
     pieces = packed_pieces(np.array(lengths), seq_len)
     rooms = seq_len - np.bincount(pieces.sequence, weights=pieces.inputs).astype(int)
     assert sorted(rooms.tolist()) == best_fit_rooms(lengths, seq_len)
-
-
-@given(lengths_of, seq_lens)
-def test_every_id_is_packed_once_and_predicted_once(lengths: list[int], seq_len: int) -> None:
-    sequences = written_out(packed_pieces(np.array(lengths), seq_len), isolated=True)
-    inputs = Counter(item for sequence in sequences for item in sequence.inputs)
-    labels = Counter(label for sequence in sequences for label in sequence.labels if label)
-    assert inputs == Counter(all_ids(lengths))
-    assert labels == Counter(item for item in all_ids(lengths) if item[1])
 
 
 @given(lengths_of, seq_lens)
@@ -424,11 +317,6 @@ def test_many_long_documents_are_packed_whole_and_predicted_once(seed: int) -> N
 def test_room_too_small_to_be_worth_a_cut_is_padded() -> None:
     lengths = np.array([256 + 6, 253, 253])
     assert account(packed_pieces(lengths, 256), lengths, 256) == Account(4, kept=768, padded=256, labels=765)
-
-
-def test_of_equal_documents_the_earlier_ones_come_first() -> None:
-    pieces = packed_pieces(np.array([3, 3, 3, 3]), 6)
-    assert (pieces.document.tolist(), pieces.sequence.tolist()) == ([0, 1, 2, 3], [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize("n_documents", [2_000, 20_000])

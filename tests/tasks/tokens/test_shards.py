@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny_run import direct_run, home_at
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import models, pre_tokenizers
@@ -254,21 +252,6 @@ def test_a_tokeniser_that_cannot_encode_is_told_to_the_user(
         encode(tmp_path, tokenizer, ["the fold", "of sheep"])
 
 
-@given(st.lists(st.text(max_size=40), max_size=12), st.integers(1, 5), st.sampled_from(sorted(KINDS)))
-@settings(max_examples=40, deadline=None)
-def test_ids_of_any_documents_add_up(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], rows: int, kind: str
-) -> None:
-    folder, tokenizer = tmp_path_factory.mktemp("any"), KINDS[kind]
-    made = encode(folder, tokenizer, texts, rows_per_group=rows)
-    shard = np.load(folder / "out" / "tokens.npy")
-    expected = [
-        encode_document(tokenizer, text, ids)[0] for text, ids in zip(texts, tokenizer.encode(texts), strict=True)
-    ]
-    assert np.array_equal(shard, np.concatenate([np.zeros(0), *expected]))
-    assert made["lost_bytes"] == sum(pq.read_table(folder / "out" / "tokens.parquet")["lost_bytes"].to_pylist())
-
-
 # -- the stage ----------------------------------------------------------------------------------------------------
 
 
@@ -345,18 +328,6 @@ def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
 
 
 # -- what a process takes ------------------------------------------------------------------------------------------
-
-IMPORTED = r"""
-import sys
-sys.path.insert(0, sys.argv[1])
-from tasks.tokens.shards import tokenise_segment
-tokenise_segment(*sys.argv[2:6], True, True, "auto", lambda done, total: None)
-print("pyarrow" in sys.modules, "pyarrow.compute" in sys.modules)
-"""
-
-
-def test_a_process_that_encodes_goes_without_arrow_s_functions(tmp_path: Path) -> None:
-    assert told_by_a_process(IMPORTED, "char", DOCUMENTS, tmp_path) == ["True", "False"]
 
 
 def told_by_a_process(code: str, kind: str, texts: list[str], folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from trace_samples import longest_shared, segment_at
 from storage.errors import UserError
 from tasks.tracing import spans as module
 from tasks.tracing.index import TracedSegment
-from tasks.tracing.spans import SharedSpan, covered_chars, outstanding, shared_spans
+from tasks.tracing.spans import SharedSpan, outstanding, shared_spans
 
 DOCUMENTS = {f"doc-{seed}": prose(60 + 40 * seed, seed) for seed in range(6)}
 
@@ -136,11 +136,6 @@ def span_at(start: int, length: int, doc_id: str = "d", words: int = 8) -> Share
     return SharedSpan(start, length, words, doc_id, 0, length, "", "", "")
 
 
-def test_spans_within_longer_ones_stand_aside_and_equal_ones_stand_together() -> None:
-    long, twin, inner, beside = span_at(0, 60), span_at(0, 60, "e"), span_at(10, 40), span_at(50, 40)
-    assert outstanding([long, twin, inner, beside]) == [[long, twin], [beside]]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_spans_of_which_none_lies_within_another_are_those_of_plain_python(seed: int) -> None:
     draw = random.Random(seed)
@@ -151,8 +146,3 @@ def test_spans_of_which_none_lies_within_another_are_those_of_plain_python(seed:
     assert {(group[0].start, group[0].start + group[0].length) for group in found} == places - inner
     assert [group[0].length for group in found] == sorted((group[0].length for group in found), reverse=True)
     assert sum(map(len, found)) == sum((one.start, one.start + one.length) not in inner for one in spans)
-
-
-def test_a_character_in_several_spans_is_covered_once() -> None:
-    assert covered_chars([span_at(0, 60), span_at(10, 40), span_at(50, 40), span_at(100, 5)]) == 95
-    assert covered_chars([]) == 0
