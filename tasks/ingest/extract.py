@@ -32,34 +32,6 @@ _READERS: dict[str, Callable[[bytes, ExtractOptions], Parsed]] = {
 }
 
 
-def extract_document(data: bytes, suffix: str, options: ExtractOptions, passwords: Sequence[str] = ()) -> Extraction:
-    """Extract one document in this process.
-
-    Args:
-        data: The file's bytes.
-        suffix: The file's suffix with the dot, or "".
-        options: What changes the result.
-        passwords: Tried on what is encrypted.
-
-    Returns:
-        The outcome with its pages and members. Damaged and refused documents are outcomes too, not exceptions.
-    """
-    extraction = yield_document(data, suffix, options, passwords)
-    pages: list[PageText] = []
-    members: list[Extraction] = []
-    while True:
-        try:
-            item = next(extraction)
-        except StopIteration as end:
-            outcome: Extraction = end.value
-            outcome.pages, outcome.members = pages, members
-            return outcome
-        if isinstance(item, PageText):
-            pages.append(item)
-        elif isinstance(item, Extraction):
-            members.append(item)
-
-
 def yield_document(
     data: bytes,
     suffix: str,

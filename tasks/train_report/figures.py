@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tasks.train_report.journal import Event, Notes, Sample, Start
+from tasks.train_report.journal import Notes, Sample, Start
 
 WORSE = 0.01  # by which share above its lowest value a loss counts as risen again
 
@@ -184,11 +184,6 @@ class TrainingFigures:
         if start is None or math.isnan(rate) or not start.limit:
             return None
         return rate * start.flops_per_token / start.limit
-
-    @property
-    def interruptions(self) -> list[Event]:
-        """The times that the training went on, or began anew, after an interruption."""
-        return [event for event in self.notes.events if event.kind == "resumed"]
 
     @property
     def rises(self) -> float:

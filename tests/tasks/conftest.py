@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tiny_run import Ran, home_at, run_whole, write_texts
+from tiny_run import Ran, home_at, run_whole, with_tracking, write_texts
 
 if TYPE_CHECKING:
     from storage.home import Home
@@ -41,14 +41,4 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Ran:
     """Files to completions over twelve texts; read only."""
-    return run_whole(home_at(tmp_path_factory.mktemp("tiny") / "home"), tiny_source)
-
-
-@pytest.fixture(scope="session")
-def empty_tracking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database with all tables and nothing in them: making them takes a second or two, copying them none."""
-    from storage.tracking import client
-
-    home = home_at(tmp_path_factory.mktemp("tracking"))
-    client(home).search_experiments()
-    return home.path / "mlflow.db"
+    return run_whole(with_tracking(home_at(tmp_path_factory.mktemp("tiny") / "home")), tiny_source)

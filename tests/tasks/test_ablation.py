@@ -65,11 +65,9 @@ def test_a_source_that_is_not_there_is_refused_with_what_is(catalog: Catalog, so
 
 
 @pytest.fixture(scope="module")
-def home(tiny: Ran, empty_tracking: Path, tmp_path_factory: pytest.TempPathFactory) -> Home:
+def home(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with the tiny run and an MLflow database."""
-    found = copy_of_store(tiny, tmp_path_factory.mktemp("ablation") / "home")
-    (found.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
-    return found
+    return copy_of_store(tiny, tmp_path_factory.mktemp("ablation") / "home")
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +132,8 @@ def test_it_is_no_version_and_not_the_training_that_promotion_takes(
     assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
 
 
-def test_a_group_that_the_mix_names_may_be_left_out(
-    tiny: Ran, tiny_source: Path, empty_tracking: Path, tmp_path: Path
-) -> None:
+def test_a_group_that_the_mix_names_may_be_left_out(tiny: Ran, tiny_source: Path, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
-    (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
     by = "mix.by=if(path < 'text-05', 'early', if(path < 'text-08', 'late', 'latest'))"
     run_whole(home, tiny_source, tiny_settings(by, "mix.weights=early=0.5, late=0.3, latest=0.2"))
     said = ablate_from(home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ from tasks.curate.classifier.stages import (
     ClassifierStageSettings,
     ScoreSettings,
     classifier,
-    load_metrics,
     score,
     score_segment,
 )
@@ -62,7 +62,7 @@ def test_an_artefact_holds_weights_and_figures(run: Run, sides: tuple[Path, Path
     made = learn(run, [sides[0]], [sides[1]])
     folder = run.store.folder(made)
     assert np.load(folder / WEIGHTS_FILE, allow_pickle=False).shape == (BUCKETS + 1,)
-    metrics = load_metrics(folder)
+    metrics = json.loads((folder / METRICS_FILE).read_text())
     assert (metrics["good_examples"], metrics["bad_examples"]) == (20, 20)
     assert metrics["auc"] > 0.9
     counts = manifest_of(run.store, made).counts

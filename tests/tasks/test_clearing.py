@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def test_after_clearing_up_an_unchanged_corpus_computes_nothing_and_a_former_sta
 
 @pytest.fixture
 def home(tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home with a training that is neither registered nor the last one of a corpus, and without MLflow's database."""
+    """A home with a training that is neither registered nor the last one of a corpus nor known to MLflow."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     found = copy_of_store(tiny, tmp_path / "home")
     open_store(found.store).remove_ref("corpus/default")
@@ -63,11 +62,9 @@ def cleared(home: Home) -> set[str]:
 
 
 @pytest.mark.parametrize("database", ["lost", "new"])
-def test_a_training_that_mlflow_knows_nothing_of_stays_with_its_dataset(
-    home: Home, empty_tracking: Path, database: str
-) -> None:
-    if database == "new":
-        shutil.copyfile(empty_tracking, home.path / "mlflow.db")
+def test_a_training_that_mlflow_knows_nothing_of_stays_with_its_dataset(home: Home, database: str) -> None:
+    if database == "lost":
+        (home.path / "mlflow.db").unlink()
     assert cleared(home).isdisjoint({"train", "dataset", "evaluate"})
     assert (home.path / "mlflow.db").exists() == (database == "new")
 
@@ -77,8 +74,7 @@ def test_a_training_that_was_removed_keeps_the_dataset_to_make_it_again_of(home:
     assert "dataset" not in cleared(home)
 
 
-def test_a_training_goes_when_its_run_is_deleted(home: Home, empty_tracking: Path, key: str) -> None:
-    shutil.copyfile(empty_tracking, home.path / "mlflow.db")
+def test_a_training_goes_when_its_run_is_deleted(home: Home, key: str) -> None:
     tracking = Tracking(home)
     run_id = tracking.ensure_run(key, "train", {}, {})
     assert "train" not in cleared(home)
@@ -86,8 +82,7 @@ def test_a_training_goes_when_its_run_is_deleted(home: Home, empty_tracking: Pat
     assert {"train", "dataset", "evaluate"} <= cleared(home)
 
 
-def test_a_training_whose_run_was_deleted_and_made_again_stays(home: Home, empty_tracking: Path, key: str) -> None:
-    shutil.copyfile(empty_tracking, home.path / "mlflow.db")
+def test_a_training_whose_run_was_deleted_and_made_again_stays(home: Home, key: str) -> None:
     tracking = Tracking(home)
     tracking.client.delete_run(tracking.ensure_run(key, "train", {}, {}))
     tracking.ensure_run(key, "train", {}, {})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ingest_run import prose, write
-from tiny_run import home_at, run_prepare, tiny_settings
+from tiny_run import home_at, run_prepare, tiny_settings, with_tracking
 
 from storage.digest import sha256_json
 from storage.home import Home
@@ -38,10 +37,9 @@ def put(store: Store, stage: str, name: str, **inputs: Any) -> ArtifactRef:
 
 
 @pytest.fixture
-def home(tmp_path: Path, empty_tracking: Path) -> Home:
+def home(tmp_path: Path) -> Home:
     """A corpus of which a document was dropped; its model, another model that was measured on it, and a third one."""
-    found = home_at(tmp_path / "home")
-    shutil.copyfile(empty_tracking, found.path / "mlflow.db")
+    found = with_tracking(home_at(tmp_path / "home"))
     files: dict[str, str | bytes] = {f"{number}.txt": prose(number) for number in range(8)}
     source = write(tmp_path / "in", {**files, "dropped.txt": DROPPED})
     ran = run_prepare(found, source, tiny_settings("policy.min_words=10"))

@@ -20,11 +20,8 @@ from tasks.settings import EvaluationSettings
     ],
     ids=["no n-grams", "strides"],
 )
-def test_they_are_those_of_its_last_judgement(
-    tiny: Ran, empty_tracking: Path, tmp_path: Path, assignments: tuple[str, ...]
-) -> None:
+def test_they_are_those_of_its_last_judgement(tiny: Ran, tmp_path: Path, assignments: tuple[str, ...]) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
-    (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
     settings, checkpoint = tiny_settings(*assignments), tiny.checkpoint
     with direct_run(home) as run:
         assert judged_by(run.store, "default", version_of(run, checkpoint)) == EvaluationSettings()

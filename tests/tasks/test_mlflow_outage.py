@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from proxy import LOSE, PASS, Answer, Proxy
-from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings, train_in
+from tiny_run import Ran, copy_of_store, direct_run, empty_database, run_whole, tiny_settings, train_in
 
 from flows.models import ensure_training_run, promote_model
 from storage.home import Home
@@ -85,13 +84,13 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path, empty_tracking: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     """It runs; whoever asks it in vain gives up soon, instead of after minutes."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     monkeypatch.setattr(watch, "CURVE_SECONDS", -1.0)  # points are sent at each step
     found = Server(tmp_path / "mlflow")
-    shutil.copyfile(empty_tracking, found.folder / "mlflow.db")
+    (found.folder / "mlflow.db").write_bytes(empty_database())
     found.start()
     return found
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 import run_kill_child
+from extraction import extract_document
 from tiny_run import Ran, direct_run, home_at, text_of
 
 from flows.models import ensure_training_run
 from storage.home import Home
-from tasks.ingest.extract import extract_document
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.pool.process import StartKilledError

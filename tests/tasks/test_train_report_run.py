@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
-from tiny_run import Ran, direct_run, text_of
+from tiny_run import Ran, direct_run, text_of, with_tracking
 
 from flows.models import ensure_training_run
 from flows.report import write_training_page
@@ -121,12 +120,10 @@ def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
     assert max(Counter((sample.step, sample.prompt) for sample in notes.samples).values()) == 1
 
 
-def test_a_lost_run_gets_its_telemetry_and_its_samples_back(
-    tiny: Ran, tiny_source: Path, prepared_home: Home, empty_tracking: Path
-) -> None:
+def test_a_lost_run_gets_its_telemetry_and_its_samples_back(tiny: Ran, tiny_source: Path, prepared_home: Home) -> None:
     with direct_run(prepared_home) as run:
         checkpoint = train_in(run, tiny_source)
-    shutil.copyfile(empty_tracking, prepared_home.path / "mlflow.db")
+    with_tracking(prepared_home)
     with direct_run(prepared_home) as run:
         run_id = ensure_training_run(run, checkpoint)
         points = Counter(curve(run, run_id))

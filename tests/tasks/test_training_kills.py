@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tiny_run import SETTINGS, Ran, direct_run, home_at, train_in
+from tiny_run import SETTINGS, Ran, direct_run, home_at, train_in, with_tracking
 
 from storage.catalog import corpus_ref
 from storage.home import Home
@@ -31,14 +31,13 @@ PATIENCE_SECONDS = 300
 
 
 @pytest.fixture
-def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
+def prepared_home(tiny: Ran, tmp_path: Path) -> Home:
     """A home with everything but the training."""
-    return _prepared(tiny, tmp_path / "home", empty_tracking)
+    return _prepared(tiny, tmp_path / "home")
 
 
-def _prepared(tiny: Ran, folder: Path, empty_tracking: Path) -> Home:
-    target = home_at(folder)
-    shutil.copyfile(empty_tracking, target.path / "mlflow.db")
+def _prepared(tiny: Ran, folder: Path) -> Home:
+    target = with_tracking(home_at(folder))
     shutil.copytree(tiny.run.home.store, target.store, ignore=shutil.ignore_patterns(*LATER, ".work", ".locks"))
     shutil.copyfile(tiny.run.home.hash_memo, target.hash_memo)
     store, name = open_store(target.store), corpus_ref("default")
@@ -156,9 +155,9 @@ def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
 @pytest.mark.prefect
 @pytest.mark.timeout(1800)
 def test_the_command_is_stopped_and_killed_and_goes_on_in_one_run_to_the_same_bits(
-    tiny: Ran, tiny_source: Path, tmp_path: Path, empty_tracking: Path
+    tiny: Ran, tiny_source: Path, tmp_path: Path
 ) -> None:
-    home, other = (_prepared(tiny, tmp_path / name, empty_tracking) for name in ("home", "other"))
+    home, other = (_prepared(tiny, tmp_path / name) for name in ("home", "other"))
     for number, how in enumerate([_terminate, _terminate_all, _kill, _terminate]):
         code, said = _interrupt(home, tiny_source, tmp_path / f"log-{number}", how)
         status, points = _curve(home)

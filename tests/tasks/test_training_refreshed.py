@@ -26,10 +26,9 @@ class Interrupted(BaseException):
 
 
 @pytest.fixture
-def home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
+def home(tiny: Ran, tmp_path: Path) -> Home:
     """A home with one finished training and its run."""
     home = copy_of_store(tiny, tmp_path / "home")
-    (home.path / "mlflow.db").write_bytes(empty_tracking.read_bytes())
     with direct_run(home) as run:
         ensure_training_run(run, tiny.checkpoint)
     return home

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
-from tiny_run import Ran, direct_run, home_at, run_prepare, run_whole, text_of, tiny_settings, train_in, write_texts
+from tiny_run import (
+    Ran,
+    direct_run,
+    home_at,
+    run_prepare,
+    run_whole,
+    text_of,
+    tiny_settings,
+    train_in,
+    with_tracking,
+    write_texts,
+)
 
 from flows.models import ensure_training_run
 from flows.train import suggest_training
@@ -39,10 +50,9 @@ class Interrupted(RuntimeError):
 
 
 @pytest.fixture
-def prepared_home(tiny: Ran, tmp_path: Path, empty_tracking: Path) -> Home:
+def prepared_home(tiny: Ran, tmp_path: Path) -> Home:
     """A home with everything but the training."""
-    target = home_at(tmp_path / "home")
-    shutil.copyfile(empty_tracking, target.path / "mlflow.db")
+    target = with_tracking(home_at(tmp_path / "home"))
     store = Path(tiny.run.home.store)
     ignored = shutil.ignore_patterns("train", "evaluate", "generate", "prompts", ".work", ".locks")
     shutil.copytree(store, target.store, ignore=ignored)

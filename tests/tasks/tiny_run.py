@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from flows.evaluate import evaluate_model
 from flows.generate import sample
@@ -65,13 +66,30 @@ def home_at(folder: Path) -> Home:
     return Home(folder, str(folder / "store"), f"sqlite:///{folder / 'mlflow.db'}").create()
 
 
+@cache
+def empty_database() -> bytes:
+    """An MLflow database with all tables and nothing in them: making them takes seconds, copying them none."""
+    from storage.tracking import client
+
+    with TemporaryDirectory() as folder:
+        home = home_at(Path(folder))
+        client(home).search_experiments()
+        return (home.path / "mlflow.db").read_bytes()
+
+
+def with_tracking(home: Home) -> Home:
+    """Give a home an MLflow database that knows of nothing; returns the home."""
+    (home.path / "mlflow.db").write_bytes(empty_database())
+    return home
+
+
 def copy_of_store(ran: Ran, folder: Path, *without: str) -> Home:
     """A new home with what a run made, and with no models and runs in MLflow; it may be spoiled.
 
     Args:
         without: stages that are left out.
     """
-    home = home_at(folder)
+    home = with_tracking(home_at(folder))
     left_out = shutil.ignore_patterns(*without, ".work", ".locks")
     shutil.copytree(ran.run.home.store, home.store, ignore=left_out, dirs_exist_ok=True)
     return home

@@ -141,13 +141,3 @@ def trained_classifier(run: Run, examples: ClassifierSettings) -> ArtifactRef | 
     }
     asked = ClassifierStageSettings.of(**{side: copies for side, (_, copies) in added.items()})
     return classifier(run, asked, good_files=added["good"][0], bad_files=added["bad"][0])
-
-
-def load_metrics(folder: Path) -> dict[str, Any]:
-    """The figures of a trained classifier.
-
-    Args:
-        folder: of the artefact.
-    """
-    metrics: dict[str, Any] = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
-    return metrics

@@ -17,11 +17,12 @@ import zlib
 from collections.abc import Mapping
 
 import pytest
+from extraction import extract_document
 from ingest_samples import encrypted_pdf, text_pdf
 
 from tasks.ingest import extract as extract_module
 from tasks.ingest.containers import members as members_module
-from tasks.ingest.extract import extract_document, yield_document
+from tasks.ingest.extract import yield_document
 from tasks.ingest.records import Extraction, ExtractOptions, MemberStarted
 
 OPTIONS = ExtractOptions()

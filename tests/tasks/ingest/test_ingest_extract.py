@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from extraction import extract_document
 
-from tasks.ingest.extract import extract_document
 from tasks.ingest.records import ExtractOptions
 
 OPTIONS = ExtractOptions()

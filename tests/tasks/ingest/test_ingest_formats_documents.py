@@ -8,8 +8,8 @@ import zipfile
 
 import docx
 import pytest
+from extraction import extract_document
 
-from tasks.ingest.extract import extract_document
 from tasks.ingest.records import Extraction, ExtractOptions
 
 OPTIONS = ExtractOptions()

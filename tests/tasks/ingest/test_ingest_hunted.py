@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pypdf
 import pytest
+from extraction import extract_document
 from ingest_samples import picture_of, saved, text_pdf
 from PIL import Image, PngImagePlugin
 from pypdf.generic import ByteStringObject, NameObject
 
-from tasks.ingest.extract import extract_document
 from tasks.ingest.pictures.ocr import ocr_image
 from tasks.ingest.records import ExtractionProblem, ExtractOptions
 from tasks.ingest.sources.hashing import HashMemo

@@ -9,10 +9,10 @@ import tracemalloc
 import zlib
 
 import pytest
+from extraction import extract_document
 from ingest_samples import picture_of, saved
 from PIL import Image
 
-from tasks.ingest.extract import extract_document
 from tasks.ingest.pictures import image as image_module
 from tasks.ingest.pictures.image import extract_image, is_uniform, to_grey
 from tasks.ingest.records import ExtractOptions

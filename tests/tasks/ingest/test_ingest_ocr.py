@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from extraction import extract_document
 from ingest_samples import picture_of, saved
 from PIL import Image
 
-from tasks.ingest.extract import extract_document
 from tasks.ingest.pictures import ocr, tessdata
 from tasks.ingest.pictures.ocr import OcrError, OcrUnavailable, ocr_image, ocr_ready
 from tasks.ingest.pictures.tessdata import find_tessdata

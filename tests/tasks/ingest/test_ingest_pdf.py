@@ -6,11 +6,11 @@ import io
 
 import pypdf
 import pytest
+from extraction import extract_document
 from ingest_samples import encrypted_pdf, picture_of, saved, text_pdf
 from PIL import Image
 
 from tasks.curate.hygiene import normalise_text
-from tasks.ingest.extract import extract_document
 from tasks.ingest.pdf import pdf
 from tasks.ingest.pictures.ocr import OcrUnavailable
 from tasks.ingest.records import ExtractionProblem, ExtractOptions

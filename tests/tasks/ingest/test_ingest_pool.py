@@ -115,7 +115,7 @@ def test_documents_come_out_as_they_do_in_process(tmp_path, tesseract):
         write(tmp_path / "empty.txt", b""),
         write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")), b"caf\xe9 au lait " * 20),
     ]
-    from tasks.ingest.extract import extract_document
+    from extraction import extract_document
 
     with ExtractionPool(2, Limits()) as pool:
         found = [future.result() for future in [pool.submit(job(path)) for path in paths]]
