@@ -81,7 +81,7 @@ def test_a_level_that_stays_becomes_the_usual_one() -> None:
     assert detector.judge(history, 6.0, 1.0) is None
 
 
-@pytest.mark.parametrize(("lr", "seed"), [(3e-4, 1), (3e-3, 2), (1e-2, 3)])
+@pytest.mark.parametrize(("lr", "seed"), [(3e-4, 1), (1e-2, 3)])
 def test_no_alarm_in_real_runs(
     lr: float, seed: int, model_config: ModelConfig, build_source: Callable[..., SpanSource]
 ) -> None:

@@ -208,9 +208,9 @@ def initial_loss(config: ModelConfig) -> float:
 
 
 def shallow(name: str) -> ModelConfig:
-    """The preset with its own vocabulary, at a depth that fits the memory of any machine."""
+    """The preset with its own vocabulary, at a depth that is soon computed."""
     config = preset(name)
-    if count_parameters(config)["total"] <= 200_000_000:
+    if count_parameters(config)["total"] <= 20_000_000:
         return config
     # a post-norm stream holds the token itself until some layers have mixed it, and a tied head then predicts it
     return dataclasses.replace(config, n_layer=4 if config.norm_order == "post" else 1)

@@ -127,15 +127,6 @@ def test_tokens_follow_the_corpus_s_tokeniser_where_there_is_one(
     assert found.estimate.tokens(found.sides[0]) == expected
 
 
-def test_a_corpus_that_was_not_curated_yet_shows_its_documents(tmp_path: Path) -> None:
-    sample = Sample(tmp_path)
-    sample.document("a", "a.txt", curated=False)
-    found = collect(sample.catalog())
-    assert [(fate.name, fate.n) for fate in found.fates] == [("document", 1)]
-    assert found.kinds[0].kept == 1 and sum(named(found, "n-chars").kept) == 1
-    assert found.sides == []
-
-
 def test_a_document_in_two_segments_counts_once_as_the_live_one_has_it(tmp_path: Path) -> None:
     sample = Sample(tmp_path)
     sample.document("a", "a.txt", n_bytes=50)

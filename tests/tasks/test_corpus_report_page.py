@@ -47,8 +47,10 @@ CORPORA = [without_files, all_failed, not_curated, all_dropped, everything]
 
 
 @pytest.mark.parametrize("make", CORPORA)
-def test_the_page_is_whole_and_stands_alone_for_any_corpus(tmp_path: Path, make: type) -> None:
-    assert_alone(corpus_report(make(tmp_path), CORPUS), SECTIONS)
+def test_the_page_of_any_corpus_is_whole_and_stands_alone_and_its_summary_is_short(tmp_path: Path, make: type) -> None:
+    catalog = make(tmp_path)
+    assert_alone(corpus_report(catalog, CORPUS), SECTIONS)
+    assert len(corpus_summary(catalog).splitlines()) <= 40
 
 
 def test_names_and_texts_of_files_are_only_text(tmp_path: Path) -> None:
@@ -122,11 +124,6 @@ def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path
     titles = [worry.title for worry in found(sample.catalog())]
     assert "10 documents dropped by one rule: language" in titles
     assert "One cluster of near-duplicates holds 20 of 20 documents" in titles
-
-
-@pytest.mark.parametrize("make", CORPORA)
-def test_the_summary_is_short(tmp_path: Path, make: type) -> None:
-    assert len(corpus_summary(make(tmp_path)).splitlines()) <= 40
 
 
 def test_the_summary_counts_what_the_page_counts(tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ def page_of(catalog: Catalog) -> str:
 
 
 @pytest.mark.parametrize("make", DATASETS)
-def test_the_page_is_whole_and_stands_alone_for_any_dataset(tmp_path: Path, make: Make) -> None:
-    assert_alone(page_of(make(tmp_path)), SECTIONS)
+def test_the_page_of_any_dataset_is_whole_and_stands_alone_and_its_summary_is_short(tmp_path: Path, make: Make) -> None:
+    figures = collect_dataset(make(tmp_path), CORPUS)
+    assert_alone(dataset_page(figures, CORPUS), SECTIONS)
+    assert len(dataset_summary(figures).splitlines()) <= 40
 
 
 def test_tokens_names_and_texts_are_only_text(tmp_path: Path) -> None:
@@ -110,11 +112,6 @@ def test_the_page_says_how_documents_became_sequences(change: dict, words: str) 
     plain = {"packing": "chunk", "seq_len": 8, "stride": 8, "drop_last": False, "mixed": False}
     empty = {"accounts": [], "indexed": {}, "groups": [], "notes": []}
     assert packing_words(Packed(**{**plain, **empty, **change})).endswith(words)
-
-
-@pytest.mark.parametrize("make", DATASETS)
-def test_the_summary_is_short(tmp_path: Path, make: Make) -> None:
-    assert len(dataset_summary(collect_dataset(make(tmp_path), CORPUS)).splitlines()) <= 40
 
 
 def test_no_word_of_a_text_is_markup_in_the_summary(tmp_path: Path) -> None:

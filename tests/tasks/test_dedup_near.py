@@ -85,11 +85,6 @@ def test_the_order_of_documents_of_the_same_words_changes_nothing_if_they_are_ra
     assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
 
 
-def test_short_documents_pair_when_all_their_words_are_the_same() -> None:
-    texts = ["one", "One!", "two words", "two, words", "words two", "one two"]
-    assert as_dict(find(texts).pairs) == {(0, 1): 1.0, (2, 3): 1.0}
-
-
 def test_text_without_spaces_between_words_is_compared_character_by_character() -> None:
     draw = random.Random(1)
     page = "".join(chr(draw.randrange(0x4E00, 0x9000)) for _ in range(400))
@@ -126,14 +121,6 @@ def test_the_same_text_many_times_is_no_trouble() -> None:
     found = find(["the very same text again and again"] * 2_000)
     assert (clusters(2_000, found.pairs) == 0).all()
     assert found.n_candidates < 20_000
-
-
-def test_known_similarities_are_not_computed_again(corpus: list[str]) -> None:
-    first = find(corpus)
-    reader = Reader(corpus)
-    again = near_pairs(signatures(corpus), reader, known=first.verified)
-    assert reader.asked == []
-    assert as_dict(again.verified) == as_dict(first.verified)
 
 
 def test_growth_reads_only_what_has_new_candidates(corpus: list[str]) -> None:

@@ -65,7 +65,7 @@ def document(*texts: str, kind: str = "pdf") -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_normalising_twice_changes_nothing(kind):
-    for seed in range(6_000):
+    for seed in range(2_000):
         generator = random.Random(seed)
         once = normalise_text("".join(generator.choices(PARTS, k=generator.randrange(1, 40))), kind)
         assert normalise_text(once, kind) == once
@@ -147,5 +147,5 @@ def test_the_names_of_special_tokens_are_text(kind, token):
 )
 def test_long_texts_take_linear_time(filling):
     """A quadratic step would take hours for these."""
-    text = "a" + filling * (2_000_000 // len(filling)) + "b"
+    text = "a" + filling * (500_000 // len(filling)) + "b"
     assert normalise_text(text, "pdf")[:1] == "a"

@@ -163,11 +163,6 @@ def test_a_folder_that_holds_something_is_not_written_to(ran: Ran, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_an_empty_folder_is_filled(ran: Ran, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert export(ran, tmp_path / "out", "tokens").rows == 12
-
-
 def test_an_export_that_fails_leaves_nothing(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "FILE_BYTES", "no number")
     with pytest.raises(TypeError):

@@ -25,8 +25,7 @@ from tasks.corpora import parts as cutting
 from tasks.ingest.corpus import corpora_of
 from tasks.ingest.segments import document_id
 from tasks.ingest.snapshot import ListedFile
-from tasks.ingest.sources.documents import DocumentsSource
-from tasks.ingest.sources.resolve import FolderSource, resolve_sources
+from tasks.ingest.sources.resolve import resolve_sources
 from tasks.machine import Machine
 from tasks.run import Run, StageReport
 
@@ -147,13 +146,6 @@ def test_texts_are_normalised_like_extracted_ones(home: Home, tmp_path: Path) ->
     assert done.texts() == {"x.jsonl/1": "Café\nwas fine\n\nand isn’t"}
 
 
-def test_code_is_normalised_as_code(home: Home, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x.jsonl", [{"text": "a = 'ﬁ'\n\n\n\nb", "kind": "code", "lang": "Python"}])
-    done = run(home, path, "documents.kind_column=kind", "documents.language_column=lang")
-    (row,) = done.rows()
-    assert (row["text"], row["kind"], row["programming_language"]) == ("a = 'ﬁ'\n\n\n\nb", "code", "Python")
-
-
 def test_a_second_run_computes_nothing(home: Home, docs: Path) -> None:
     first, again = run(home, docs), run(home, docs)
     assert first.reports["import"].computed == 4  # contents; one of them lies at two paths
@@ -268,10 +260,6 @@ def test_corpora_are_told_from_files_by_source_and_by_content() -> None:
     corpora, others = corpora_of(rows)
     assert [row.path for row in corpora] == ["a", "c", "d"]
     assert [row.path for row in others] == ["b", "e"]
-
-
-def test_a_source_of_documents_is_named_so() -> None:
-    assert str(DocumentsSource(FolderSource(Path("/docs"), ("/*.jsonl",)))) == "documents:/docs/*.jsonl"
 
 
 def test_files_and_corpora_are_one_corpus(home: Home, docs: Path, tmp_path: Path) -> None:

@@ -67,5 +67,5 @@ def test_a_page_is_judged_by_its_lines():
 
 
 @pytest.mark.parametrize("piece", ["a", "aб", "ж", "\ue000", "!", "é", "a "])
-def test_a_line_of_millions_of_characters_is_no_trouble(piece):
-    assert isinstance(is_legible(piece * (2_000_000 // len(piece))), bool)
+def test_a_line_of_half_a_million_characters_is_no_trouble(piece):
+    assert isinstance(is_legible(piece * (500_000 // len(piece))), bool)

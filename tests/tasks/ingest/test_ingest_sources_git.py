@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -329,18 +328,6 @@ def test_of_the_commits_of_a_followed_branch_the_two_used_last_stay(project, tmp
     assert list_once(cache, f"git+{project}@main") == "first"
 
 
-def test_a_commit_that_is_used_again_counts_as_used_last(project, tmp_path):
-    cache = tmp_path / "cache"
-    first = git(project, "rev-parse", "HEAD")
-    list_once(cache, f"git+{project}@main")
-    for source, text in (("main", "second"), (first, "first"), ("main", "third")):
-        if text != "first":
-            commit(project, a=text)
-        grow_old(cache)
-        assert list_once(cache, f"git+{project}@{source}") == text
-    assert set(exports(cache)) == {"first", "third"}
-
-
 def test_commits_used_within_the_hour_stay(project, tmp_path):
     cache = tmp_path / "cache"
     for text in ("first", "second", "third"):
@@ -375,31 +362,6 @@ def test_several_commits_that_are_sources_at_once_stay_all_and_are_not_written_a
     grow_old(cache)
     list_once(cache, *sources)
     assert {text: (export / "tree").stat().st_ino for text, export in exports(cache).items()} == before
-
-
-def test_an_export_without_a_lease_is_old_or_young_like_any_other(project, tmp_path):
-    """As earlier versions wrote them, which knew of no leases."""
-    cache = tmp_path / "cache"
-    for text in ("first", "second", "third"):
-        commit(project, a=text)
-        grow_old(cache)
-        for export in exports(cache).values():
-            used = export.stat().st_mtime
-            (export / "lease").unlink(missing_ok=True)
-            os.utime(export, (used, used))
-        list_once(cache, f"git+{project}@main")
-    assert set(exports(cache)) == {"second", "third"}
-
-
-def test_a_lease_follows_an_export_that_was_deleted_and_written_again(project, listed, tmp_path):
-    listed(f"git+{project}@main")
-    shutil.rmtree(tmp_path / "cache")
-    listed(f"git+{project}@main")
-    for text in ("second", "third", "fourth"):
-        commit(project, a=text)
-        grow_old(tmp_path / "cache")
-        list_once(tmp_path / "cache", f"git+{project}@main")
-    assert set(exports(tmp_path / "cache")) == {"first", "third", "fourth"}
 
 
 def test_a_source_is_called_the_same_at_all_commits(project):

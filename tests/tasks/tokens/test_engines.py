@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -90,11 +89,6 @@ def test_an_engine_gives_the_ids_of_the_reference(engine: Engine) -> None:
     assert_equal(engine, texts([*HARD, prose(1), prose(2, 10)]))
 
 
-def test_a_slice_of_a_column_is_encoded_alone(engine: Engine) -> None:
-    column = pa.array([prose(3), *HARD, prose(4)], pa.large_string())
-    assert_equal(engine, Texts.of(column[1:-1]))
-
-
 @given(items=st.lists(st.text()))
 @example(items=["<|bos|>", "<|pad|><|unk|>", "\x85 \u2028"])
 @settings(max_examples=60, deadline=None)
@@ -109,12 +103,6 @@ def test_the_reference_gives_what_the_tokeniser_itself_gives() -> None:
         for row, (text, ids) in enumerate(zip(HARD, tokenizer.encode(HARD), strict=True)):
             assert np.array_equal(found.of_text(row), ids)
             assert found.lost[row] == tokenizer.lost_bytes(text, ids)
-
-
-def test_blocks_cut_no_character(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK_BYTES", 7)
-    for tokenizer in (CHAR, WIDE, AsciiTokenizer()):
-        assert_equal(TableEngine(tokenizer), texts([*HARD, "aß東👩" * 30, prose(5, 50)]))
 
 
 def test_a_cache_that_is_full_is_dropped_and_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,19 +124,6 @@ def test_the_fastest_engine_that_agrees_is_taken() -> None:
     assert big(column, BPE) == ("gigatoken", "gives the reference's ids on a sample of these documents")
     for tokenizer in (CHAR, AsciiTokenizer(), ByteTokenizer()):
         assert big(column, tokenizer)[0] == "numpy"
-
-
-def test_little_text_is_left_to_the_reference() -> None:
-    choice = Engines(BPE).choose(texts(["few"]), 3)
-    assert (choice.engine.name.partition(" ")[0], choice.reason) == (
-        "tokenizers",
-        "3 bytes are too few for another engine to pay",
-    )
-
-
-def test_the_reference_can_be_asked_for() -> None:
-    assert big(texts([prose()]), BPE, "reference") == ("tokenizers", "asked for")
-    assert big(texts([prose()]), CHAR, "reference") == ("reference", "asked for")
 
 
 class Wrong(GigatokenEngine):
@@ -247,13 +222,6 @@ def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
     assert "gigatoken: it cannot be set up" in choice.reason
     assert "tiktoken: it is not byte-level byte-pair encoding" in choice.reason
     assert choice.engine.encode(texts(["the fold", "the"])).lost.tolist() == [4, 0]
-
-
-def test_a_column_in_chunks_of_short_strings_is_read_as_one() -> None:
-    column = pa.chunked_array([["ab", ""], [], ["c"]], pa.string())
-    found = Texts.of(column)
-    assert [found[row] for row in range(len(found))] == [b"ab", b"", b"c"]
-    assert found.n_bytes.tolist() == [2, 0, 1]
 
 
 def test_an_id_that_is_lost_is_an_error_of_the_engine() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -60,8 +61,14 @@ def corpus(home: Home, source: Path) -> Ingestion:
     return ingest(home, source)
 
 
+@cache
+def machine() -> Machine:
+    """One for all tests, so that the process that tries expressions is started once."""
+    return Machine(workers=1)
+
+
 def group(home: Home, corpus: Ingestion, by: str) -> Grouped:
-    run = Run(home, Machine(workers=1))
+    run = Run(home, machine())
     found = group_documents(
         run,
         MixSettings(by=by),
@@ -233,7 +240,7 @@ def test_a_document_in_several_segments_has_one_row(home: Home, corpus: Ingestio
         RefSet(item.refs * 2, "doubled", item.segments * 2, (*texts.live, *(set() for _ in texts.live)))
         for item in (measures, texts)
     ]
-    run = Run(home, Machine(workers=1))
+    run = Run(home, machine())
     found = group_documents(
         run,
         MixSettings(by="kind"),
