@@ -395,7 +395,7 @@ def test_pieces_that_are_cut_before_spaces_have_the_ids_of_the_whole(bpe: BpeTok
 
 
 def test_a_long_text_is_encoded_in_pieces_to_the_same_ids(bpe: BpeTokenizer) -> None:
-    text = prose(3, PIECE_BYTES // 4)
+    text = prose(3, PIECE_BYTES // 2)
     assert len(list(bpe.pieces(text.encode()))) > 1
     words = text.split(" ")
     alone = bpe.encode([words[0], *(f" {word}" for word in words[1:])])
