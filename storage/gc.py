@@ -10,6 +10,7 @@ An artefact is removed before its inputs, and its manifest first, so the sweep m
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -157,6 +158,7 @@ def find_garbage(
         StoreError: if the manifest of a needed artefact cannot be read, because its inputs are unknown then.
     """
     before = time.time() - grace
+    store = copy.copy(store)  # which has no listings yet
     known = _Manifests(store)
     idle = store.unfinished()
     work = [*store.unfinished(owned=True), *(item for item in idle if item.touched > before)]

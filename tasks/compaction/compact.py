@@ -163,7 +163,9 @@ def _tidy(store: Store, joined: Sequence[Manifest], before: float) -> Iterator[s
         if any(store.find(ref.stage, ref.key) is not None for ref in segment.input_refs()):
             continue  # it was joined itself: it goes after those that it replaced
         going = [*_made_from(store, old), old]
-        if any((ref.stage, ref.key) in in_use or store.last_used(ref.stage, ref.key) > before for ref in going):
+        if any(
+            (ref.stage, ref.key) in in_use or store.last_used(ref.stage, ref.key, fresh=True) > before for ref in going
+        ):
             continue
         for ref in going:
             try:

@@ -271,6 +271,16 @@ def test_what_nothing_needs_is_cleared_from_the_bucket_and_what_is_needed_stays(
     assert len(objects(s3_address)) == 2 * (len(FILES) + 1) + 1
 
 
+def test_what_another_machine_made_since_a_listing_keeps_what_it_was_made_from(
+    here: S3Store, there: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.s3.LISTING_SECONDS", 1000.0)
+    old = put(here, "pages", "a")
+    assert there.keys("pages") == [old.key] and there.keys("texts") == []
+    here.write_ref("corpus/a", {"texts": [vars(put(here, "texts", "a", None, old))]})
+    assert find_garbage(there, (), {}, grace=0).artefacts == []
+
+
 @pytest.mark.parametrize("status", [500, 503])
 def test_a_server_that_fails_now_and_then_is_asked_again(
     status: int, s3_address: str, proxy: Proxy, tmp_path: Path
