@@ -70,22 +70,12 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
     Raises:
         UserError: if the name leads to no model.
     """
-    from storage.versions import find_version, registered_versions
-
-    place, store = open_home(home)
-    version = find_version(registered_versions(place), model, corpus)
-    if version is not None:
-        found = store.find(version.checkpoint.stage, version.checkpoint.key)
-        if found is not None and found.digest == version.checkpoint.digest:
-            return store.folder(found.ref)
-    # a folder, a model that only the registry has, or none
-    from flows.models import checkpoint_of
-    from tasks.machine import Machine
+    from storage.home import Home
+    from tasks.registry.models import checkpoint_of
     from tasks.run import Run
 
-    with Machine() as machine:
-        run = Run(place.create(), machine, corpus)
-        return run.store.folder(checkpoint_of(run, model))
+    run = Run(Home.from_environment(home or None).create(), corpus=corpus)
+    return run.store.folder(checkpoint_of(run, model))
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 from flows.context import flow, open_run
 from flows.evaluate import evaluate_model
 from flows.generate import continue_prompts
-from flows.models import checkpoint_of, ensure_training_run
 from flows.options import AblateOptions, CompareOptions
 from flows.state import latest_training
 from storage.catalog import Catalog, waits_for_run
@@ -26,6 +25,7 @@ from tasks.ablation import ablate as ablate_stage
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.inputs import evaluation_texts
 from tasks.generation.prompts import read_prompts, sample_prompts
+from tasks.registry.models import checkpoint_of, ensure_training_run
 from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import Settings

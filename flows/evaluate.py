@@ -10,14 +10,12 @@ from typing import Any
 from flows.context import flow, open_run, subflow
 from flows.finish import finish, leave_markdown, leave_table, result_of
 from flows.generate import completions_path, sample
-from flows.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from flows.options import EvaluateOptions
 from flows.state import remember_evaluation
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.registry import CHAMPION, PREVIOUS, ModelVersion, read_models
+from storage.registry import CHAMPION, PREVIOUS, ModelVersion, find_version, read_models, registered_versions
 from storage.store import Store
-from storage.versions import RUN_PATIENCE, find_version, registered_versions
 from tasks.evaluation import EvaluateSettings, read_metrics
 from tasks.evaluation import evaluate as evaluate_stage
 from tasks.evaluation.compare import champion_figures, other_figures
@@ -29,6 +27,7 @@ from tasks.evaluation_report.collect import Measured
 from tasks.exams.questions import read_questions
 from tasks.exams.stages import ANSWERS_FILE, ExamSettings, QuestionsSettings, exam, keep_questions, read_exam_metrics
 from tasks.executor import act
+from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import EvaluationSettings, Settings
@@ -71,17 +70,16 @@ def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dic
     drifted = measure_drift(run, checkpoint, evaluation, settings) if options.drift and not read else None
     if drifted is not None:
         leave_markdown("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
-    run_id = version.run_id if version is not None else ""
-    if version is not None and run_id:
+    if version is not None:
         logged = metrics if usual else other_figures(metrics, evalset.stage, stride, read)
-        act(run, "track", partial(log_evaluation, run, run_id, version, evalset, logged), [evaluation])
+        act(run, "track", partial(log_evaluation, run, version, evalset, logged), [evaluation])
         if drifted is not None:
             figures = drifted[0].figures()
-            act(run, "track", partial(log_evaluation, run, run_id, version, drifted[1], figures), [drifted[1]])
+            act(run, "track", partial(log_evaluation, run, version, drifted[1], figures), [drifted[1]])
     result = result_of(
         run,
         metrics={**metrics, **beside, **(drifted[0].figures() if drifted is not None else {})},
-        mlflow_run_id=run_id or None,
+        mlflow_run_id=None if version is None else version.run_id,
         completions=completions_path(run, made),
     )
     return finish(run, result, measured=measured)
@@ -95,8 +93,8 @@ def _ask_questions(run: Run, model: str, checkpoint: ArtifactRef, file: Path) ->
     folder = run.store.folder(made)
     metrics = read_exam_metrics(folder)
     version = version_of(run, checkpoint)
-    if version is not None and version.run_id:
-        act(run, "track", partial(log_evaluation, run, version.run_id, version, kept, metrics), [made])
+    if version is not None:
+        act(run, "track", partial(log_evaluation, run, version, kept, metrics), [made])
     table = [{"figure": name, "value": value} for name, value in metrics.items()]
     leave_table("exam", f"{len(asked)} questions for {model}", table)
     return {**result_of(run, metrics=metrics).to_dict(), "answers": str(folder / ANSWERS_FILE)}
@@ -189,7 +187,7 @@ def _other_champion(
     run: Run, checkpoint: ArtifactRef, evalset: ArtifactRef, settings: EvaluationSettings
 ) -> tuple[tuple[str, ArtifactRef] | None, dict[str, float]]:
     """Return the champion, or for the champion itself the one before it, measured on the same documents."""
-    versions = registered_versions(run.home, RUN_PATIENCE)
+    versions = registered_versions(run.store)
     for alias, name in ((CHAMPION, "the champion"), (PREVIOUS, "the previous champion")):
         version = find_version(versions, alias, run.corpus)
         if version is None or version.checkpoint.digest == checkpoint.digest:

@@ -8,7 +8,6 @@ from typing import Any
 
 from flows.context import flow, open_run, subflow
 from flows.finish import finish, result_of
-from flows.models import checkpoint_of
 from flows.options import GenerateOptions
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
@@ -17,6 +16,7 @@ from tasks.generation.prompts import Prompt, read_prompts, sample_prompts
 from tasks.generation.shards import cut_prompts
 from tasks.generation.stage import JoinSettings, PromptsSettings, complete, joined, keep_prompts
 from tasks.generation.stage import generate as join_completions
+from tasks.registry.models import checkpoint_of
 from tasks.run import Run
 from tasks.settings import Settings
 from tasks.stage import Call

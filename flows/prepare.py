@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flows.base import Base, check_base, with_base
 from flows.context import flow, open_run, subflow
 from flows.finish import finish, result_of
 from flows.ingest import Ingested, ingest_documents
@@ -17,6 +16,7 @@ from tasks.curate.curate import check_split
 from tasks.curate.evalset import EvalsetSettings, freeze_evalset, has_split
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
 from tasks.curate.evalset_overlap import EvalsetOverlapSettings, evalset_overlap
+from tasks.registry.base import Base, check_base, with_base
 from tasks.run import Run
 from tasks.settings import Settings
 from tasks.suggest import context_of

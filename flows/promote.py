@@ -1,16 +1,27 @@
-"""The flow `promote`: register the corpus's latest training and let the gates judge it."""
+"""The flow `promote`: register the corpus's latest training and let the gates judge it beside the champion."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from flows.context import flow, open_run
+from flows.context import flow, open_run, subflow
 from flows.evaluate import evaluate_model
 from flows.finish import finish, result_of
-from flows.models import model_entry, promote_model
 from flows.options import CorpusOptions
 from flows.state import latest_training, remember_evaluation
+from storage.errors import UserError
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef
+from storage.registry import Registry, read_models
 from tasks.curate.evalset import frozen_evalset
+from tasks.executor import act
+from tasks.gates.facts import known_leaks
+from tasks.gates.stage import gates
+from tasks.registry.models import ensure_training_run, version_checkpoint
+from tasks.registry.promote import ChampionChanged, Promotion, Rival, champion_of, move_aliases, trained_on
+from tasks.run import Run
+from tasks.settings import Settings
 
 
 @flow(CorpusOptions)
@@ -26,3 +37,93 @@ def promote(options: CorpusOptions) -> dict[str, Any]:
         return finish(
             run, result_of(run, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id), promoted=done
         )
+
+
+@subflow("promote")
+def promote_model(
+    run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings | None = None
+) -> tuple[Promotion, str]:
+    """Let the gates judge a model beside the champion, measured on the same evaluation set, and move aliases.
+
+    Args:
+        evaluation: Evaluation of the model.
+        settings: Settings by which it was measured, the champion is measured and the gates judge.
+
+    Returns:
+        The promotion, and the id of the MLflow run.
+
+    Raises:
+        UserError: if the model was trained on documents of the evaluation set.
+    """
+    settings = settings or Settings()
+    (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
+    if trained_on(run.store, checkpoint, evalset):
+        raise UserError(
+            f"the model {checkpoint.stage}/{checkpoint.key[:12]} was trained on documents of the evaluation set "
+            f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
+        )
+    run_id = ensure_training_run(run, checkpoint)
+    while True:
+        registry = Registry(run.tracking, run.corpus)
+        rival = _measured_champion(run, registry, checkpoint, evaluation, settings)
+        judged = _judged(run, checkpoint, evaluation, rival, settings)
+        try:
+            move = partial(move_aliases, run.store, registry, run_id, checkpoint, evaluation, judged, rival)
+            decide = partial(move, settings.evaluate.trace)
+            return act(run, "promote", decide, [checkpoint, evaluation, judged]), run_id
+        except ChampionChanged:
+            continue  # another promotion was faster; its champion is measured in turn
+
+
+def _measured_champion(
+    run: Run, registry: Registry, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings
+) -> Rival | None:
+    """Return the champion, evaluated on the same set; `evaluation` itself if it is this very checkpoint."""
+    from flows.evaluate import evaluate_model
+
+    champion = champion_of(run.store, registry)
+    if champion is None:
+        return None
+    found = version_checkpoint(run, champion)
+    if found == checkpoint:
+        return Rival(champion.version, found, evaluation)
+    (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
+    if trained_on(run.store, found, evalset):
+        run.note(
+            f"model version {champion.version}, which is champion, was trained on documents of this evaluation set; "
+            "its figures on it would say nothing, so the two were not compared and it stays champion"
+        )
+        return Rival(champion.version, found, None)
+    return Rival(champion.version, found, evaluate_model(run, found, evalset, settings.evaluate)[0])
+
+
+def _judged(
+    run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef, rival: Rival | None, settings: Settings
+) -> ArtifactRef:
+    """Return the gates' verdicts on a model; of the champion itself, those by which it became champion."""
+    inputs = {"checkpoint": checkpoint, "evaluation": evaluation}
+    if rival is not None and rival.evaluation == evaluation:
+        known = read_models(run.store, run.corpus).models.get(checkpoint.digest)
+        if known is not None and run.store.find(known.gates.stage, known.gates.key):
+            return run.reuse(gates, known.gates)
+    elif rival is not None and rival.evaluation is not None:
+        inputs["champion"] = rival.evaluation
+    elif rival is not None:
+        inputs["champion_that_knew"] = rival.checkpoint
+    (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
+    leaks = known_leaks(run.store, checkpoint, evalset)
+    if leaks is not None:
+        inputs["leaks"] = leaks
+    return gates(run, settings.gates, **inputs)
+
+
+def model_entry(done: Promotion) -> dict[str, Any]:
+    """Return the `model` part of a result."""
+    return {
+        "name": done.version.name,
+        "version": done.version.version,
+        "alias": done.alias,
+        "reason": done.reason,
+        "moved": done.moved,
+        "gates": [item.document() for item in done.verdicts],
+    }

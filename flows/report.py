@@ -19,8 +19,8 @@ from storage.digest import sha256_json
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
+from storage.registry import registered_versions
 from storage.store import Store, open_store
-from storage.versions import RUN_PATIENCE, registered_versions
 
 if TYPE_CHECKING:
     from tasks.apart import Apart
@@ -328,7 +328,7 @@ def write_evaluation_page(home: Home, store: Store, corpus: str, measured: Measu
 
 def write_gates_page(home: Home, store: Store, corpus: str, promoted: Promotion) -> Page:
     """Write the page of the gates' verdicts on a registered version."""
-    versions = [item for item in registered_versions(home, RUN_PATIENCE) if item.name == promoted.version.name]
+    versions = [item for item in registered_versions(store) if item.name == promoted.version.name]
     names = {alias: item.version for item in versions for alias in item.aliases}
     number = promoted.version.version
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.base import already_read, check_unread, continuing
 from flows.context import flow, open_run
 from flows.evaluate import evaluate_model, measure_beside, trace_model
 from flows.finish import finish, result_of
 from flows.generate import completions_path, sample
-from flows.models import model_entry, promote_model
 from flows.options import RetrainOptions
 from flows.prepare import prepare_source
+from flows.promote import model_entry, promote_model
 from flows.train import train_model
 from storage.home import Home, check_corpus_name
+from tasks.registry.base import already_read, check_unread, continuing
 from tasks.run import Run
 from tasks.settings import Settings
 

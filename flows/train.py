@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from flows.base import Base, with_base
 from flows.context import flow, open_run, subflow
 from flows.finish import finish, result_of
-from flows.models import ensure_training_run
 from flows.options import TrainOptions
 from flows.prepare import Prepared, prepare_source
 from storage.manifest import ArtifactRef
 from tasks.executor import act
+from tasks.registry.base import Base, with_base
+from tasks.registry.models import ensure_training_run
 from tasks.run import Run
 from tasks.settings import AUTO, Settings
 from tasks.suggest import SUGGESTED, read_suggestion, suggest_settings

@@ -11,7 +11,7 @@ from flows.options import RetrainOptions
 from flows.report import replace
 from flows.retrain import plan
 from storage.digest import sha256_file, sha256_json
-from storage.versions import registered_versions
+from storage.registry import registered_versions
 from tasks.run import Run
 from tasks.settings import Settings
 
@@ -21,7 +21,7 @@ COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")
 
 def _identity(run: Run, settings: Settings) -> dict[str, Any]:
     """Return what a result rests on: artefacts, settings, registered models with their aliases, and the reports."""
-    versions = [(item.name, item.version, item.aliases) for item in registered_versions(run.home)]
+    versions = [(item.name, item.version, item.aliases) for item in registered_versions(run.store)]
     produced = {name: [asdict(ref) for ref in run.produced.get(name, ())] for name in COMPARED}
     folder = run.home.reports_of(run.corpus)
     files = [file for file in sorted(folder.glob("*")) if file.is_file() and file.name != RESULT_FILE]

@@ -1,19 +1,19 @@
-"""MLflow's model registry: one registered model per corpus, with versions identified by their checkpoint's digest.
+"""MLflow's model registry: one registered model per corpus, a projection of the store.
 
-MLflow can be rebuilt from the store: the ref `models/CORPUS` records which checkpoints were registered, and which of
-them have an alias.
+The ref `models/CORPUS` records which checkpoints were registered, under which version, and which of them have an alias.
+Names are looked up there, without MLflow; `Registry` writes MLflow, which can be rebuilt from the record.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.errors import UserError
 from storage.manifest import ArtifactRef
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ CHAMPION, CHALLENGER, PREVIOUS = ALIASES = "champion", "challenger", "previous"
 DIGEST_TAG = "sheepfold.checkpoint_digest"
 KEY_TAG = "sheepfold.checkpoint_key"
 STAGE_TAG = "sheepfold.checkpoint_stage"
-_NAME = re.compile(rf"((models:/)?{MODEL_NAME}(-[^@/]+)?[@/])?[\w-]+")
 DESCRIPTION = (
     "Language models trained by Sheepfold. `champion` passed all gates and has fewer bits per byte than the champion "
     "before it; `challenger` is the newest version that did not pass; `previous` is the champion before. Versions can "
@@ -41,11 +40,6 @@ def model_name(corpus: str) -> str:
     return MODEL_NAME if corpus == DEFAULT_CORPUS else f"{MODEL_NAME}-{corpus}"
 
 
-def may_be_registered(model: str) -> bool:
-    """Return True if a model's name may be an alias, a number, a run id or a `models:/` address."""
-    return _NAME.fullmatch(model) is not None
-
-
 @dataclass(frozen=True)
 class Registered:
     """Record of one registered checkpoint, in the store.
@@ -55,6 +49,8 @@ class Registered:
         gates: verdicts of the last promotion.
         traced: True if that promotion's settings allowed to search the training text for generated passages.
         tags: tags of the model version.
+        version: its number in MLflow; empty while MLflow does not have it.
+        run_id: its run in MLflow.
     """
 
     checkpoint: ArtifactRef
@@ -62,6 +58,8 @@ class Registered:
     gates: ArtifactRef
     traced: bool = True
     tags: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,36 +99,50 @@ class ModelVersion:
     Attributes:
         name: of the registered model.
         checkpoint: the artefact that it was made from.
-        model_id: of the logged model that metrics are tied to; empty if there is none.
+        model_id: of the logged model that metrics are tied to; empty if there is none, or if it was not asked for.
     """
 
     name: str
     version: str
     run_id: str
     checkpoint: ArtifactRef
-    tags: dict[str, str]
+    tags: Mapping[str, str]
     aliases: tuple[str, ...]
     model_id: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        version: str,
-        run_id: str | None,
-        source: str | None,
-        tags: Mapping[str, str],
-        aliases: Iterable[str],
-    ) -> ModelVersion:
-        """Return a version from MLflow's values."""
-        checkpoint = ArtifactRef(tags.get(STAGE_TAG, ""), tags.get(KEY_TAG, ""), tags.get(DIGEST_TAG, ""))
-        logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", source or "")  # databases do not keep model_id
-        model_id = logged[1] if logged else ""
-        return cls(name, version, run_id or "", checkpoint, dict(tags), tuple(sorted(aliases)), model_id)
+
+def registered_versions(store: Store) -> list[ModelVersion]:
+    """Return all versions that a store records, by name, the oldest first."""
+    found = []
+    for corpus in (ref.removeprefix(MODELS_REF) for ref in store.refs(MODELS_REF)):
+        known = read_models(store, corpus)
+        for digest, item in known.models.items():
+            names = tuple(sorted(alias for alias, of in known.aliases.items() if of == digest))
+            if item.version:
+                found.append(
+                    ModelVersion(model_name(corpus), item.version, item.run_id, item.checkpoint, item.tags, names)
+                )
+    return sorted(found, key=lambda item: (item.name, int(item.version)))
+
+
+def find_version(versions: Iterable[ModelVersion], model: str, corpus: str) -> ModelVersion | None:
+    """Return the version behind an alias, a number, a `models:/` address or a run id; None if there is none.
+
+    Args:
+        corpus: whose model an alias or a number belongs to that names none.
+    """
+    name, separator, rest = model.removeprefix("models:/").partition("@" if "@" in model else "/")
+    if not separator:
+        name, rest = model_name(corpus), model
+    known = list(versions)
+    own = [item for item in known if item.name == name and (item.version == rest or rest in item.aliases)]
+    by_run = [item for item in known if model and item.run_id == model]
+    found = own or by_run
+    return found[-1] if found else None
 
 
 class Registry:
-    """Writes the registered model of one corpus, by MLflow's client; `storage.versions` reads without it."""
+    """The registered model of one corpus in MLflow."""
 
     def __init__(self, tracking: Tracking, corpus: str) -> None:
         self.tracking = tracking
@@ -139,20 +151,46 @@ class Registry:
         self.name = model_name(corpus)
 
     def versions(self) -> list[ModelVersion]:
-        """Return all versions, the oldest first."""
-        names: dict[str, list[str]] = defaultdict(list)  # search results lack the aliases
-        for model in self.client.search_registered_models(f"name = '{self.name}'"):
-            for alias, version in model.aliases.items():
-                names[str(version)].append(alias)
-        found = self.client.search_model_versions(f"name = '{self.name}'", max_results=MOST_VERSIONS)
-        return [
-            ModelVersion.of(self.name, str(item.version), item.run_id, item.source, item.tags, names[str(item.version)])
-            for item in sorted(found, key=lambda item: int(item.version))
+        """Return all versions in MLflow, the oldest first."""
+        aliases = [  # search results of versions lack them
+            (alias, str(version))
+            for model in self.client.search_registered_models(f"name = '{self.name}'")
+            for alias, version in model.aliases.items()
         ]
+        found = self.client.search_model_versions(f"name = '{self.name}'", max_results=MOST_VERSIONS)
+        versions = []
+        for item in sorted(found, key=lambda item: int(item.version)):
+            checkpoint = ArtifactRef(*(item.tags.get(tag, "") for tag in (STAGE_TAG, KEY_TAG, DIGEST_TAG)))
+            names = tuple(sorted(alias for alias, version in aliases if version == str(item.version)))
+            logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", item.source or "")  # databases do not keep model_id
+            model_id = logged[1] if logged else ""
+            versions.append(
+                ModelVersion(
+                    self.name, str(item.version), item.run_id or "", checkpoint, dict(item.tags), names, model_id
+                )
+            )
+        return versions
 
-    def by_digest(self, digest: str) -> ModelVersion | None:
-        """Return the first version of a checkpoint with this digest, or None."""
-        return next((version for version in self.versions() if version.checkpoint.digest == digest), None)
+    def by_digest(self) -> dict[str, ModelVersion]:
+        """Return the first version of each checkpoint by its digest, the oldest first."""
+        found: dict[str, ModelVersion] = {}
+        for version in self.versions():
+            found.setdefault(version.checkpoint.digest, version)
+        return found
+
+    def recorded(self, digest: str, role: str = "model") -> ModelVersion:
+        """Return the version of a checkpoint that the store records.
+
+        Raises:
+            UserError: if MLflow lacks it, because its database is new or older.
+        """
+        found = self.by_digest().get(digest)
+        if found is None:
+            raise UserError(
+                f"MLflow at {self.tracking.home.shown_tracking_uri} lacks the {role} {digest[:12]} of corpus "
+                f"{self.corpus}, which the store records: restore its database, or run `sheepfold rebuild-tracking`"
+            )
+        return found
 
     def register(
         self, checkpoint: ArtifactRef, run_id: str, description: str, tags: Mapping[str, str], **model: Any
@@ -215,10 +253,9 @@ class Registry:
         if name in version.tags:
             self.client.delete_model_version_tag(self.name, version.version, name)
 
+    def download_bundle(self, version: ModelVersion) -> Path:
+        """Return a local copy of a version's bundle."""
+        import mlflow
 
-def bundle_folder(version: ModelVersion) -> Path:
-    """Return a local copy of a version's bundle."""
-    import mlflow
-
-    folder = mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}")
-    return Path(folder) / "artifacts" / "bundle"
+        folder = mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}")
+        return Path(folder) / "artifacts" / "bundle"

@@ -16,10 +16,10 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
+from storage.registry import find_version, registered_versions
 from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
-from storage.versions import find_version, registered_versions
 from tasks.exposure import continued, exposure_report, exposures
 from tasks.forgetting.targets import find_targets
 from tasks.generation.prompts import given_id
@@ -79,7 +79,7 @@ def _made_from(home: Home, store: Store, ref: ArtifactRef) -> dict[str, Any]:
         "led_to": [f"{manifest.stage}/{manifest.key}" for manifest in made],
         "models": [
             {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
-            for item in registered_versions(home)
+            for item in registered_versions(store)
             if item.checkpoint.key in keys
         ],
     }
@@ -148,7 +148,7 @@ def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[s
 
 
 def _model(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
-    version = find_version(registered_versions(home), thing, corpus)
+    version = find_version(registered_versions(store), thing, corpus)
     if version is None:
         return None
     return {
@@ -191,7 +191,7 @@ def _document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, An
             f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all"
         ),
         "quarantine": catalog.query(f"select * from quarantine where doc_id in ({ids})"),
-        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(home)),
+        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(store)),
     }
 
 
@@ -207,7 +207,7 @@ def _tombstone(home: Home, store: Store, thing: str, items: Sequence[Tombstone])
         raise UserError(f"{thing!r} stands for {len(items)} forgotten documents: give one of {listed}")
     (item,) = items
     versions: dict[str, list[str]] = {}
-    for version in registered_versions(home):
+    for version in registered_versions(store):
         versions.setdefault(f"{version.checkpoint.stage}/{version.checkpoint.key}", []).append(version.version)
     trainings = {**dict.fromkeys(item.seen_by, ""), **continued(store, item.seen_by)}
     seen = [
@@ -225,5 +225,5 @@ def _removed_document(home: Home, store: Store, corpus: str, thing: str) -> dict
     return {
         "note": f"not in corpus {corpus!r} any more; an earlier run read it",
         "files": [asdict(target) for target in targets],
-        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(home)),
+        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(store)),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -164,13 +164,7 @@ def champion_of(store: Store, registry: Registry) -> ModelVersion | None:
         UserError: if MLflow lacks it, because its database is new or older.
     """
     digest = _record(store, registry).aliases.get(CHAMPION)
-    champion = registry.by_digest(digest) if digest else None
-    if digest and champion is None:
-        raise UserError(
-            f"MLflow at {registry.tracking.home.shown_tracking_uri} lacks the champion {digest[:12]} of corpus "
-            f"{registry.corpus}, which the store records: restore its database, or run `sheepfold rebuild-tracking`"
-        )
-    return champion
+    return registry.recorded(digest, CHAMPION) if digest else None
 
 
 def _record(store: Store, registry: Registry) -> Models:
@@ -182,7 +176,7 @@ def _record(store: Store, registry: Registry) -> Models:
     return Models(aliases={alias: digest for alias, digest in found if alias in ALIASES})
 
 
-def promote(
+def move_aliases(
     store: Store,
     registry: Registry,
     run_id: str,
@@ -212,29 +206,27 @@ def promote(
         if champion is not None and champion.version != evaluated:
             found = "none" if evaluated is None else f"version {evaluated}"
             raise ChampionChanged(f"version {champion.version} is champion, but {found} was evaluated")
-        known, version = _record(store, registry), registry.by_digest(digest)
-        old_tags = known.models[digest].tags if digest in known.models else version.tags if version else {}
-        item = Registered(checkpoint, evaluation, gates, traced, old_tags)
+        known = _record(store, registry)
+        old = known.models.get(digest, Registered(checkpoint, evaluation, gates))
+        item = replace(old, checkpoint=checkpoint, evaluation=evaluation, gates=gates, traced=traced)
         same = champion is not None and champion.checkpoint.digest == digest
         own = read_metrics(store, evaluation)[DECIDES]
-        wins, reason = decide(
-            verdicts, own, rival if champion is not None else None, same, old_tags.get(WITHDRAWN_TAG, "")
-        )
+        rival = rival if champion is not None else None
+        wins, reason = decide(verdicts, own, rival, same, old.tags.get(WITHDRAWN_TAG, ""))
         if not same:
-            tags = old_tags or _search_tags(store, registry.tracking, run_id, item)
+            tags = old.tags or _search_tags(store, registry.tracking, run_id, item)
             item = replace(item, tags={**tags, **_verdict_tags(verdicts), VERDICT_TAG: reason})
         aliases = {**known.aliases, CHAMPION if wins else CHALLENGER: digest}
         if wins and aliases.get(CHALLENGER) == digest:
             del aliases[CHALLENGER]
         if wins and champion is not None and not same:
             aliases[PREVIOUS] = champion.checkpoint.digest
-        models = {**known.models, digest: item}
-        write_models(store, registry.corpus, Models(models, known.aliases))
+        write_models(store, registry.corpus, Models({**known.models, digest: item}, known.aliases))
         before = _published(store, registry, run_id, item)
-        write_models(store, registry.corpus, Models(models, aliases))
-        _sync(store, registry)
+        item = replace(item, version=before.version, run_id=before.run_id)
+        write_models(store, registry.corpus, Models({**known.models, digest: item}, aliases))
         alias = CHAMPION if wins else CHALLENGER
-        version = registry.by_digest(digest) or before
+        version = _sync(store, registry)[digest]
         return Promotion(version, alias, alias not in before.aliases, reason, verdicts, gates)
 
 
@@ -250,55 +242,45 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
     Raises:
         UserError: if there is no such version, or MLflow lacks the champion that the store records.
     """
-    if not home.has_tracking and not read_models(store, corpus).models:
-        raise UserError(f"the home {home.path} has no registered model: `sheepfold run SOURCE` makes the first one")
+    if CHAMPION not in read_models(store, corpus).aliases:
+        raise UserError(f"corpus {corpus} has no champion to take back: `sheepfold run SOURCE` makes the first one")
     registry = Registry(Tracking(home), corpus)
     with store.lock(LOCK):
-        champion = champion_of(store, registry)
-        if champion is None:
-            raise UserError("there is no champion to take back: `sheepfold run SOURCE` makes the first one")
-        known, versions = _record(store, registry), registry.versions()
-        target = _rollback_target(known, versions, to)
-        moved = target is not None and target.version != champion.version
+        known = read_models(store, corpus)
+        former = registry.recorded(known.aliases[CHAMPION], CHAMPION).checkpoint.digest
+        target = _rollback_target(known, to)
+        moved = target not in (None, former)
         if target is not None and moved:
-            own, former = target.checkpoint.digest, champion.checkpoint.digest
-            tags = {**_tags(known, champion), WITHDRAWN_TAG: reason or NO_REASON}
-            kept = {name: text for name, text in _tags(known, target).items() if name != WITHDRAWN_TAG}
-            models = {
-                digest: replace(item, tags={former: tags, own: kept}.get(digest, item.tags))
-                for digest, item in known.models.items()
-            }
-            aliases = {name: digest for name, digest in known.aliases.items() if digest != own}
-            write_models(store, corpus, Models(models, {**aliases, CHAMPION: own, CHALLENGER: former}))
-            registry.set_tags(champion, tags)  # here as well, for versions that the store does not record
-            registry.delete_tag(target, WITHDRAWN_TAG)
-            champion = target
+            models = dict(known.models)
+            kept = {name: text for name, text in models[target].tags.items() if name != WITHDRAWN_TAG}
+            models[target] = replace(models[target], tags=kept)
+            if former in models:
+                tags = {**models[former].tags, WITHDRAWN_TAG: reason or NO_REASON}
+                models[former] = replace(models[former], tags=tags)
+            aliases = {name: digest for name, digest in known.aliases.items() if digest != target}
+            write_models(store, corpus, Models(models, {**aliases, CHAMPION: target, CHALLENGER: former}))
         _sync(store, registry)
-        others = [item for item in registry.versions() if item.version != champion.version]
-        taken = [item for item in others if WITHDRAWN_TAG in item.tags]
-        last = max(taken, key=lambda item: (CHALLENGER in item.aliases, int(item.version)), default=None)
-        if last is not None:
-            return Rollback(champion.version, last.version, moved, last.tags[WITHDRAWN_TAG])
-        if target is not None:
-            return Rollback(champion.version, "", False, "")
+        known = read_models(store, corpus)
+    champion = known.models[known.aliases[CHAMPION]]
+    taken = [item for item in known.models.values() if item != champion and WITHDRAWN_TAG in item.tags]
+    if taken:
+        *_, last = sorted(taken, key=lambda item: item.checkpoint.digest == known.aliases.get(CHALLENGER))
+        return Rollback(champion.version, last.version, moved, last.tags[WITHDRAWN_TAG])
+    if target is None:
         raise UserError(
             f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
         )
+    return Rollback(champion.version, "", False, "")
 
 
-def _tags(known: Models, version: ModelVersion) -> Mapping[str, str]:
-    recorded = known.models.get(version.checkpoint.digest)
-    return version.tags if recorded is None else recorded.tags
-
-
-def _rollback_target(known: Models, versions: Sequence[ModelVersion], to: str) -> ModelVersion | None:
+def _rollback_target(known: Models, to: str) -> str | None:
+    """Return the digest of the previous champion, or of the version that is named."""
     if not to:
-        return next((item for item in versions if item.checkpoint.digest == known.aliases.get(PREVIOUS)), None)
-    found = next((item for item in versions if item.version == to), None)
-    if found is None:
-        listed = ", ".join(item.version for item in versions)
-        raise UserError(f"there is no version {to} to go back to; there are {listed}")
-    return found
+        return known.aliases.get(PREVIOUS)
+    numbers = {item.version: digest for digest, item in known.models.items() if item.version}
+    if to not in numbers:
+        raise UserError(f"there is no version {to} to go back to; there are {', '.join(numbers)}")
+    return numbers[to]
 
 
 def rebuild(home: Home, store: Store) -> Rebuilt:
@@ -321,38 +303,45 @@ def rebuild(home: Home, store: Store) -> Rebuilt:
         done.runs = len(runs)
         for corpus in corpora:
             registry, known = Registry(tracking, corpus), read_models(store, corpus)
-            for digest, item in known.models.items():
+            for item in known.models.values():
                 if item.checkpoint in runs:
                     _published(store, registry, runs[item.checkpoint], item)
-                elif registry.by_digest(digest) is None:
-                    done.lost.append(f"{item.checkpoint.stage}/{item.checkpoint.key}")
-            present = {item.checkpoint.digest for item in registry.versions()}
+            present = registry.by_digest()
+            lost = [item.checkpoint for digest, item in known.models.items() if digest not in present]
+            done.lost += [f"{checkpoint.stage}/{checkpoint.key}" for checkpoint in lost]
             aliases = {alias: digest for alias, digest in known.aliases.items() if digest in present}
             write_models(store, corpus, Models(known.models, aliases))
-            _sync(store, registry)
-            for version in registry.versions():
+            for version in _sync(store, registry).values():
                 done.versions.append(f"{registry.name}/{version.version}")
                 done.aliases |= {f"{registry.name}@{alias}": version.version for alias in version.aliases}
         return done
 
 
-def _sync(store: Store, registry: Registry) -> None:
-    """Make MLflow's aliases and tags equal to the store's record."""
-    known = _record(store, registry)
-    versions = registry.versions()
-    for version in versions:
-        digest = version.checkpoint.digest
-        if digest in known.models:
-            registry.set_tags(version, known.models[digest].tags)
-            if WITHDRAWN_TAG not in known.models[digest].tags:
-                registry.delete_tag(version, WITHDRAWN_TAG)
+def _sync(store: Store, registry: Registry) -> dict[str, ModelVersion]:
+    """Make MLflow's aliases and tags equal to the store's record, and record the versions that MLflow gave.
+
+    Returns:
+        The versions in MLflow, by digest of the checkpoint.
+    """
+    known, versions, models = _record(store, registry), registry.by_digest(), {}
+    for digest, item in known.models.items():
+        found = versions.get(digest)
+        if found is None:
+            models[digest] = replace(item, version="", run_id="")
+            continue
+        models[digest] = replace(item, version=found.version, run_id=found.run_id)
+        registry.set_tags(found, item.tags)
+        if WITHDRAWN_TAG not in item.tags:
+            registry.delete_tag(found, WITHDRAWN_TAG)
     for alias in ALIASES:
-        now = next((item for item in versions if alias in item.aliases), None)
-        target = next((item for item in versions if item.checkpoint.digest == known.aliases.get(alias)), None)
+        now = next((item for item in versions.values() if alias in item.aliases), None)
+        target = versions.get(known.aliases.get(alias, ""))
         if target is None and now is not None:
             registry.client.delete_registered_model_alias(registry.name, alias)
         elif target is not None and target != now:
             registry.client.set_registered_model_alias(registry.name, alias, target.version)
+    write_models(store, registry.corpus, Models(models, known.aliases))
+    return registry.by_digest()
 
 
 def _published(store: Store, registry: Registry, run_id: str, item: Registered) -> ModelVersion:
@@ -362,7 +351,7 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
     links = {"the flow run in Prefect": flow_run, "the training's run in MLflow": tracking.page_of_run(run_id)}
     known = {name: address for name, address in links.items() if address}
     card = model_card(store, item.checkpoint, item.evaluation, verdicts, registry.name, known)
-    version = registry.by_digest(item.checkpoint.digest)
+    version = registry.by_digest().get(item.checkpoint.digest)
     if version is None:
         with tempfile.TemporaryDirectory(prefix="sheepfold-") as folder:
             version = registry.register(

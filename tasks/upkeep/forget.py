@@ -13,9 +13,9 @@ from typing import Any
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
+from storage.registry import registered_versions
 from storage.store import Store
 from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tombstones, write_tombstones
-from storage.versions import registered_versions
 from tasks.exposure import exposure_report, exposures
 from tasks.forgetting.sweep import finish_forgetting, plan_sweep, with_copies
 from tasks.forgetting.targets import Target, find_targets, places_of
@@ -47,7 +47,7 @@ def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_r
     result: dict[str, Any] = {
         "documents": [{"doc_id": target.doc_id, "path": target.path} for target in targets if target.doc_id in new],
         "known": len(before),
-        "seen_by": exposure_report(found, registered_versions(home)),
+        "seen_by": exposure_report(found, registered_versions(store)),
         "near_duplicates": _near_duplicates(store, corpus, wanted.documents.keys()) if new else [],
         "dry_run": dry_run,
     }

@@ -1,4 +1,4 @@
-"""Garbage collection: mark the checkpoints of registered models and the trainings of runs as roots, and sweep."""
+"""Garbage collection: mark what names and the trainings of runs need, and sweep the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from storage.gc import find_garbage, remove_garbage, sizes
 from storage.home import Home
 from storage.manifest import StageFacts
 from storage.store import Store
-from storage.versions import registered_versions
 
 SECONDS_PER_DAY = 24 * 3600.0
 TRAIN = "train"
@@ -46,7 +45,7 @@ def sizes_of(store: Store) -> dict[str, dict[str, int]]:
 
 
 def _roots(home: Home, store: Store) -> set[tuple[str, str]]:
-    """Return the checkpoints of registered models, and the trainings whose run was not deleted in MLflow.
+    """Return the trainings whose run was not deleted in MLflow; those of registered models the store knows by itself.
 
     A training without a run in MLflow is kept, too: the database may be new, lost, or another home's.
     """
@@ -56,5 +55,4 @@ def _roots(home: Home, store: Store) -> set[tuple[str, str]]:
         return trainings
     from storage.tracking import Tracking
 
-    versions = {(found.checkpoint.stage, found.checkpoint.key) for found in registered_versions(home)}
-    return versions | (trainings - {(TRAIN, key) for key in Tracking(home).deleted_train_keys()})
+    return trainings - {(TRAIN, key) for key in Tracking(home).deleted_train_keys()}

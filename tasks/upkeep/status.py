@@ -6,13 +6,10 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from storage.errors import Unreachable
 from storage.home import Home
-from storage.registry import ModelVersion
+from storage.registry import CHAMPION, ModelVersion, find_version, registered_versions
 from storage.store import Store
-from storage.versions import find_version, registered_versions
 
-CHAMPION = "champion"
 _TAGS = "sheepfold."  # prefix of the tags that hold a version's figures and inputs
 
 
@@ -23,12 +20,7 @@ def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, An
         corpus: whose champion is shown as `champion`.
     """
     corpora = [name.partition("/")[2] for name in store.refs("corpus/")]
-    unreachable = {}
-    versions: list[ModelVersion] = []
-    try:
-        versions = registered_versions(home)
-    except Unreachable as error:
-        unreachable = {"mlflow_error": str(error)}
+    versions = registered_versions(store)
     champions = {name: _champion(versions, name) for name in corpora}
     return {
         "home": str(home.path),
@@ -36,7 +28,6 @@ def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, An
         # without a server, each command starts one of its own and ends it
         "prefect_api_url": os.environ.get("PREFECT_API_URL"),
         "mlflow_tracking_uri": home.shown_tracking_uri,
-        **unreachable,
         "corpora": corpora,
         "artifacts": {stage: len(store.keys(stage)) for stage in store.stages()},
         CHAMPION: champions[corpus] if corpus in champions else _champion(versions, corpus),

@@ -20,9 +20,9 @@ import pytest
 from runs import Command, answer, environment, invoke
 
 from storage.home import Home
+from storage.registry import Registry, find_version
 from storage.store import Store
 from storage.tracking import Tracking
-from storage.versions import find_version, registered_versions
 from tasks.exposure import exposures
 
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
@@ -209,9 +209,10 @@ def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path,
     assert Path(found["answers"]).is_file()
     assert "guessing" in invoke(home, "evaluate", "--tasks", str(file)).stdout
     place = Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")
-    champion = find_version(registered_versions(place), "champion", "default")
+    tracking = Tracking(place)
+    champion = find_version(Registry(tracking, "default").versions(), "champion", "default")
     assert champion is not None
-    points = Tracking(place).client.get_logged_model(champion.model_id).metrics or []
+    points = tracking.client.get_logged_model(champion.model_id).metrics or []
     assert ("exam/multiple_choice/chance", 0.5, "questions") in {
         (one.key, one.value, one.dataset_name) for one in points
     }

@@ -12,8 +12,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
 from flows.evaluate import evaluate, evaluate_model
-from flows.models import promote_model
 from flows.options import EvaluateOptions
+from flows.promote import promote_model
 from storage.catalog import read_state
 from storage.store import Store, open_store
 

@@ -12,17 +12,16 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
-from flows.base import BaseError
 from flows.evaluate import evaluate
-from flows.models import promote_model
 from flows.options import EvaluateOptions, RetrainOptions
+from flows.promote import promote_model
 from flows.retrain import retrain
 from storage.catalog import read_state
 from storage.home import Home
-from storage.registry import CHAMPION
+from storage.registry import CHAMPION, Registry, find_version
 from storage.store import open_store
 from storage.tracking import Tracking
-from storage.versions import find_version, registered_versions
+from tasks.registry.base import BaseError
 from tasks.settings import parse_assignments
 from tasks.upkeep.forget import forget
 
@@ -57,9 +56,10 @@ def home(trained: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home
 
 def figures(home: Home) -> dict[str, float]:
     """What stands at the champion's page in MLflow, each figure at its latest."""
-    champion = find_version(registered_versions(home), CHAMPION, "default")
+    tracking = Tracking(home)
+    champion = find_version(Registry(tracking, "default").versions(), CHAMPION, "default")
     assert champion is not None
-    points = Tracking(home).client.get_logged_model(champion.model_id).metrics or []
+    points = tracking.client.get_logged_model(champion.model_id).metrics or []
     return {point.key: point.value for point in sorted(points, key=lambda point: point.timestamp)}
 
 

@@ -10,12 +10,11 @@ from runs import Command
 
 from storage.errors import UserError
 from storage.home import Home
-from storage.manifest import Manifest
-from storage.registry import DIGEST_TAG, KEY_TAG, MODEL_NAME, STAGE_TAG, Registry
+from storage.manifest import ArtifactRef, Manifest
+from storage.registry import MODEL_NAME, Models, Registered, write_models
 from storage.schemas import COMPLETIONS
 from storage.store import Store, StoreError, open_store
 from storage.tables import write_table
-from storage.tracking import Tracking
 from tasks.lineage.why import explain
 
 OLD, NEW, LAST = "b" * 64, "a" * 63 + "c", "a" * 64  # by name the newest comes first
@@ -126,10 +125,8 @@ def test_looking_for_a_completion_makes_no_database(home: Home) -> None:
 
 
 def test_a_model_version_comes_before_a_completion_of_that_name(home: Home) -> None:
-    registry = Registry(Tracking(home), "default")
-    registry.client.create_registered_model(MODEL_NAME)
-    tags = {STAGE_TAG: "generate", KEY_TAG: OLD, DIGEST_TAG: OLD}
-    registry.client.create_model_version(MODEL_NAME, source=str(home.path / "nowhere"), tags=tags)
+    ref = ArtifactRef("generate", OLD, OLD)
+    write_models(open_store(home.store), "default", Models({OLD: Registered(ref, ref, ref, version="1")}))
     found = explain(home, open_store(home.store), "1", "default")
     assert found["model"]["version"] == "1"
     assert "completion" not in explain(home, open_store(home.store), f"models:/{MODEL_NAME}/1", "default")

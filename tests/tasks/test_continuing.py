@@ -10,13 +10,13 @@ import pytest
 import torch
 from tiny_run import Ran, copy_of_store, direct_run, tiny_settings, train_in, write_texts
 
-from flows.base import BaseError, check_base, with_base
 from model.checkpoint import load_weights
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.bundle import Bundle
 from tasks.interchange import export_bundle
+from tasks.registry.base import BaseError, check_base, with_base
 from tasks.run import Run
 from tasks.settings import Settings, load_settings, parse_assignments
 from tasks.training import HISTORY_FILE

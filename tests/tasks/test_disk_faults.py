@@ -21,8 +21,8 @@ from tiny_run import Ran, direct_run, home_at, run_whole, tiny_settings
 from flows.evaluate import evaluate_model
 from flows.generate import sample
 from flows.ingest import ingest_documents
-from flows.models import promote_model
 from flows.prepare import prepare_documents
+from flows.promote import promote_model
 from flows.train import train_model
 from storage.errors import UserError, lasting_fault
 from storage.home import Home

@@ -12,14 +12,15 @@ from tiny_run import SETTINGS, Ran, copy_of_store, direct_run, plan_of, run_whol
 
 from flows.compare import compare
 from flows.evaluate import measure_beside
-from flows.models import UnknownModel, promote_model
 from flows.options import CompareOptions
+from flows.promote import promote_model
 from flows.report import write_evaluation_page
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
 from tasks.evaluation_report.collect import Measured, collect_evaluation
+from tasks.registry.models import UnknownModel
 from tasks.run import Run
 from tasks.settings import EvaluationSettings, parse_assignments
 from tests.flows.runs import store_contents
@@ -111,7 +112,7 @@ def test_a_challenger_stands_beside_the_champion_that_it_met(home: Home, tiny: R
 def test_figures_stand_at_the_model_with_the_evaluation_set(home: Home, worse: Ran) -> None:
     assert worse.metrics is not None and worse.checkpoint is not None
     with direct_run(home) as run:
-        version = Registry(run.tracking, "default").by_digest(worse.checkpoint.digest)
+        version = Registry(run.tracking, "default").by_digest().get(worse.checkpoint.digest)
         assert version is not None
         points = run.tracking.client.get_logged_model(version.model_id).metrics or []
     held = {(point.key, point.value, point.dataset_name, point.dataset_digest) for point in points}

@@ -15,7 +15,7 @@ import torch
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows.generate import continue_prompts
-from flows.models import promote_model
+from flows.promote import promote_model
 from model import GenerationConfig, ModelConfig, Transformer, generate, save_weights
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest

@@ -10,7 +10,7 @@ from gates_samples import bare, rich
 from html_tags import Tags, assert_alone
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
-from flows.models import promote_model
+from flows.promote import promote_model
 from flows.report import write_gates_page
 from tasks.gates.definitions import GATES
 from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary

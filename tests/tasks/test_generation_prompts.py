@@ -16,13 +16,13 @@ import pytest
 from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
 from flows.generate import continue_prompts
-from flows.models import checkpoint_of
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.generation.prompts import Prompt, PromptsError, TemplateError, encodable, given_id, read_prompts
 from tasks.generation.shards import cut_prompts
+from tasks.registry.models import checkpoint_of
 from tasks.run import Run
 from tasks.settings import GenerateSettings, Settings
 from tasks.tokens.tokenizer import BpeTokenizer, HfTokenizer

@@ -8,7 +8,8 @@ import pytest
 from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
 from flows.evaluate import evaluate_model, judged_by
-from flows.models import promote_model, version_of
+from flows.promote import promote_model
+from tasks.registry.models import version_of
 from tasks.settings import EvaluationSettings
 
 

@@ -20,12 +20,13 @@ import pytest
 from proxy import LOSE, PASS, Answer, Proxy
 from tiny_run import Ran, copy_of_store, direct_run, empty_database, run_whole, tiny_settings, train_in
 
-from flows.models import ensure_training_run, promote_model
+from flows.promote import promote_model
 from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
 from storage.tracking import Tracking
 from tasks.progress import StageProgress
+from tasks.registry.models import ensure_training_run
 from tasks.train_report import watch
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run
 
-from flows.models import UnknownModel, checkpoint_of, promote_model, resolve_version
+from flows.promote import promote_model
 from storage.home import Home
+from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
 from tasks.run import Run
 
 

@@ -47,7 +47,7 @@ import mlflow
 import numpy
 from tiny_run import copy_of_store, direct_run, home_at, run_whole, train_in
 
-from flows.models import promote_model
+from flows.promote import promote_model
 from flows.stages import stage_facts
 from tasks.upkeep.verify import verify_home
 from storage.store import open_store

@@ -14,7 +14,7 @@ from ray_stages import Place, place
 from tiny_run import Ran, TinyMachine, direct_run, home_at, run_in, run_whole, tiny_settings, write_texts
 
 from flows.ingest import ingest_documents
-from flows.models import promote_model
+from flows.promote import promote_model
 from storage.errors import UserError
 from storage.home import Home
 from tasks.executor import on_ray, task_runner

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tiny_run import direct_run, home_at, tiny_settings, write_texts
 
-from flows.base import already_read, continuing
 from flows.evaluate import evaluate_model
-from flows.models import promote_model
 from flows.prepare import prepare_source
+from flows.promote import promote_model
 from flows.train import train_model
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
+from tasks.registry.base import already_read, continuing
 from tasks.registry.promote import Promotion
 from tasks.settings import load_settings, parse_assignments
 

@@ -21,12 +21,12 @@ import run_kill_child
 from extraction import extract_document
 from tiny_run import Ran, direct_run, home_at, text_of
 
-from flows.models import ensure_training_run
 from storage.home import Home
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.pool.process import StartKilledError
 from tasks.ingest.records import ExtractOptions, Limits
+from tasks.registry.models import ensure_training_run
 from tests.flows.runs import store_contents
 from tests.zygote import Zygote
 

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run
 
-from flows.models import promote_model
+from flows.promote import promote_model
 from storage.home import Home
-from storage.versions import find_version, registered_versions
 from tasks.registry.bundle import served_parameters
 from tasks.settings import GenerateSettings
 
@@ -283,16 +282,14 @@ def test_the_logged_model_holds_no_pickle(model_folder: Path) -> None:
 
 
 def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, tiny: Ran, tmp_path: Path) -> None:
-    from flows.models import version_checkpoint
     from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
+    from tasks.registry.models import checkpoint_of
 
     empty = Home(tmp_path, str(tmp_path / "store"), served_home.tracking_uri).create()
     evalset = tiny.prepared.evalset
     shutil.copytree(Path(served_home.store) / "evalset", tmp_path / "store" / "evalset")
     with direct_run(empty) as run:
-        champion = find_version(registered_versions(empty), "champion", "default")
-        assert champion is not None
-        checkpoint = version_checkpoint(run, champion)
+        checkpoint = checkpoint_of(run, "champion")
         assert checkpoint.stage == "bundle"
         found = evaluate(run, EvaluateSettings(), checkpoint=checkpoint, evalset=evalset)
         known = {name: value for name, value in (tiny.metrics or {}).items() if "ngram" not in name}  # its text is gone

@@ -12,11 +12,11 @@ import pytest
 from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
 from tiny_run import Ran, direct_run, text_of, with_tracking
 
-from flows.models import ensure_training_run
 from flows.report import write_training_page
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
+from tasks.registry.models import ensure_training_run
 from tasks.run import Run
 from tasks.train_report.collect import collect_training
 from tasks.train_report.figures import TrainingFigures

@@ -10,10 +10,11 @@ import pytest
 from tiny_run import Ran, copy_of_store, direct_run, run_whole
 
 import tasks.training
-from flows.models import ensure_training_run, promote_model
+from flows.promote import promote_model
 from storage.home import Home
 from storage.tracking import REFRESHES_TAG, Tracking
 from tasks.progress import StageProgress
+from tasks.registry.models import ensure_training_run
 from tasks.run import Run
 from tasks.settings import ModelSettings
 from tasks.training import TrainStageSettings, model_config, run_name

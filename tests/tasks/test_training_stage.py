@@ -28,7 +28,6 @@ from tiny_run import (
     write_texts,
 )
 
-from flows.models import ensure_training_run
 from flows.train import suggest_training
 from model.order import Group, Order
 from storage.errors import UserError
@@ -38,6 +37,7 @@ from storage.tables import read_columns, read_rows
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.progress import StageProgress
+from tasks.registry.models import ensure_training_run
 from tasks.run import Run
 from tasks.suggest import read_suggestion
 from tasks.training import steps_of_epochs, steps_of_tokens

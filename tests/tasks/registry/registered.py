@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from tiny_run import Ran, direct_run
 
-from flows.models import promote_model
+from flows.promote import promote_model
 from storage.home import Home
-from storage.versions import registered_versions
+from storage.registry import Registry
+from storage.tracking import Tracking
 from tasks.registry.promote import Promotion
 
 WORSE = ("train.max_steps=2",)
@@ -33,4 +34,6 @@ def promote(home: Home, ran: Ran) -> Promotion:
 
 
 def aliases(home: Home) -> dict[str, str]:
-    return {alias: item.version for item in registered_versions(home) for alias in item.aliases}
+    """Version by alias in MLflow."""
+    versions = Registry(Tracking(home), "default").versions()
+    return {alias: item.version for item in versions for alias in item.aliases}

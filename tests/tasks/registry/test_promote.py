@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
-from flows.models import promote_model
+from flows.promote import promote_model
 from storage.manifest import ArtifactRef
 from storage.registry import MODEL_NAME, Models, Registry, read_models
 from storage.tables import read_columns
@@ -76,7 +76,7 @@ def read_names(run: Run, done: Promotion) -> Names:
     registry = Registry(run.tracking, "default")
     found = registry.client.search_model_versions(f"name = '{MODEL_NAME}'")
     model = registry.client.get_registered_model(MODEL_NAME)
-    version = registry.by_digest(done.version.checkpoint.digest)
+    version = registry.by_digest().get(done.version.checkpoint.digest)
     assert version is not None
     aliases = {name: str(number) for name, number in model.aliases.items()}
     card = registry.client.get_model_version(MODEL_NAME, version.version).description or ""

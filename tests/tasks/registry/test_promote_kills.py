@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
-from flows.models import promote_model
+from flows.promote import promote_model
 from storage.home import Home
 from storage.registry import MODEL_NAME, Registry
 

@@ -10,7 +10,6 @@ import pytest
 from registered import WORSE, Promoted, aliases, promote
 from tiny_run import direct_run, home_at, run_whole, tiny_settings
 
-from flows.models import checkpoint_of, ensure_training_run
 from flows.stages import stage_facts
 from storage.errors import UserError
 from storage.home import Home
@@ -18,6 +17,7 @@ from storage.registry import Registry, read_models
 from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.registry import promote as module
+from tasks.registry.models import checkpoint_of, ensure_training_run, version_of
 from tasks.registry.promote import rebuild, roll_back
 from tasks.upkeep.gc import collect_garbage
 
@@ -90,8 +90,10 @@ def test_nothing_is_promoted_or_taken_back_without_the_recorded_champion(
             promote(home, ran)
     with pytest.raises(UserError, match=LACKS):
         roll_back(home, open_store(home.store), "default")
-    with direct_run(home) as run, pytest.raises(UserError, match=LACKS):
-        checkpoint_of(run, "champion")
+    with direct_run(home) as run:
+        assert checkpoint_of(run, "champion") == promoted.better.checkpoint
+        with pytest.raises(UserError, match=LACKS.replace("champion", "model")):
+            version_of(run, promoted.better.checkpoint)
     assert aliases(home) == before
     rebuild(home, open_store(home.store))
     assert promote(home, worse).alias == "challenger"

@@ -10,19 +10,17 @@ import pytest
 from registered import aliases
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
-from flows import models
 from flows.evaluate import evaluate_model
-from flows.models import promote_model
+from flows.promote import promote_model
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, read_models
+from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, find_version, read_models, registered_versions
 from storage.store import open_store
 from storage.tracking import Tracking
-from storage.versions import find_version, registered_versions
 from tasks.gates.page import collect_gates, gates_page
 from tasks.gates.settings import GateSettings
 from tasks.gates.stage import gates
-from tasks.registry.promote import ChampionChanged, Promotion, promote, roll_back
+from tasks.registry.promote import ChampionChanged, Promotion, move_aliases, roll_back
 from tasks.run import Run
 
 WORSE = ("train.max_steps=2",)
@@ -71,7 +69,7 @@ def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_s
         evaluation, _ = evaluate_model(run, tiny.checkpoint, other.prepared.evalset)
         with pytest.raises(UserError, match=r"was trained on documents of the evaluation set .* train on the present"):
             promote_model(run, tiny.checkpoint, evaluation)
-        assert find_version(registered_versions(run.home), CHAMPION, "default") is None
+        assert find_version(registered_versions(run.store), CHAMPION, "default") is None
 
 
 def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
@@ -86,8 +84,8 @@ def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
         inputs = {"checkpoint": worse.checkpoint, "evaluation": worse.evaluation}
         judged = gates(run, GateSettings(), **inputs)
         with pytest.raises(ChampionChanged, match="version 1 is champion, but none was evaluated"):
-            promote(run.store, registry, "", worse.checkpoint, worse.evaluation, judged, None)
-        assert registry.by_digest(worse.checkpoint.digest) is None
+            move_aliases(run.store, registry, "", worse.checkpoint, worse.evaluation, judged, None)
+        assert registry.by_digest().get(worse.checkpoint.digest) is None
 
 
 def test_a_champion_of_another_process_is_measured_before_names_move(
@@ -99,14 +97,14 @@ def test_a_champion_of_another_process_is_measured_before_names_move(
     def overtake(*arguments: Any) -> Promotion:
         monkeypatch.undo()  # the first promotion only
         overtaken.append(promote_ran(run, tiny))
-        return promote(*arguments)
+        return move_aliases(*arguments)
 
     with direct_run(home) as run:
-        monkeypatch.setattr(models, "promote", overtake)
+        monkeypatch.setattr("flows.promote.move_aliases", overtake)
         done = promote_ran(run, worse)
         assert [item.alias for item in overtaken] == [CHAMPION]
         assert done.alias == CHALLENGER
-        champion = find_version(registered_versions(run.home), CHAMPION, "default")
+        champion = find_version(registered_versions(run.store), CHAMPION, "default")
     assert champion is not None
     assert tiny.checkpoint is not None
     assert champion.checkpoint.digest == tiny.checkpoint.digest

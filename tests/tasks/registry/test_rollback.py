@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from tiny_run import home_at
 
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import Models, read_models, write_models
+from storage.registry import Models, Registry, find_version, read_models, registered_versions, write_models
 from storage.store import open_store
-from storage.versions import find_version, registered_versions
+from storage.tracking import Tracking
 from tasks.registry.promote import WITHDRAWN_TAG, Rollback, roll_back
 
 
@@ -26,12 +27,17 @@ class Killed(BaseException):
 def record_alias(home: Home, alias: str, version: str) -> None:
     """Record in the store that an alias is at a version; empty for none."""
     store = open_store(home.store)
-    known, found = read_models(store, "default"), find_version(registered_versions(home), version or "1", "default")
+    known, found = read_models(store, "default"), find_version(registered_versions(store), version or "1", "default")
     assert found is not None
     moved = {**known.aliases, alias: found.checkpoint.digest}
     if not version:
         del moved[alias]
     write_models(store, "default", Models(known.models, moved))
+
+
+def tags(home: Home, version: str) -> Mapping[str, str]:
+    """Tags of a version in MLflow."""
+    return next(item.tags for item in Registry(Tracking(home), "default").versions() if item.version == version)
 
 
 def test_a_champion_is_taken_back_once_with_the_reason(home: Home) -> None:
@@ -63,8 +69,7 @@ def test_a_version_that_is_named_becomes_champion_and_may_stay(home: Home, promo
     done = roll_back(home, open_store(home.store), "default", "it does not", to="3")
     assert (done.champion, done.withdrawn, done.moved) == ("3", "1", True)
     assert promote(home, promoted.better).alias == "champion"
-    found = find_version(registered_versions(home), "3", "default")
-    assert found is not None and WITHDRAWN_TAG not in found.tags
+    assert WITHDRAWN_TAG not in tags(home, "3")
 
 
 @pytest.mark.parametrize(
@@ -82,15 +87,14 @@ def test_a_rollback_that_was_killed_before_a_write_into_mlflow_is_finished(
     done = roll_back(home, open_store(home.store), "default", "it swears")
     assert (done.champion, done.withdrawn, done.reason) == ("1", "3", "it swears")
     assert aliases(home) == {"champion": "1", "challenger": "3"}
-    found = find_version(registered_versions(home), "3", "default")
-    assert found is not None and found.tags[WITHDRAWN_TAG] == "it swears"
+    assert tags(home, "3")[WITHDRAWN_TAG] == "it swears"
 
 
 def test_what_cannot_be_taken_back_is_told(home: Home, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no version 9 to go back to; there are 1, 2, 3"):
         roll_back(home, open_store(home.store), "default", to="9")
     empty = home_at(tmp_path / "none")
-    with pytest.raises(UserError, match="has no registered model"):
+    with pytest.raises(UserError, match="corpus default has no champion to take back"):
         roll_back(empty, open_store(empty.store), "default")
     record_alias(home, "previous", "")
     with pytest.raises(UserError, match="version 3 is the first champion, so there is none to go back to"):

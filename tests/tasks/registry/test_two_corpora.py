@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tiny_run import Ran, TinyMachine, copy_of_store, run_in, tiny_settings, write_texts
 
-from flows.models import checkpoint_of, model_entry, promote_model
+from flows.promote import model_entry, promote_model
 from flows.stages import stage_facts
 from storage.home import Home
-from storage.registry import model_name
+from storage.registry import find_version, model_name, registered_versions
 from storage.store import open_store
-from storage.versions import find_version, registered_versions
+from tasks.registry.models import checkpoint_of
 from tasks.registry.promote import Promotion, rebuild
 from tasks.run import Run
 from tasks.upkeep.gc import collect_garbage
@@ -54,7 +54,7 @@ def other(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Ra
 def test_no_corpus_takes_the_champion_of_another(tiny: Ran, other: tuple[Home, Ran]) -> None:
     home, made = other
     for corpus, ran in (("default", tiny), (OTHER, made)):
-        champion = find_version(registered_versions(home), "champion", corpus)
+        champion = find_version(registered_versions(open_store(home.store)), "champion", corpus)
         assert champion is not None and champion.checkpoint == ran.checkpoint
         assert champion.name == model_name(corpus)
 
@@ -87,5 +87,5 @@ def test_checkpoints_of_all_corpora_are_kept_and_restored(
     done = rebuild(place, open_store(place.store))
     assert done.aliases == {"sheepfold@champion": "1", f"sheepfold-{OTHER}@champion": "1"}
     assert sorted(done.versions) == [f"sheepfold-{OTHER}/1", "sheepfold/1"] and not done.lost
-    champion = find_version(registered_versions(place), "champion", OTHER)
+    champion = find_version(registered_versions(open_store(place.store)), "champion", OTHER)
     assert champion is not None and champion.checkpoint == made.checkpoint

@@ -12,14 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from flows.models import checkpoint_of, resolve_version
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import CHAMPION, Registry, read_models
+from storage.registry import CHAMPION
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.interchange import import_folder
-from tasks.registry.promote import champion_of, trained_on
+from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
+from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import ModelSettings, Settings
 from tasks.tokens.settings import TokenizerSettings
@@ -113,15 +113,13 @@ def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
     """Return the settings of a run that continues from a model, by name; before there is a champion, from scratch."""
     if not base:
         return settings
-    if base == CHAMPION and not _has_champion(run):
+    try:
+        if base == CHAMPION:
+            resolve_version(run, base)
+    except UnknownModel:
         run.note("there is no champion to continue from yet, so this training begins from scratch")
         return settings
     return settings.replace(train=replace(settings.train, base=base))
-
-
-def _has_champion(run: Run) -> bool:
-    known = run.home.has_tracking or read_models(run.store, run.corpus).aliases
-    return bool(known) and champion_of(run.store, Registry(run.tracking, run.corpus)) is not None
 
 
 def check_unread(run: Run, base: Base | None, evalset: ArtifactRef) -> None:
