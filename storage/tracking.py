@@ -1,7 +1,7 @@
 """MLflow tracking: one run per training attempt, as a projection of the store.
 
-Points are written in batches and each only once, also after a kill. MLflow is imported inside functions because the
-import takes seconds and most commands do not need it.
+Each point is written only once, also after a kill. MLflow is imported inside functions because the import takes seconds
+and most commands do not need it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ KEY_TAG = "sheepfold.train_key"
 CORPUS_TAG = "sheepfold.corpus"
 ATTEMPT_TAG = "sheepfold.attempt"
 REFRESHES_TAG = "sheepfold.refreshes"
-BATCH_POINTS = 1_000
 FAULT_SHARE = 0.03  # upper bound of the share of training time spent on requests to an MLflow that does not answer
 SYSTEM_PREFIX = "system/"  # prefix of the metrics of the machine
 SYSTEM_SECONDS = 10.0  # interval of the machine's metrics
@@ -40,13 +39,8 @@ ENDING_SECONDS = 5.0  # time limit for writing the last of them
 TABLES_TAG = "mlflow.loggedArtifacts"
 DIGEST_LENGTH = 36  # longest dataset digest that MLflow's tables hold
 
-# Message of MLflow's client for responses that are not MLflow's JSON, such as the plain text of its Host header check.
-_REFUSAL = re.compile(r"API request to endpoint (?:was successful|\S+ failed with error code (4\d\d))\b")
-_REMEDIES = {
-    "401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-    "403": "allow this host name (--allowed-hosts of `sheepfold up`, MLFLOW_SERVER_ALLOWED_HOSTS of another server), "
-    "or give the user the permission",
-}
+# messages of MLflow's client about responses that are not MLflow's JSON, such as those of its Host header check
+_REFUSAL = re.compile("error code 4[0-9][0-9] |request to endpoint was successful but")
 
 # MLflow without telemetry, pickles, detection of projects, logs and bars, unless the environment says else
 QUIET = {
@@ -126,9 +120,12 @@ class Tracking:
         except MlflowException as error:
             if not home.tracking_uri.startswith(("http://", "https://")):
                 raise
-            if refusal := _REFUSAL.match(str(error)):
-                remedy = _REMEDIES.get(refusal[1], "correct MLFLOW_TRACKING_URI, which is no MLflow server")
-                raise UserError(f"MLflow at {home.tracking_uri} refuses ({error}): {remedy}") from error
+            if _REFUSAL.search(str(error)):
+                raise UserError(
+                    f"MLflow at {home.tracking_uri} refuses ({error}): check MLFLOW_TRACKING_URI, the login in "
+                    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, and the host names that the server allows "
+                    "(--allowed-hosts of `sheepfold up`, MLFLOW_SERVER_ALLOWED_HOSTS of another server)"
+                ) from error
             raise Unreachable(
                 f"MLflow does not answer at {home.tracking_uri} ({error}): start it, or correct MLFLOW_TRACKING_URI, "
                 "and run the same command again; finished stages are kept"
@@ -207,11 +204,9 @@ class Tracking:
         run = self.client.get_run(run_id)
         if run.info.status in ("FAILED", "KILLED"):
             self.client.update_run(run_id, status="RUNNING")
-        if not run.data.params:
-            self.client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
+        missing = [] if run.data.params else [Param(key, str(value)) for key, value in params.items()]
         changed = [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]
-        if changed:
-            self.client.log_batch(run_id, tags=changed)
+        self.client.log_batch(run_id, params=missing, tags=changed)
         return run_id
 
     def last_steps(self, run_id: str) -> dict[str, int]:
@@ -232,13 +227,11 @@ class Tracking:
         return dict(self.client.get_run(run_id).data.metrics)
 
     def log_points(self, run_id: str, points: Iterable[Point]) -> None:
-        """Write points in batches."""
+        """Write points; MLflow's client splits them into batches."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(key, value, now, step) for key, step, value in points]
-        for start in range(0, len(metrics), BATCH_POINTS):
-            self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_POINTS])
+        self.client.log_batch(run_id, metrics=[Metric(key, value, now, step) for key, step, value in points])
 
     def log_missing(self, run_id: str, points: Iterable[Point]) -> None:
         """Write the points that MLflow does not hold yet; gaps in the middle of a curve are filled."""
@@ -283,12 +276,16 @@ class Tracking:
     def system_metrics(self, run_id: str, seconds: float = SYSTEM_SECONDS) -> Iterator[None]:
         """Log metrics of processors, memory, disk and network to a run while the context is open.
 
-        Steps continue after an interruption. Without psutil, or when MLflow does not answer, nothing is logged.
+        Steps continue after an interruption. Without psutil nothing is logged.
         """
-        monitor = self._monitor(run_id, seconds)
-        if monitor is None:
+        try:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+        except ImportError as error:
+            logger.info("no system metrics in MLflow: %s; `pip install psutil` adds them", error)
             yield
             return
+        uri = self.home.tracking_uri
+        monitor = SystemMetricsMonitor(run_id, sampling_interval=seconds, resume_logging=True, tracking_uri=uri)
         monitor.start()
         try:
             yield
@@ -298,46 +295,11 @@ class Tracking:
             ending.start()
             ending.join(ENDING_SECONDS)
 
-    def _monitor(self, run_id: str, seconds: float) -> Any:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-        except ImportError as error:
-            logger.info("no system metrics in MLflow: %s; `pip install psutil` adds them", error)
-            return None
-
-        class Monitor(SystemMetricsMonitor):
-            """Omits the first reading of the processors' load, which is always 0."""
-
-            read_before = False
-
-            def aggregate_metrics(self) -> dict[str, float]:
-                metrics: dict[str, float] = super().aggregate_metrics()
-                if not self.read_before:
-                    metrics.pop("cpu_utilization_percentage", None)
-                self.read_before = True
-                return metrics
-
-        try:
-            return Monitor(run_id, sampling_interval=seconds, resume_logging=True, tracking_uri=self.home.tracking_uri)
-        except MlflowException as error:
-            logger.warning("no system metrics in MLflow (%s); the training goes on", error)
-            return None
-
     def log_datasets(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
-        """Log a dataset as input of a run, once."""
+        """Log a dataset as input of a run; MLflow keeps one of a name and digest."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        inputs = self.client.get_run(run_id).inputs.dataset_inputs
-        if any(entry.dataset.digest == digest[:DIGEST_LENGTH] and entry.dataset.name == name for entry in inputs):
-            return
-        dataset = Dataset(
-            name=name,
-            digest=digest[:DIGEST_LENGTH],
-            source_type="local",
-            source=json.dumps({"uri": location}),
-        )
+        dataset = Dataset(name, digest[:DIGEST_LENGTH], source_type="local", source=json.dumps({"uri": location}))
         entry = DatasetInput(dataset, tags=[InputTag("mlflow.data.context", context)])
         self.client.log_inputs(run_id, datasets=[entry])
 
@@ -367,23 +329,13 @@ class Tracking:
             held = {(point.key, point.value) for point in points if point.dataset_digest == digest}
         else:
             held = set(self.latest_metrics(run_id).items())
-        now = int(time.time() * 1000)
+        now, model = int(time.time() * 1000), model_id or None
         entries = [
-            Metric(
-                key,
-                value,
-                now,
-                step,
-                model_id=model_id or None,
-                dataset_name=name,
-                dataset_digest=digest,
-                run_id=run_id,
-            )
+            Metric(key, value, now, step, model_id=model, dataset_name=name, dataset_digest=digest, run_id=run_id)
             for key, value in metrics.items()
             if (key, value) not in held
         ]
-        if entries:
-            self.client.log_batch(run_id, metrics=entries)
+        self.client.log_batch(run_id, metrics=entries)
 
 
 class PointBuffer:
@@ -400,16 +352,14 @@ class PointBuffer:
         self._run_id = run_id
         self._seconds = seconds
         self._points: list[Point] = []
-        self._written = tracking.last_steps(run_id)
+        self._written: dict[str, int] | None = None  # last step of each metric in MLflow; None if it is not known
         self._flushed = time.monotonic()
-        self._failed = False
         self._not_before = self._flushed
+        self._failed = False
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Buffer the metrics of one step, except those written before a kill."""
-        self._points.extend(
-            (key, step, float(value)) for key, value in metrics.items() if step > self._written.get(key, -1)
-        )
+        """Buffer the metrics of one step."""
+        self._points.extend((key, step, float(value)) for key, value in metrics.items())
         if time.monotonic() - self._flushed > self._seconds:
             self.flush()
 
@@ -418,13 +368,18 @@ class PointBuffer:
         began = time.monotonic()
         if began < self._not_before:
             return
-        # the write that failed may have been done in part
-        write = self._tracking.log_missing if self._failed else self._tracking.log_points
-        if self._attempt(lambda: write(self._run_id, self._points)):
-            self._points = []
-        else:
+        if not self._attempt(self._write):
             self._not_before = time.monotonic() + (time.monotonic() - began) / FAULT_SHARE
         self._flushed = time.monotonic()
+
+    def _write(self) -> None:
+        """Write the points that a run before a kill, or a write that failed, did not write."""
+        written, self._written = self._written, None
+        if written is None:
+            written = self._tracking.last_steps(self._run_id)
+        new = [(metric, step, value) for metric, step, value in self._points if step > written.get(metric, -1)]
+        self._tracking.log_points(self._run_id, new)
+        self._written, self._points = written, []
 
     def end(self, status: str) -> None:
         """Write the buffered points and mark the run as FAILED or KILLED, if MLflow answers."""

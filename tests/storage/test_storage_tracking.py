@@ -119,7 +119,8 @@ def test_artefacts_of_the_experiment_lie_in_the_home(tracking: Tracking) -> None
 def test_points_are_written_once_when_a_kill_cut_the_writing_between_two_batches(
     tracking: Tracking, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = tracking.client.log_batch
+    store = tracking.client._tracking_client.store
+    written = store.log_batch
     batches: list[int] = []
 
     def log_batch(*arguments: Any, **named: Any) -> None:
@@ -129,8 +130,8 @@ def test_points_are_written_once_when_a_kill_cut_the_writing_between_two_batches
         written(*arguments, **named)
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr("storage.tracking.BATCH_POINTS", 3)
-        patch.setattr(tracking.client, "log_batch", log_batch)
+        patch.setattr("mlflow.tracking._tracking_service.client.MAX_METRICS_PER_BATCH", 3)
+        patch.setattr(store, "log_batch", log_batch)
         tracking.log_missing(run_id, CURVE)
     assert batches == [3, 3] and len(curve(tracking, run_id)) == 6
     tracking.log_missing(run_id, CURVE)
