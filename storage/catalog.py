@@ -7,7 +7,6 @@ import math
 import re
 import tempfile
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage import schemas
 from storage.errors import UserError
 from storage.home import check_corpus_name
 from storage.lineage import segment_of
 from storage.manifest import ArtifactRef
-from storage.schemas import (
-    CLUSTERS,
-    COMPLETIONS,
-    CUTS,
-    DROPPED,
-    EVALUATED,
-    FILES,
-    MEASURES,
-    METRICS,
-    NEAR_PAIRS,
-    NORMALISED,
-    PAGES,
-    REFINED,
-    SCORES,
-    SELECTION,
-    SEQUENCES,
-    SHARD_FILE,
-    SLICES,
-    TOKENS,
-)
 from storage.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -47,6 +27,71 @@ if TYPE_CHECKING:
 CORPUS_REF = "corpus"
 LISTED = "listed"  # in a corpus's state: its list of files without what was forgotten, until the next run makes another
 _GLOB = re.compile(r"([*?[])")  # what DuckDB would take for a pattern in the name of a folder
+
+
+# tables of the whole corpus: name, stage, file and schema; the view `all_NAME` has their rows and files
+_TABLES = (
+    ("files", "snapshot", schemas.FILES_FILE, schemas.FILES),
+    ("selection", "curate", schemas.SELECTION_FILE, schemas.SELECTION),
+    ("dropped", "curate", schemas.DROPPED_FILE, schemas.DROPPED),
+    ("cuts", "curate", schemas.CUTS_FILE, schemas.CUTS),
+    ("near_pairs", "dedup", schemas.PAIRS_FILE, schemas.NEAR_PAIRS),
+    ("clusters", "dedup", schemas.CLUSTERS_FILE, schemas.CLUSTERS),
+    ("dataset", "dataset", schemas.SEQUENCES_FILE, schemas.SEQUENCES),
+    ("completions", "generate", schemas.COMPLETIONS_FILE, schemas.COMPLETIONS),
+    ("metrics", "evaluate", "metrics.parquet", schemas.METRICS),
+    ("evaluated", "evaluate", schemas.DOCUMENTS_FILE, schemas.EVALUATED),
+    ("slices", "evaluate", "slices.parquet", schemas.SLICES),
+)
+# shown with all their columns
+_PLAIN = ("cuts", "near_pairs", "clusters", "dataset", "completions", "metrics", "evaluated", "slices")
+# tables of which each segment has one: stage, file and schema
+_SEGMENT_TABLES = (
+    ("extract", schemas.PAGES_FILE, schemas.PAGES),
+    ("normalise", schemas.DOCUMENTS_FILE, schemas.NORMALISED),
+    ("measure", schemas.MEASURES_FILE, schemas.MEASURES),
+    ("score", schemas.SCORES_FILE, schemas.SCORES),
+    ("refine", schemas.DOCUMENTS_FILE, schemas.REFINED),
+    ("tokenise", schemas.TOKENS_FILE, schemas.TOKENS),
+)
+_FILE_VIEWS = """
+create view files as select * exclude (filename, segment) from all_files;
+create view live as select distinct doc_id, segment from all_files where status = 'ok' and doc_id is not null;
+"""
+# a document may lie in several segments: it is read from the live one if that is among them
+_SEGMENT_VIEWS = """
+create view holders_{stage} as
+    select a.doc_id, arg_max(a.filename, coalesce((s.segment = l.segment)::int, 0)) as filename
+    from (select distinct doc_id, filename from all_{stage}) a
+    join segments_{stage} s using (filename) join live l on l.doc_id = a.doc_id
+    group by a.doc_id;
+create view live_{stage} as
+    select t.* exclude (filename) from all_{stage} t
+    join holders_{stage} h on h.doc_id = t.doc_id and h.filename = t.filename;
+"""
+# token ids are read from the shards only if a query selects them
+_VIEWS = """
+create view pages as select * from live_extract;
+create view measures as
+    select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages, s.score as classifier_score
+    from live_measure m join live_normalise d using (doc_id) left join live_score s using (doc_id);
+create view documents as
+    select d.doc_id, d.kind, d.title, d.programming_language, m.* exclude (doc_id, kind, licence), s.licence, s.cluster,
+        s.split, r.text, r.n_bytes, r.redactions, r.cut_chars
+    from live_normalise d join live_refine r using (doc_id) join measures m using (doc_id)
+    join all_selection s using (doc_id)
+    where s.kept;
+create view tokens as
+    select t.* exclude (filename, digest), s.split, token_ids(t.filename, t."offset", t.length) as ids
+    from all_tokenise t join holders_tokenise h on h.doc_id = t.doc_id and h.filename = t.filename
+    join all_selection s on s.doc_id = t.doc_id
+    where s.kept;
+create view quarantine as
+    select doc_id, path, 'ingest' as stage, reason_code, reason from all_files where status not in ('ok', 'duplicate')
+    union all
+    select d.doc_id, f.path, 'curate', d.reason_code, d.reason
+    from all_dropped d join all_files f on f.doc_id = d.doc_id and f.status = 'ok';
+"""
 
 
 class QueryError(UserError):
@@ -131,15 +176,13 @@ class Catalog:
         except duckdb.Error as error:
             raise QueryError(str(error)) from error
 
-    def _paths(self, stage: str, table: str) -> list[Path]:
-        return [self._path(ref, table) for ref in self.state.get(stage, [])]
-
     def _path(self, ref: ArtifactRef, table: str) -> Path:
         wanted = [table] if ref.stage != "tokenise" else []  # `_read_ids` looks for the shard beside the table
         return self.store.folder(ref, *wanted) / table
 
-    def _base(self, name: str, schema: pa.Schema, paths: Sequence[Path]) -> None:
-        """Create a view over some files, or an empty table with the columns of the schema."""
+    def _base(self, name: str, stage: str, table: str, schema: pa.Schema) -> None:
+        """Create a view over the files of a stage, or an empty table with the columns of the schema."""
+        paths = [self._path(ref, table) for ref in self.state.get(stage, [])]
         if paths:
             listed = ", ".join(_quote(_GLOB.sub(r"[\1]", str(path))) for path in paths)
             self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
@@ -164,84 +207,19 @@ class Catalog:
 
     def _views(self) -> None:
         execute = self.connection.execute
-        self._base("all_files", FILES, self._paths("snapshot", "files.parquet"))
-        execute("create view files as select * exclude (filename, segment) from all_files")
-        execute(
-            "create view live as select distinct doc_id, segment from all_files "
-            "where status = 'ok' and doc_id is not null"
-        )
-        for stage, table, schema in (
-            ("extract", "pages.parquet", PAGES),
-            ("normalise", "documents.parquet", NORMALISED),
-            ("measure", "measures.parquet", MEASURES),
-            ("score", "scores.parquet", SCORES),
-            ("refine", "documents.parquet", REFINED),
-            ("tokenise", "tokens.parquet", TOKENS),
-        ):
-            self._base(f"all_{stage}", schema, self._paths(stage, table))
+        for name, stage, table, schema in _TABLES:
+            self._base(f"all_{name}", stage, table, schema)
+        for name in _PLAIN:
+            execute(f"create view {name} as select * exclude (filename) from all_{name}")
+        execute(_FILE_VIEWS)
+        for stage, table, schema in _SEGMENT_TABLES:
+            self._base(f"all_{stage}", stage, table, schema)
             self._segments(f"segments_{stage}", stage, table)
-            # a document may lie in several segments: it is read from the live one if that is among them
-            execute(
-                f"create view holders_{stage} as select a.doc_id, "
-                "arg_max(a.filename, coalesce((s.segment = l.segment)::int, 0)) as filename "
-                f"from (select distinct doc_id, filename from all_{stage}) a "
-                f"join segments_{stage} s using (filename) join live l on l.doc_id = a.doc_id group by a.doc_id"
-            )
-            execute(
-                f"create view live_{stage} as select t.* exclude (filename) from all_{stage} t "
-                f"join holders_{stage} h on h.doc_id = t.doc_id and h.filename = t.filename"
-            )
-        execute("create view pages as select * from live_extract")
-        self._curated_views()
-        for view, stage, table, schema in (
-            ("near_pairs", "dedup", "pairs.parquet", NEAR_PAIRS),
-            ("clusters", "dedup", "clusters.parquet", CLUSTERS),
-            ("cuts", "curate", "cuts.parquet", CUTS),
-            ("dataset", "dataset", "sequences.parquet", SEQUENCES),
-            ("completions", "generate", "completions.parquet", COMPLETIONS),
-            ("metrics", "evaluate", "metrics.parquet", METRICS),
-            ("evaluated", "evaluate", "documents.parquet", EVALUATED),
-            ("slices", "evaluate", "slices.parquet", SLICES),
-        ):
-            self._base(f"all_{view}", schema, self._paths(stage, table))
-            execute(f"create view {view} as select * exclude (filename) from all_{view}")
-
-    def _token_view(self) -> None:
-        """Create the view of tokenised documents; ids are read from the shards only if a query selects them."""
+            execute(_SEGMENT_VIEWS.format(stage=stage))
         self.connection.create_function(
             "token_ids", _read_ids, ["varchar", "bigint", "bigint"], "uinteger[]", type="arrow"
         )
-        self.connection.execute(
-            "create view tokens as select t.* exclude (filename, digest), s.split, "
-            'token_ids(t.filename, t."offset", t.length) as ids '
-            "from all_tokenise t join holders_tokenise h on h.doc_id = t.doc_id and h.filename = t.filename "
-            "join all_selection s on s.doc_id = t.doc_id where s.kept"
-        )
-
-    def _curated_views(self) -> None:
-        execute = self.connection.execute
-        self._base("all_selection", SELECTION, self._paths("curate", "selection.parquet"))
-        self._base("all_dropped", DROPPED, self._paths("curate", "dropped.parquet"))
-        execute(
-            "create view measures as select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages, "
-            "s.score as classifier_score from live_measure m join live_normalise d using (doc_id) "
-            "left join live_score s using (doc_id)"
-        )
-        execute(
-            "create view documents as select d.doc_id, d.kind, d.title, d.programming_language, "
-            "m.* exclude (doc_id, kind, licence), s.licence, s.cluster, s.split, "
-            "r.text, r.n_bytes, r.redactions, r.cut_chars "
-            "from live_normalise d join live_refine r using (doc_id) join measures m using (doc_id) "
-            "join all_selection s using (doc_id) where s.kept"
-        )
-        self._token_view()
-        execute(
-            "create view quarantine as "
-            "select doc_id, path, 'ingest' as stage, reason_code, reason from all_files "
-            "where status not in ('ok', 'duplicate') "
-            "union all select d.doc_id, f.path, 'curate', d.reason_code, d.reason "
-            "from all_dropped d join all_files f on f.doc_id = d.doc_id and f.status = 'ok'"
-        )
+        execute(_VIEWS)
 
 
 def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListArray:
@@ -250,7 +228,7 @@ def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.List
     parts = [np.zeros(0, np.uint32)]
     for table, offset, length in zip(tables.to_pylist(), offsets.to_pylist(), lengths.to_pylist(), strict=True):
         if table not in shards:
-            shards[table] = np.load(Path(table).with_name(SHARD_FILE), mmap_mode="r", allow_pickle=False)
+            shards[table] = np.load(Path(table).with_name(schemas.SHARD_FILE), mmap_mode="r", allow_pickle=False)
         parts.append(shards[table][offset : offset + length])
     ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(parts).astype(np.uint32)))
