@@ -29,6 +29,7 @@ def _identity(run: Run, settings: Settings) -> dict[str, Any]:
         "produced": produced,
         "settings": sha256_json(settings.sections()),
         "versions": sha256_json(versions),
+        "has_tracking": run.home.has_tracking,  # a run says what to do about a lost database
         "reports": {file.name: sha256_file(file) for file in files},
     }
 

@@ -12,8 +12,8 @@ import pytest
 from runs import answer, invoke
 
 from storage.home import Home
-from storage.registry import CHAMPION, Registry
-from storage.tracking import Tracking
+from storage.registry import Models, read_models, write_models
+from storage.store import open_store
 from tests.tasks.tiny_run import SETTINGS, write_texts
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
@@ -80,10 +80,18 @@ def other_text(ran: Ran) -> Iterator[None]:
 
 @contextmanager
 def no_champion(ran: Ran) -> Iterator[None]:
-    registry = Registry(Tracking(Home(ran.home, "", f"sqlite:///{ran.home / 'mlflow.db'}")), "default")
-    registry.client.delete_registered_model_alias("sheepfold", CHAMPION)
+    store = open_store(str(ran.home / "store"))
+    before = read_models(store, "default")
+    write_models(store, "default", Models(before.models))
     yield
-    registry.client.set_registered_model_alias("sheepfold", CHAMPION, "1")
+    write_models(store, "default", before)
+
+
+@contextmanager
+def no_database(ran: Ran) -> Iterator[None]:
+    aside = (ran.home / "mlflow.db").rename(ran.home / "mlflow.db.lost")
+    yield
+    aside.rename(ran.home / "mlflow.db")
 
 
 @contextmanager
@@ -103,7 +111,7 @@ def no_report(ran: Ran) -> Iterator[None]:
     aside.rename(file)
 
 
-@pytest.mark.parametrize("change", [another_document, other_text, no_champion, other_report, no_report])
+@pytest.mark.parametrize("change", [another_document, other_text, no_champion, no_database, other_report, no_report])
 def test_whatever_changed_is_run_again(ran: Ran, change: Callable[[Ran], AbstractContextManager[None]]) -> None:
     with change(ran), pytest.raises(ServerStarted):
         invoke(ran.home, *ran.command)
