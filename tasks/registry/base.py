@@ -72,10 +72,8 @@ def _checkpoint(run: Run, name: str) -> ArtifactRef:
     folder = Path(name).expanduser()
     if run.plan:
         return _planned(run, name, folder)
-    if not folder.is_dir():
+    if not folder.is_dir() or _is_bundle(folder):
         return checkpoint_of(run, name)
-    if _is_bundle(folder):
-        return checkpoint_of(run, str(folder))
     run.home.create().cache.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=run.home.cache, prefix="base-") as place:
         taken = Path(place) / "bundle"

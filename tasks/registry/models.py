@@ -47,7 +47,7 @@ def checkpoint_of(run: Run, model: str) -> ArtifactRef:
     Raises:
         UnknownModel: if the name leads nowhere.
     """
-    folder = Path(model)
+    folder = Path(model).expanduser()
     if folder.is_dir() and find_version(registered_versions(run.store), model, run.corpus) is None:
         return _add(run, folder)
     return version_checkpoint(run, resolve_version(run, model))

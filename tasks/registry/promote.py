@@ -365,7 +365,6 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
                 pip_requirements=requirements(),
             )
     else:
-        registry.set_tags(version, item.tags)
         registry.client.update_model_version(registry.name, version.version, card)
     metrics, compared = read_metrics(store, item.evaluation), manifest_of(store, item.gates)
     for rival in compared.input_refs("champion") if "champion" in compared.inputs else []:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tiny_run import Ran, copy_of_store, direct_run, tiny_settings, train_in, wr
 from model.checkpoint import load_weights
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
+from storage.registry import Models, Registered, write_models
 from storage.tables import read_rows
 from tasks.bundle import Bundle
 from tasks.interchange import export_bundle
@@ -62,6 +64,19 @@ def test_a_training_goes_on_from_the_weights_and_with_the_tokeniser_of_its_base(
     assert [ref.stage for ref in manifest_of(run.store, checkpoint).input_refs("base")] == ["bundle"]
     anew = first_loss(tiny.run, tiny.checkpoint)
     assert first_loss(run, checkpoint) < anew - 0.5
+
+
+def test_a_folder_with_the_name_of_a_registered_model_is_a_base_by_its_path(
+    run: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = ArtifactRef("train", "key", "digest")
+    write_models(
+        run.store, "default", Models({"digest": Registered(ref, ref, ref, version="1")}, {"champion": "digest"})
+    )
+    shutil.copytree(bundle, tmp_path / "champion")
+    monkeypatch.chdir(tmp_path)
+    found = check_base(run, settings_from("./champion"))
+    assert found is not None and found.checkpoint.stage == "bundle"
 
 
 def test_a_registered_model_is_a_base_by_its_artefact(tiny: Ran, bundle: Path) -> None:
