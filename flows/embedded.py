@@ -26,7 +26,16 @@ EMBEDDED = "SHEEPFOLD_EMBEDDED_API"  # set while the server is embedded, so that
 PARENT_LOOK_SECONDS = 0.25
 STOP_SECONDS = 5.0
 
-# Nothing may leave the machine, and nothing is served that one command does not need.
+# Of the process that runs the flow: nothing may leave the machine; records go to the flow run's log, ours among them,
+# and the terminal shows what the command itself prints.
+COMMAND = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "sheepfold",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+# Of the server: nothing is served that one command does not need.
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -51,16 +60,18 @@ def configured_api_url() -> str | None:
     return str(found) if found else None
 
 
-def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start the embedded server; requests wait in the socket's queue until it is up."""
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    """Run the embedded server; requests to its address wait in the socket's queue until it is up."""
     folder.mkdir(parents=True, exist_ok=True)
+    dropped = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE")
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    environment |= QUIET | {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+    }
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        dropped = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE")
-        environment = {name: value for name, value in os.environ.items() if name not in dropped}
-        environment |= QUIET | {
-            "PREFECT_HOME": str(folder),
-            "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
-        }
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.embedded", str(os.getpid()), str(listener.fileno())],
             env=environment,
@@ -69,27 +80,22 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the command, which then ends the server in good order
         )
-        return process, f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGINT)
     try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
 def prefect_api(home: Home) -> Iterator[None]:
     """Let flows of this process reach a Prefect API; to be entered before Prefect reads its settings on import."""
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    # records go to the flow run's log, ours among them; the terminal shows what the command itself prints
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "sheepfold")
-    os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+    for name, value in COMMAND.items():
+        os.environ.setdefault(name, value)
     if configured_api_url() is not None:
         yield
         return
@@ -100,18 +106,21 @@ def prefect_api(home: Home) -> Iterator[None]:
         with _variables(team):
             yield
         return
-    process, url = _start(home.prefect)
-    try:
-        with (
-            _variables({"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, EMBEDDED: "1"}),
-            _without_heartbeat(),
-        ):
+    with (
+        _server(home.prefect) as url,
+        _variables({"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, EMBEDDED: "1"}),
+    ):
+        from prefect.events.worker import EventsWorker
+        from prefect.logging.handlers import APILogWorker
+        from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+        # the server ends with its only flow, and each flow would wait a second for its heartbeat
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             try:
                 yield
-            finally:
-                _drain()
-    finally:
-        _stop(process)
+            finally:  # what Prefect has queued: events carry the task states that the UI shows
+                APILogWorker.drain_all(timeout=STOP_SECONDS)
+                EventsWorker.drain_all(timeout=STOP_SECONDS)
 
 
 @contextmanager
@@ -141,24 +150,6 @@ def ends_in_order() -> Iterator[None]:
 
 def _terminated(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
-
-
-@contextmanager
-def _without_heartbeat() -> Iterator[None]:
-    """Switch heartbeats off: the embedded server ends with its only flow, and each flow would wait a second for one."""
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        yield
-
-
-def _drain() -> None:
-    """Let Prefect send what it has queued before its server goes: events carry the task states that the UI shows."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    APILogWorker.drain_all(timeout=STOP_SECONDS)
-    EventsWorker.drain_all(timeout=STOP_SECONDS)
 
 
 def _end_with(parent: int) -> None:

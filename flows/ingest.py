@@ -84,38 +84,6 @@ def ingest(options: WatchOptions) -> dict[str, Any]:
         return result
 
 
-def announce(run: Run, source: str, now: ArtifactRef, least: float) -> None:
-    """Announce that a corpus changed, by an event that starts `retrain/on-new-documents`.
-
-    Args:
-        source: Sources of the corpus.
-        now: Snapshot of its present documents.
-        least: Smallest share of the documents that is announced: those that came or went, of those there were.
-    """
-    from prefect import get_run_logger
-    from prefect.client.orchestration import get_client
-
-    share = unannounced_share(run.store, run.corpus, now)
-    if share < least:
-        return
-    event = change(run.corpus, source, share, now.key)
-    with get_client(sync_client=True) as client:  # answered, so that the next run repeats what the server did not get
-        client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
-    record_announcement(run.store, run.corpus, now)
-    get_run_logger().info("announced that %.1f %% of the documents of %s changed", 100 * share, run.corpus)
-
-
-def change(corpus: str, source: str, share: float, snapshot: str) -> Event:
-    """Return the event of a change; its resource identifies the change, which starts one run."""
-    from prefect.events import Event
-
-    return Event(
-        event="sheepfold.corpus.changed",
-        resource={"prefect.resource.id": f"sheepfold.corpus.{corpus}", "sheepfold.snapshot": snapshot},
-        payload={"corpus": corpus, "source": source, "share": share, "snapshot": snapshot},
-    )
-
-
 @subflow("ingest")
 def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     """Read sources and return the documents that models see.
@@ -187,4 +155,36 @@ def curate_documents(run: Run, read: Documents, settings: Settings) -> Ingested:
         refined=refined,
         measures=measures,
         texts=texts,
+    )
+
+
+def announce(run: Run, source: str, now: ArtifactRef, least: float) -> None:
+    """Announce that a corpus changed, by an event that starts `retrain/on-new-documents`.
+
+    Args:
+        source: Sources of the corpus.
+        now: Snapshot of its present documents.
+        least: Smallest share of the documents that is announced: those that came or went, of those there were.
+    """
+    from prefect import get_run_logger
+    from prefect.client.orchestration import get_client
+
+    share = unannounced_share(run.store, run.corpus, now)
+    if share < least:
+        return
+    event = change(run.corpus, source, share, now.key)
+    with get_client(sync_client=True) as client:  # answered, so that the next run repeats what the server did not get
+        client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
+    record_announcement(run.store, run.corpus, now)
+    get_run_logger().info("announced that %.1f %% of the documents of %s changed", 100 * share, run.corpus)
+
+
+def change(corpus: str, source: str, share: float, snapshot: str) -> Event:
+    """Return the event of a change; its resource identifies the change, which starts one run."""
+    from prefect.events import Event
+
+    return Event(
+        event="sheepfold.corpus.changed",
+        resource={"prefect.resource.id": f"sheepfold.corpus.{corpus}", "sheepfold.snapshot": snapshot},
+        payload={"corpus": corpus, "source": source, "share": share, "snapshot": snapshot},
     )
