@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from classifier_samples import manuals, rubbishes
 from dedup_samples import plain_words, prose
 
 from tasks.curate.classifier import training
-from tasks.curate.classifier.features import READ_CHARS, Features, featurise
+from tasks.curate.classifier.features import BUCKETS, READ_CHARS, Features, featurise
 from tasks.curate.classifier.logistic import balanced, fit, sigmoid
 from tasks.curate.classifier.training import FOLDS, STRENGTHS, Trained, score_texts, train
+from tasks.curate.dedup.words import word_hashes, word_runs
 
 TEXTS = ["", " \n ", "one", "one two", "ONE two one Two", "羊 羊", *(prose(400, seed) for seed in range(30))]
 
@@ -99,3 +102,17 @@ def test_a_fit_is_where_the_slope_of_the_cost_is_nought(l2: float) -> None:
     slope = matrix.T @ (weights * (1 / (1 + np.exp(-(matrix @ parameters[:-1] + parameters[-1]))) - good))
     assert np.abs(slope + l2 * parameters[:-1]).max() < 1e-9
     assert np.abs(np.sum(weights * (sigmoid(matrix @ parameters[:-1] + parameters[-1]) - good))) < 1e-9
+
+
+def test_features_are_those_of_plain_python() -> None:
+    matrix = dense(featurise(TEXTS))
+    for row, text in zip(matrix, TEXTS, strict=True):
+        words = word_hashes(text)
+        buckets = Counter(
+            int(value) % BUCKETS for value in [*words.values.tolist(), *word_runs(words, 2).values.tolist()]
+        )
+        expected = {bucket: 1 + math.log(count) for bucket, count in buckets.items()}
+        length = math.sqrt(sum(value * value for value in expected.values()))
+        assert {int(place): row[place] for place in np.flatnonzero(row)} == pytest.approx(
+            {bucket: value / length for bucket, value in expected.items()}
+        )
