@@ -60,5 +60,5 @@ def test_what_was_joined_stays_for_the_days_of_grace(home: Home, ran: Ingestion)
     kept: dict[str, Any] = cleanup(CleanupOptions(home=str(home.path), at_least=3, grace_days=4))
     assert kept["compacted"]["removed"] == []
     gone: dict[str, Any] = cleanup(CleanupOptions(home=str(home.path), at_least=3, grace_days=2))
-    joined = {f"extract/{ref.key}" for ref in ran.ingested.segments}
+    joined = {f"extract/{ref.key}" for ref in ran.ingested.segments.refs}
     assert joined <= set(gone["compacted"]["removed"])
