@@ -14,7 +14,7 @@ from tasks.curate.selection import (
     split_clusters,
     split_documents,
 )
-from tasks.settings import CurateSettings
+from tasks.curate.settings import CurateSettings
 
 SETTINGS = CurateSettings(validation_share=0.2)
 Pair = tuple[str, str, float]
