@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from flows.team.programs import ask_prefect
-from flows.team.settings import TeamFolder, TeamSettings
+from flows.team.settings import TeamSettings
 from storage.home import Home
 from tasks.sample import build_sample
 
@@ -100,9 +100,9 @@ def team_box(postgres: str = "") -> Iterator[TeamBox]:
         ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
         try:
             command("up", str(folder / "sample" / "text"), "--postgres", postgres, *ports)
-            team = TeamFolder(Home.from_environment(folder / "home"))
-            settings = team.settings()
-            prefect = partial(ask_prefect, team.client_variables(settings))
+            home = Home.from_environment(folder / "home")
+            settings = TeamSettings.kept(home)
+            prefect = partial(ask_prefect, settings.client_variables(home))
             yield TeamBox(folder, folder / "sample" / "text", settings, prefect)
         finally:
             command("down")

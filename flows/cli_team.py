@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from flows.cli_common import AsJson, HomeFolder, plain_errors, print_json, say
+
+Port = typer.Option(help="Port of Prefect's or MLflow's server (default 4200 and 5000).", min=1, max=65535)
 
 
 def up(
@@ -15,13 +17,9 @@ def up(
         list[str] | None,
         typer.Argument(help="What the deployments read (default: ./documents).", show_default=False),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on (default: this machine only).")] = "",
-    prefect_port: Annotated[
-        int, typer.Option(help="Port of Prefect's server (default 4200).", min=0, max=65535, show_default=False)
-    ] = 0,
-    mlflow_port: Annotated[
-        int, typer.Option(help="Port of MLflow's server (default 5000).", min=0, max=65535, show_default=False)
-    ] = 0,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")] = None,
+    prefect_port: Annotated[int | None, Port] = None,
+    mlflow_port: Annotated[int | None, Port] = None,
     postgres: Annotated[
         str | None,
         typer.Option(
@@ -34,7 +32,9 @@ def up(
         str | None, typer.Option(help="More names under which MLflow answers, with commas; '' takes them back.")
     ] = None,
     auth: Annotated[bool | None, typer.Option("--auth/--no-auth", help="Ask for names and passwords.")] = None,
-    prompts: Annotated[str, typer.Option(help="File that generate/batch continues (default: ./prompts.txt).")] = "",
+    prompts: Annotated[
+        str | None, typer.Option(help="File that generate/batch continues (default: ./prompts.txt).")
+    ] = None,
     schedules: Annotated[
         bool | None, typer.Option("--schedules/--no-schedules", help="Switch the deployments' schedules on or off.")
     ] = None,
@@ -46,56 +46,40 @@ def up(
     Options that are not given keep their last value.
     """
     with plain_errors():
-        from dataclasses import replace
-
         from flows.embedded import ends_in_order
-        from flows.team.settings import TeamFolder
-        from flows.team.up import bring_up, switch_schedules, team_status
+        from flows.team.settings import TeamSettings
+        from flows.team.up import bring_up, team_status
         from storage.home import Home
+        from tasks.ingest.sources.resolve import resolve_sources
 
         place = Home.from_environment(home or None)
-        kept = TeamFolder(place).settings()
-        given: dict[str, Any] = {
-            "host": host or None,
-            "prefect_port": prefect_port or None,
-            "mlflow_port": mlflow_port or None,
+        kept = TeamSettings.kept(place)
+        given = {
+            "host": host,
+            "prefect_port": prefect_port,
+            "mlflow_port": mlflow_port,
             "postgres": postgres,
-            "auth": auth,
             "allowed_hosts": allowed_hosts,
-            "source": _sources(sources) if sources else kept.source or _usual_source(),
-            "prompts": _absolute(prompts) if prompts else kept.prompts or _absolute("prompts.txt"),
+            "auth": auth,
         }
-        settings = replace(kept, **{name: value for name, value in given.items() if value is not None})
+        if not sources and not kept.source:
+            Path("documents").mkdir(exist_ok=True)
+        if sources or not kept.source:
+            given["source"] = "\n".join(map(str, resolve_sources(sources or ["documents"])))
+        if prompts or not kept.prompts:
+            given["prompts"] = str(Path(prompts or "prompts.txt").expanduser().resolve())
+        settings = kept.model_copy(update={name: value for name, value in given.items() if value is not None})
         with ends_in_order():
-            started = bring_up(place, settings, say)
-            if schedules is not None:
-                switch_schedules(place, schedules)
+            started = bring_up(place, settings, say, schedules)
+        status = team_status(place)
         if as_json:
-            print_json({"started": started, **team_status(place)})
+            print_json({"started": started, **status})
             return
         print(f"Prefect  {settings.prefect_url}\nMLflow   {settings.mlflow_url}")
         print(f"reads    {', '.join(settings.source.splitlines())}")
-        print(f"logs     {TeamFolder(place).logs}")
-        print(f"to reach them from a shell: . {TeamFolder(place).environment}")
+        print(f"to reach them from a shell: . {status['environment_file']}")
         if settings.auth:
             print("that file also holds the names and passwords")
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
-
-
-def _sources(sources: list[str]) -> str:
-    """Return sources as flow parameters hold them: absolute, one per line."""
-    from tasks.ingest.sources.resolve import resolve_sources
-
-    return "\n".join(map(str, resolve_sources(sources)))
-
-
-def _usual_source() -> str:
-    """Make the default folder of documents."""
-    Path("documents").mkdir(exist_ok=True)
-    return _sources(["documents"])
 
 
 def down(home: HomeFolder = "", as_json: AsJson = False) -> None:

@@ -65,7 +65,7 @@ def client(home: Home) -> MlflowClient:
     home.create()
     for name, value in home.login().items():
         os.environ.setdefault(name, value)
-    _create_database(home.tracking_uri)
+    create_database(home.tracking_uri)
     # MLflow also writes its address into the environment, where another home of this process would read it
     with kept_variables("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         mlflow.set_tracking_uri(home.tracking_uri)
@@ -73,16 +73,17 @@ def client(home: Home) -> MlflowClient:
     return MlflowClient(tracking_uri=home.tracking_uri, registry_uri=home.tracking_uri)
 
 
-def _create_database(address: str) -> None:
+def create_database(address: str) -> None:
     """Create MLflow's SQLite file atomically: MLflow cannot open a file with half of its tables."""
     if not address.startswith("sqlite:"):
         return
-    from mlflow import MlflowClient
     from sqlalchemy.engine import make_url
 
     name = make_url(address).database
     if not name or name == ":memory:" or Path(name).exists():
         return
+    from mlflow import MlflowClient
+
     path = Path(name)
     with owner_lock(path.with_name(f".{path.name}.lock")):
         if path.exists():  # created by another process meanwhile

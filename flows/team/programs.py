@@ -1,8 +1,8 @@
 """Programs that supervisord runs for a team, in the home folder: `python -m flows.team.programs NAME`.
 
 Each sets its environment from the kept settings and replaces itself by the server or worker, so that the configuration
-of supervisord holds no password. `deploy` runs once after each start and makes Prefect's work pools and deployments;
-`register [FILE]` does the same on the Prefect server of PREFECT_API_URL.
+of supervisord holds no password. `register [FILE]` makes what is missing of work pools, queue and automations on the
+Prefect server of PREFECT_API_URL, and the deployments.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,30 +27,24 @@ from flows.team.settings import (
     MLFLOW_KEY,
     MLFLOW_PASSWORD,
     PREFECT_LOGIN,
-    SECRETS,
-    TeamFolder,
     TeamSettings,
-    mlflow_database,
-    prefect_database,
+    postgres_variables,
+    team_folder,
 )
 from storage.home import Home
 
-PREFECT, MLFLOW, WORKER, GPU_WORKER, DEPLOY = "prefect", "mlflow", "worker", "gpu-worker", "deploy"
+SERVICES = PREFECT, MLFLOW, WORKER, GPU_WORKER = "prefect", "mlflow", "worker", "gpu-worker"
+DEPLOY = "deploy"  # not run by supervisord
 POOL, GPU_POOL, RETRAIN_QUEUE = "sheepfold", "sheepfold-gpu", "retrain"
 POOLS = {WORKER: POOL, GPU_WORKER: GPU_POOL}
 FLOWS = Path(__file__).parents[1]
 PREFECT_FILE, AUTOMATIONS_FILE = FLOWS / "prefect.yaml", FLOWS / "automations.yaml"
 PROGRAM = "SHEEPFOLD_PROGRAM"  # HOME:NAME, in the environment of a program and of every process that it starts
-RUNS_AT_ONCE = max(4, os.cpu_count() or 1)
+MLFLOW_AUTH = "mlflow-auth.ini"
+PREFECT_SCHEMA, MLFLOW_SCHEMA = "sheepfold_prefect", "sheepfold_mlflow"
+RUNS_AT_ONCE = {WORKER: max(4, os.cpu_count() or 1), GPU_WORKER: 1}
 LOOPBACK_HOSTS = ("localhost", "localhost:*", "127.0.0.1", "127.0.0.1:*", "[[]::1]", "[[]::1]:*")  # also of a tunnel
-# variables of the caller's shell that must not reach the programs
-OTHERS = {
-    *SECRETS,
-    *("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE", "SHEEPFOLD_POSTGRES"),
-    *("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL", "MLFLOW_TRACKING_URI"),
-    *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_REGISTRY_URI", "MLFLOW_BACKEND_STORE_URI"),
-    "MLFLOW_RUN_ID",
-}
+BUSY_SECONDS = 60
 CLIENT = httpx.Client(trust_env=False, timeout=60)  # no proxy: the servers are on this machine
 COMMON = {
     "DO_NOT_TRACK": "1",
@@ -65,45 +57,68 @@ COMMON = {
 }
 
 
-def program(name: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[str], dict[str, str]]:
+def program(name: str, home: Home, settings: TeamSettings) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a program."""
-    build = {PREFECT: _prefect, MLFLOW: _mlflow}.get(name, _client)
-    arguments, variables = build(name, folder, settings)
-    inherited = {key: value for key, value in os.environ.items() if key not in OTHERS}
+    client = settings.client_variables(home)
+    if name == PREFECT:
+        command = ["prefect", "server", "start", "--host", settings.host, "--port", str(settings.prefect_port)]
+        variables = client | _prefect_variables(home, settings)
+    elif name == MLFLOW:
+        command = ["mlflow", "server", "--host", settings.host, "--port", str(settings.mlflow_port), "--workers", "1"]
+        command += ["--app-name", "basic-auth"] if settings.auth else []
+        variables = _mlflow_variables(home, settings)
+    elif name == DEPLOY:
+        command = _deploy_command(PREFECT_FILE)
+        variables = client | {"SHEEPFOLD_SOURCE": settings.source, "SHEEPFOLD_PROMPTS": settings.prompts}
+    else:
+        command = ["prefect", "worker", "start", "--type", "process", "--pool", POOLS[name], "--name", name]
+        command += ["--limit", str(RUNS_AT_ONCE[name])]
+        variables = client
+    # servers and logins of the caller's shell are not the team's
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PREFECT_", "MLFLOW_")) and key != "SHEEPFOLD_POSTGRES"
+    }
     own = {
         # jobs are started as `python`
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "PREFECT_HOME": str(folder.home.prefect),
-        PROGRAM: f"{folder.home.path}:{name}",
+        "PREFECT_HOME": str(home.prefect),
+        PROGRAM: f"{home.path}:{name}",
     }
-    return [sys.executable, "-P", "-m", *arguments], {**inherited, **COMMON, **own, **variables}
+    return [sys.executable, "-P", "-m", *command], {**inherited, **COMMON, **own, **variables}
 
 
-def _prefect(_: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[str], dict[str, str]]:
+def _prefect_variables(home: Home, settings: TeamSettings) -> dict[str, str]:
     variables = {
-        "PREFECT_API_URL": settings.prefect_api,
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder.home.prefect / 'prefect.db'}",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         # in memory, a restart would end every run of a deployment with a limit
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        # a server that was away finds the runs whose heartbeats it waited for
+        "PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "P30D",
     }
     if settings.postgres:
-        variables |= prefect_database(settings.postgres)
+        variables |= postgres_variables(settings.postgres)
+        variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = "postgresql+asyncpg://"
+        variables["PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH"] = PREFECT_SCHEMA
     if settings.auth:
-        variables[PREFECT_LOGIN] = variables["PREFECT_API_AUTH_STRING"] = folder.secrets()[PREFECT_LOGIN]
+        variables[PREFECT_LOGIN] = settings.secrets[PREFECT_LOGIN]
     if settings.host in EVERYWHERE:
         variables["PREFECT_UI_API_URL"] = "/api"  # under the name that the browser used
-    return ["prefect", "server", "start", "--host", settings.host, "--port", str(settings.prefect_port)], variables
+    return variables
 
 
-def _mlflow(_: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[str], dict[str, str]]:
-    names = [] if settings.host in LOOPBACK else _own_names(settings.host)
-    hosts = [f"{name}:{settings.mlflow_port}" for name in names]
-    for name in settings.host_names:  # without a port: behind a proxy, or with the port of the server
-        hosts += [name] if name.rpartition(":")[2].isdigit() else [name, f"{name}:{settings.mlflow_port}"]
-    artifacts = folder.home.mlflow_artifacts.as_uri()
+def _mlflow_variables(home: Home, settings: TeamSettings) -> dict[str, str]:
+    names = [name.strip() for name in settings.allowed_hosts.split(",") if name.strip()]
+    if settings.host not in LOOPBACK:
+        cards = [item for card in psutil.net_if_addrs().values() for item in card if item.family == socket.AF_INET]
+        names += [socket.gethostname(), socket.getfqdn(), settings.reached_at, *(item.address for item in cards)]
+    # without a port: behind a proxy
+    hosts = [host.lower() for name in names for host in (name, f"{name}:{settings.mlflow_port}")]
+    artifacts = home.mlflow_artifacts.as_uri()
     variables = {
-        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder.home.path / 'mlflow.db'}",
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{home.path / 'mlflow.db'}",
         "MLFLOW_DEFAULT_ARTIFACT_ROOT": artifacts,  # also read without the server, as the database is
         "MLFLOW_ARTIFACTS_DESTINATION": artifacts,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -115,49 +130,36 @@ def _mlflow(_: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[st
         ),
     }
     if settings.postgres:
-        variables |= mlflow_database(settings.postgres)
+        variables |= postgres_variables(settings.postgres)
+        variables["MLFLOW_BACKEND_STORE_URI"] = "postgresql+psycopg2://"
+        variables["PGOPTIONS"] = f"-csearch_path={MLFLOW_SCHEMA}"
         del variables["MLFLOW_DEFAULT_ARTIFACT_ROOT"]
-    arguments = ["mlflow", "server", "--host", settings.host, "--port", str(settings.mlflow_port), "--workers", "1"]
     if settings.auth:
-        known = folder.secrets()
-        variables |= {name: known[name] for name in (MLFLOW_PASSWORD, MLFLOW_KEY)}
-        variables["MLFLOW_AUTH_CONFIG_PATH"] = str(folder.mlflow_auth)
-        arguments += ["--app-name", "basic-auth"]
-    return arguments, variables
-
-
-def _own_names(host: str) -> list[str]:
-    """Return the names and addresses under which other machines reach a server on this one."""
-    names = [socket.gethostname(), socket.getfqdn()]
-    found = [host]
-    if host in EVERYWHERE:
-        wanted = (socket.AF_INET, socket.AF_INET6)
-        found = [item.address for card in psutil.net_if_addrs().values() for item in card if item.family in wanted]
-    addresses = [f"[{address.partition('%')[0]}]" if ":" in address else address for address in found]
-    return list(dict.fromkeys(name.lower() for name in (*names, *addresses)))
-
-
-def _client(name: str, folder: TeamFolder, settings: TeamSettings) -> tuple[list[str], dict[str, str]]:
-    variables = folder.client_variables(settings)
-    if name == DEPLOY:
-        variables |= {"SHEEPFOLD_SOURCE": settings.source, "SHEEPFOLD_PROMPTS": settings.prompts}
-        return _deploy_command(PREFECT_FILE), variables
-    limit = 1 if name == GPU_WORKER else RUNS_AT_ONCE
-    start = ["prefect", "worker", "start", "--type", "process", "--pool", POOLS[name], "--name", name]
-    return [*start, "--limit", str(limit)], variables
+        variables |= {name: settings.secrets[name] for name in (MLFLOW_PASSWORD, MLFLOW_KEY)}
+        variables["MLFLOW_AUTH_CONFIG_PATH"] = str(team_folder(home) / MLFLOW_AUTH)
+    return variables
 
 
 def _deploy_command(file: Path) -> list[str]:
     return ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
 
 
-def deploy(command: list[str], variables: dict[str, str]) -> None:
-    """Make what is missing of the pools, the queue and the automations, run `prefect deploy`, and find lost runs."""
+def register(command: list[str], variables: dict[str, str], schedules: bool | None = None, **options: Any) -> None:
+    """Make what is missing of pools, queue and automations, run `prefect deploy`, and queue crashed runs again.
+
+    Args:
+        command: runs `prefect deploy`.
+        variables: environment of a client of the server.
+        schedules: switches the schedules on or off; by default each stays as it is.
+        options: further ones of `subprocess.run`.
+
+    Raises:
+        httpx.HTTPError: if the server does not answer, or refuses.
+        subprocess.CalledProcessError: if `prefect deploy` fails.
+    """
     import yaml
 
     ask = partial(ask_prefect, variables)
-    while not is_healthy(f"{variables['PREFECT_API_URL']}/health"):
-        time.sleep(0.2)
     for name in (POOL, GPU_POOL):
         ask("work_pools/", {"name": name, "type": "process"})
     ask(f"work_pools/{POOL}/queues", {"name": RETRAIN_QUEUE, "concurrency_limit": 1})
@@ -166,37 +168,22 @@ def deploy(command: list[str], variables: dict[str, str]) -> None:
         if automation["name"] not in known:
             ask("automations/", automation)
     before = {item["id"]: item["schedules"] for item in ask("deployments/filter", {})}
-    subprocess.run(command, env=variables, check=True)
+    subprocess.run(command, env=variables, check=True, **options)
     for item in ask("deployments/filter", {}):  # `prefect deploy` made every schedule as inactive as in the file
         active = {schedule["slug"] for schedule in before.get(item["id"], []) if schedule["active"]}
         for schedule in item["schedules"]:
-            if schedule["slug"] in active:
+            if schedules or (schedules is None and schedule["slug"] in active):
                 ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
-    _find_lost_runs(ask)
-
-
-def _find_lost_runs(ask: Callable[..., Any]) -> None:
-    """Queue crashed runs again, and let the automations watch the others: a server that starts forgets past events."""
-    query = {"tags": {"all_": ["sheepfold"]}, "state": {"type": {"any_": ["CRASHED", "PENDING", "RUNNING"]}}}
-    for run in ask("flow_runs/filter", {"flow_runs": query}):
-        crashed = run["state_type"] == "CRASHED"
-        if crashed:
-            ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}})
-        event = {
-            "id": str(uuid.uuid4()),
-            "occurred": datetime.now(UTC).isoformat(),
-            "event": f"prefect.flow-run.{'AwaitingRetry' if crashed else 'heartbeat'}",
-            "resource": {"prefect.resource.id": f"prefect.flow-run.{run['id']}", "prefect.resource.name": run["name"]},
-            "related": [{"prefect.resource.id": "prefect.tag.sheepfold", "prefect.resource.role": "tag"}],
-        }
-        ask("events", [event])
+    crashed = {"tags": {"all_": ["sheepfold"]}, "state": {"type": {"any_": ["CRASHED"]}}}
+    for run in ask("flow_runs/filter", {"flow_runs": crashed}):
+        ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}})
 
 
 def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, method: str = "") -> Any:
     """Return the answer of Prefect's API; what exists already is no error, and a busy server is asked again.
 
     Args:
-        variables: environment of a client, as of `TeamFolder.client_variables`.
+        variables: environment of a client, as of `TeamSettings.client_variables`.
         method: by default POST with a body, else GET.
 
     Raises:
@@ -204,11 +191,12 @@ def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, metho
     """
     user, _, password = variables.get("PREFECT_API_AUTH_STRING", "").partition(":")
     address, auth = f"{variables['PREFECT_API_URL']}/{path}", (user, password) if user else None
+    until = time.monotonic() + BUSY_SECONDS
     while True:
         answer = CLIENT.request(method or ("GET" if body is None else "POST"), address, json=body, auth=auth)
-        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # SQLite is locked
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > until:
             break
-        time.sleep(1)
+        time.sleep(1)  # SQLite is locked
     if answer.status_code != httpx.codes.CONFLICT:
         answer.raise_for_status()
     return answer.json() if answer.content else None
@@ -236,22 +224,17 @@ def processes(home: Home, name: str = "") -> list[psutil.Process]:
 def main(name: str) -> None:
     """Replace this process by a program of the home in the current folder."""
     home = Home.from_environment(Path.cwd())
-    folder = TeamFolder(home)
-    for process in processes(home, name):  # left by a killed leader; runs of deployments go on
-        with contextlib.suppress(psutil.Error):
-            if "PREFECT__FLOW_RUN_ID" not in process.environ():
+    if name not in POOLS:  # a killed MLflow server leaves one that listens; runs of a killed worker go on
+        for process in processes(home, name):
+            with contextlib.suppress(psutil.Error):
                 process.kill()
-    command, variables = program(name, folder, folder.settings())
-    if name == DEPLOY:
-        os.chdir(home.path.parent)  # where runs of the deployments start
-        deploy(command, variables)
-    else:
-        os.execve(command[0], command, variables)
+    command, variables = program(name, home, TeamSettings.kept(home))
+    os.execve(command[0], command, variables)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "register":
         file = Path(sys.argv[2]) if len(sys.argv) > 2 else PREFECT_FILE
-        deploy([sys.executable, "-m", *_deploy_command(file)], dict(os.environ))
+        register([sys.executable, "-m", *_deploy_command(file)], dict(os.environ))
     else:
         main(sys.argv[1])

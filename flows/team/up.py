@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import os
 import signal
 import socket
 import subprocess
@@ -12,169 +9,158 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from flows.team.programs import (
     DEPLOY,
     GPU_WORKER,
     MLFLOW,
+    MLFLOW_AUTH,
+    MLFLOW_SCHEMA,
     POOLS,
     PREFECT,
+    PREFECT_SCHEMA,
     PROGRAM,
+    SERVICES,
     WORKER,
     ask_prefect,
     is_healthy,
     processes,
+    program,
+    register,
 )
 from flows.team.settings import (
+    ENVIRONMENT,
     MLFLOW_PASSWORD,
-    MLFLOW_SCHEMA,
     MLFLOW_USER,
-    PREFECT_SCHEMA,
-    TeamFolder,
     TeamSettings,
+    team_folder,
     write_private,
 )
 from storage.errors import UserError
 from storage.home import Home, without_password
 from storage.locks import owner_lock
+from storage.tracking import create_database
 
-SERVICES = (PREFECT, MLFLOW, WORKER, GPU_WORKER)
 HEALTH_SECONDS = 600.0  # a first start makes databases, maybe on a busy machine
 POLL_SECONDS = 0.5
 STOP_SECONDS = 15
 TAIL_LINES = 20
-ALIVE = ("STARTING", "RUNNING", "STOPPING")
-NO_STATE = {"statename": "STOPPED", "exitstatus": 0, "pid": 0, "start": 0}
-SOCKET_LENGTH = 100  # an address of a Unix socket holds 107 bytes
+NO_STATE = {"statename": "STOPPED", "pid": 0}
 
 Say = Callable[[str], None]
 
 
-class ServerFailed(UserError):
-    """A program that did not start."""
+def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | None = None) -> list[str]:
+    """Start what does not run, wait until it is healthy, and make the deployments.
 
+    Args:
+        schedules: switches the schedules of the deployments on or off; by default each stays as it is.
 
-def bring_up(home: Home, settings: TeamSettings, say: Say) -> list[str]:
-    """Start supervisord and wait until every program is healthy; return the names of the programs started.
+    Returns:
+        The names of the programs started.
 
     Raises:
         UserError: if the settings cannot be used, differ from those of running servers, or a program fails.
     """
+    settings = settings.with_secrets()
     settings.check()
-    folder = TeamFolder(home.create())
-    folder.logs.mkdir(parents=True, exist_ok=True)
-    if len(os.fsencode(folder.socket)) > SOCKET_LENGTH:
-        raise UserError(f"{folder.socket} is too long for a Unix socket: choose a shorter home")
-    with owner_lock(folder.lock, on_wait=say):
-        states = program_states(folder)
-        if states:
-            _check_unchanged(folder, settings)
-            started = [name for name in SERVICES if states[name]["statename"] not in (*ALIVE, "BACKOFF")]
-            deployed = states[DEPLOY]["statename"] in ALIVE or _has_deployed(states[DEPLOY])
-            again = [] if deployed and not started and folder.settings() == settings else [DEPLOY]
-            folder.keep_settings(settings)
-            if again and states[DEPLOY]["statename"] in ALIVE:
-                _rpc(folder).stopProcess(DEPLOY)
-            for name in (*started, *again):
-                _rpc(folder).startProcess(name, False)
-        else:
+    folder = team_folder(home.create())
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    with owner_lock(folder / ".lock", on_wait=say):
+        running = bool(program_states(home))
+        if running and settings.of_servers() != TeamSettings.kept(home).of_servers():
+            raise UserError(
+                f"the servers of {home.path} run with other settings or passwords: `sheepfold down` first, then `up`"
+            )
+        if not running:
             _end(processes(home))  # left by a supervisord that was killed
             _check_ports(settings)
-            _prepare(home, folder, settings)
-            _start_supervisord(folder)
-            started = list(SERVICES)
+        settings.keep(home)
         try:
-            _wait_healthy(folder, settings, say)
+            if not running:
+                _start_supervisord(home, settings)
+            started = [item["name"] for item in _rpc(home).startAllProcesses(False)]
+            for name in SERVICES:
+                _wait_healthy(name, home, settings)
+                say(f"{name} is ready")
+            _deploy(home, settings, schedules)
         except BaseException:
-            if not states:
-                _stop(home, folder, say)
+            if not running:
+                _stop(home, say)
             raise
-        return started
-
-
-def _check_unchanged(folder: TeamFolder, settings: TeamSettings) -> None:
-    if folder.settings().of_servers() != settings.of_servers():
-        different = "settings"
-    elif settings.auth and folder.wanted_secrets() != folder.secrets():
-        different = "passwords"
-    else:
-        return
-    raise UserError(f"the servers of {folder.home.path} run with other {different}: `sheepfold down` first, then `up`")
+        return [name for name in SERVICES if name in started]
 
 
 def _check_ports(settings: TeamSettings) -> None:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     for name, port in ((PREFECT, settings.prefect_port), (MLFLOW, settings.mlflow_port)):
-        with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((settings.host, port))
-            except OSError as error:
-                raise UserError(
-                    f"{name} cannot listen on {settings.host} port {port} ({error.strerror}): choose another by "
-                    f"--{name}-port, or stop the program that listens there"
-                ) from None
+        try:
+            socket.create_server((settings.host, port), family=family).close()
+        except OSError as error:
+            raise UserError(
+                f"{name} cannot listen on {settings.host} port {port} ({error.strerror}): choose another by "
+                f"--{name}-port, or stop the program that listens there"
+            ) from None
 
 
-def _prepare(home: Home, folder: TeamFolder, settings: TeamSettings) -> None:
-    home.prefect.mkdir(parents=True, exist_ok=True)
-    home.mlflow_artifacts.mkdir(parents=True, exist_ok=True)
+def _start_supervisord(home: Home, settings: TeamSettings) -> None:
+    home.prefect.mkdir(exist_ok=True)
+    home.mlflow_artifacts.mkdir(exist_ok=True)
     if settings.postgres:
-        asyncio.run(_make_schemas(settings.postgres))
-    folder.keep_settings(settings)
+        make_schemas(settings.postgres)
+    else:
+        create_database(f"sqlite:///{home.path / 'mlflow.db'}")
     if settings.auth:
-        _prepare_mlflow_users(folder, folder.wanted_secrets())
-    folder.write_addresses(settings)
-    write_private(folder.configuration, _configuration())
+        _prepare_mlflow_users(team_folder(home), settings.secrets[MLFLOW_PASSWORD])
+    configuration = team_folder(home) / "supervisord.conf"
+    write_private(configuration, _configuration())
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise UserError(f"supervisord did not start: {(done.stdout + done.stderr).strip()}")
 
 
-def _prepare_mlflow_users(folder: TeamFolder, known: dict[str, str]) -> None:
-    if importlib.util.find_spec("flask_wtf") is None:
-        raise UserError("MLflow's passwords need Flask-WTF, which is not installed: pip install sheepfold[team]")
-    database = f"sqlite:///{folder.mlflow_users}"
+def make_schemas(address: str) -> None:
+    """Make a schema for each server: both keep their migrations in a table named alembic_version."""
+    import psycopg2  # type: ignore[import-untyped]
+
+    try:
+        connection = psycopg2.connect(address, connect_timeout=10)
+        with connection, connection.cursor() as cursor:
+            for schema in (PREFECT_SCHEMA, MLFLOW_SCHEMA):
+                cursor.execute(f"create schema if not exists {schema}")
+        connection.close()
+    except psycopg2.Error as error:
+        raise UserError(
+            f"PostgreSQL at {without_password(address)} cannot be used ({str(error).strip()}): check that it runs, "
+            "that the database exists and that the user may create schemas"
+        ) from None
+
+
+def _prepare_mlflow_users(folder: Path, password: str) -> None:
+    database = f"sqlite:///{folder / 'mlflow-users.db'}"
     write_private(
-        folder.mlflow_auth,
+        folder / MLFLOW_AUTH,
         "[mlflow]\n"
         "default_permission = READ\n"
         f"database_uri = {database}\n"
-        f"admin_username = {known[MLFLOW_USER]}\n"
+        f"admin_username = {MLFLOW_USER}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
         "grant_default_workspace_access = false\n",
     )
-    changed = folder.keep_secrets(known)
-    if not folder.mlflow_users.exists():
-        write_private(folder.mlflow_users, "")  # MLflow would make it readable for everyone
-    elif changed:  # MLflow gives a password to a new administrator only
+    if (folder / "mlflow-users.db").exists():  # MLflow gives a password to a new administrator only
         from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
 
         users = SqlAlchemyStore()
         users.init_db(database)
-        if users.has_user(known[MLFLOW_USER]):
-            users.update_user(known[MLFLOW_USER], known[MLFLOW_PASSWORD], is_admin=True)
-
-
-async def _make_schemas(address: str) -> None:
-    """Make a schema for each server: both keep their migrations in a table named alembic_version."""
-    import asyncpg
-
-    try:
-        connection = await asyncpg.connect(address, timeout=10)
-        try:
-            for schema in (PREFECT_SCHEMA, MLFLOW_SCHEMA):
-                await connection.execute(f"create schema if not exists {schema}")
-        finally:
-            await connection.close()
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
-        raise UserError(
-            f"PostgreSQL at {without_password(address)} cannot be used ({error or type(error).__name__}): check that "
-            "it runs, that the database exists and that the user may create schemas"
-        ) from None
+        if users.has_user(MLFLOW_USER):
+            users.update_user(MLFLOW_USER, password, is_admin=True)
 
 
 def _configuration() -> str:
@@ -192,124 +178,86 @@ file=%(here)s/supervisor.sock
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
-    for priority, name in enumerate((*SERVICES, DEPLOY)):  # stopped in the opposite order
-        once = name == DEPLOY
+    for name in SERVICES:  # a killed worker leaves its runs, which `down` then ends in good order
         text += f"""
 [program:{name}]
 command="{python}" -P -m flows.team.programs {name}
 directory=%(here)s/..
-priority={priority}
-autorestart={"false" if once else "true"}
-startsecs={0 if once else 10}
+autostart=false
+autorestart=true
+startsecs=10
 startretries=1000
-stopsignal={"KILL" if name in POOLS else "TERM"}
-stopasgroup={"false" if name in POOLS else "true"}
-killasgroup={"false" if name in POOLS else "true"}
-stopwaitsecs={STOP_SECONDS}
+{"stopsignal=KILL" if name in POOLS else "stopasgroup=true"}
 redirect_stderr=true
 stdout_logfile=%(here)s/logs/{name}.log
 stdout_logfile_maxbytes=10MB
-stdout_logfile_backups=2
 """
     return text
 
 
-def _start_supervisord(folder: TeamFolder) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "supervisor.supervisord", "-c", str(folder.configuration)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        raise ServerFailed(f"supervisord did not start: {(done.stdout + done.stderr).strip()}")
-
-
-def _rpc(folder: TeamFolder) -> Any:
+def _rpc(home: Home) -> Any:
     from xmlrpc.client import ServerProxy
 
     from supervisor.xmlrpc import SupervisorTransport
 
-    return ServerProxy(
-        "http://127.0.0.1", transport=SupervisorTransport(serverurl=f"unix://{folder.socket}")
-    ).supervisor
+    transport = SupervisorTransport(serverurl=f"unix://{team_folder(home) / 'supervisor.sock'}")
+    return ServerProxy("http://127.0.0.1", transport=transport).supervisor
 
 
-def program_states(folder: TeamFolder) -> dict[str, dict[str, Any]]:
+def program_states(home: Home) -> dict[str, dict[str, Any]]:
     """Return supervisord's information about each program; empty if it does not run."""
-    if not folder.socket.exists():
-        return {}
     try:
-        return {item["name"]: item for item in _rpc(folder).getAllProcessInfo()}
+        return {item["name"]: item for item in _rpc(home).getAllProcessInfo()}
     except (OSError, HTTPException):
         return {}
 
 
-def _has_deployed(state: dict[str, Any]) -> bool:
-    return bool(state["statename"] == "EXITED" and state["exitstatus"] == 0)
-
-
-def _wait_healthy(folder: TeamFolder, settings: TeamSettings, say: Say) -> None:
+def _wait_healthy(name: str, home: Home, settings: TeamSettings) -> None:
     until = time.monotonic() + HEALTH_SECONDS
-    waiting = [*SERVICES, DEPLOY]
-    while waiting:
-        states = program_states(folder)
-        for name in list(waiting):
-            state = states.get(name, NO_STATE)
-            if _has_deployed(state) if name == DEPLOY else _healthy(name, state, folder, settings):
-                waiting.remove(name)
-                say(f"{name} is ready")
-            elif state["statename"] not in ALIVE or time.monotonic() > until:
-                problem = "ended while it started" if state["statename"] not in ALIVE else "does not answer"
-                log = folder.logs / f"{name}.log"
-                raise ServerFailed(f"{name} {problem}; the end of {log}:\n{tail(log)}")
-        time.sleep(POLL_SECONDS if waiting else 0)
+    while not _healthy(name, state := program_states(home).get(name, NO_STATE), settings):
+        if (ended := state["statename"] not in ("STARTING", "RUNNING")) or time.monotonic() > until:
+            raise UserError(f"{name} {'ended while it started' if ended else 'does not answer'}; {_tail(home, name)}")
+        time.sleep(POLL_SECONDS)
 
 
-def _healthy(name: str, state: dict[str, Any], folder: TeamFolder, settings: TeamSettings) -> bool:
-    if not state["pid"]:
-        return False
-    if name == PREFECT:
-        return is_healthy(f"{settings.prefect_api}/health")
-    if name == MLFLOW:
-        return is_healthy(f"{settings.mlflow_url}/health")
-    try:
-        found = ask_prefect(folder.client_variables(settings), f"work_pools/{POOLS[name]}/workers/filter", {})
-    except httpx.HTTPError:  # the server is not up yet, or the pool is not made
-        return False
-    return any(
-        worker["name"] == name
-        and worker["status"] == "ONLINE"
-        and datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp() > state["start"]
-        for worker in found
-    )
+def _healthy(name: str, state: dict[str, Any], settings: TeamSettings) -> bool:
+    address = {PREFECT: f"{settings.prefect_url}/api/health", MLFLOW: f"{settings.mlflow_url}/health"}.get(name)
+    return state["statename"] == "RUNNING" and (address is None or is_healthy(address))
 
 
-def tail(log: Path) -> str:
-    """Return the last lines of a log."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        return f"  ({error.strerror})"
-    return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
+def _tail(home: Home, name: str) -> str:
+    log = _log(home, name)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return "\n".join([f"the end of {log}:", *(f"  {line}" for line in lines[-TAIL_LINES:])])
+
+
+def _log(home: Home, name: str) -> Path:
+    return team_folder(home) / "logs" / f"{name}.log"
+
+
+def _deploy(home: Home, settings: TeamSettings, schedules: bool | None) -> None:
+    command, variables = program(DEPLOY, home, settings)
+    with _log(home, DEPLOY).open("wb") as log:
+        try:  # runs start in the folder of the home
+            register(command, variables, schedules, cwd=home.path.parent, stdout=log, stderr=log)
+        except subprocess.CalledProcessError:
+            raise UserError(f"the deployments cannot be made; {_tail(home, DEPLOY)}") from None
 
 
 def bring_down(home: Home, say: Say) -> list[str]:
     """Stop the workers, whose runs are queued again, then the servers; return the names of the programs stopped."""
-    folder = TeamFolder(home)
-    if not folder.path.is_dir():
+    if not team_folder(home).is_dir():
         return []
-    with owner_lock(folder.lock, on_wait=say):
-        return _stop(home, folder, say)
+    with owner_lock(team_folder(home) / ".lock", on_wait=say):
+        return _stop(home, say)
 
 
-def _stop(home: Home, folder: TeamFolder, say: Say) -> list[str]:
+def _stop(home: Home, say: Say) -> list[str]:
     from xmlrpc.client import Fault
 
     running = {process.environ()[PROGRAM].rpartition(":")[2] for process in processes(home)}
-    states = program_states(folder)
-    if states:
-        supervisor = _rpc(folder)
+    if program_states(home):
+        supervisor = _rpc(home)
         pid = supervisor.getPID()
         for name in (GPU_WORKER, WORKER):
             say(f"stopping {name}")
@@ -332,52 +280,40 @@ def _end(found: list[psutil.Process]) -> None:
         _, found = psutil.wait_procs(found, timeout=STOP_SECONDS)
 
 
-def switch_schedules(home: Home, active: bool) -> None:
-    """Switch every schedule of the deployments on or off."""
-    folder = TeamFolder(home)
-    variables = folder.client_variables(folder.settings())
-    for item in ask_prefect(variables, "deployments/filter", {}):
-        for schedule in item["schedules"]:
-            ask_prefect(variables, f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": active}, "PATCH")
-
-
 def running_team(home: Home) -> dict[str, str]:
     """Return the variables of a client of the home's servers; empty if its Prefect server does not run."""
-    folder = TeamFolder(home)
-    running = program_states(folder).get(PREFECT, NO_STATE)["pid"]
-    return folder.client_variables(folder.settings()) if running else {}
+    running = program_states(home).get(PREFECT, NO_STATE)["pid"]
+    return TeamSettings.kept(home).client_variables(home) if running else {}
 
 
 def team_status(home: Home) -> dict[str, Any]:
     """Return addresses, programs and deployments; empty if the home never had a team."""
-    folder = TeamFolder(home)
-    if not folder.path.is_dir():
+    if not team_folder(home).is_dir():
         return {}
-    settings, states = folder.settings(), program_states(folder)
+    settings, states = TeamSettings.kept(home), program_states(home)
     services: dict[str, dict[str, Any]] = {}
     for name in SERVICES:
         state = states.get(name, NO_STATE)
         services[name] = {
             "pid": state["pid"] or None,
             "alive": bool(state["pid"]),
-            "healthy": _healthy(name, state, folder, settings),
-            "log": str(folder.logs / f"{name}.log"),
+            "healthy": _healthy(name, state, settings),
+            "log": str(_log(home, name)),
         }
     services[PREFECT]["url"], services[MLFLOW]["url"] = settings.prefect_url, settings.mlflow_url
     return {
-        **({"prefect_api_url": settings.prefect_api} if services[PREFECT]["alive"] else {}),
+        **({"prefect_api_url": f"{settings.prefect_url}/api"} if services[PREFECT]["alive"] else {}),
         **({"mlflow_tracking_uri": settings.mlflow_url} if services[MLFLOW]["alive"] else {}),
         "services": services,
         "database": without_password(settings.postgres) if settings.postgres else "SQLite",
         "auth": settings.auth,
         "sources": settings.source.splitlines(),
-        "environment_file": str(folder.environment),
-        "deployments": _deployments(folder, settings) if services[PREFECT]["healthy"] else [],
+        "environment_file": str(team_folder(home) / ENVIRONMENT),
+        "deployments": _deployments(settings.client_variables(home)) if services[PREFECT]["healthy"] else [],
     }
 
 
-def _deployments(folder: TeamFolder, settings: TeamSettings) -> list[dict[str, Any]]:
-    variables = folder.client_variables(settings)
+def _deployments(variables: dict[str, str]) -> list[dict[str, Any]]:
     flows = {item["id"]: item["name"] for item in ask_prefect(variables, "flows/filter", {})}
     found = [
         {

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -46,7 +47,9 @@ def service(command: list[str], variables: dict[str, str], folder: Path, url: st
     with (folder / f"{Path(command[0]).name}-{command[1]}.log").open("wb") as log:
         process = subprocess.Popen(command, env=variables, cwd=folder, stdout=log, stderr=log, start_new_session=True)
         try:
+            until = time.monotonic() + 300
             while url and not answers(url):
+                assert time.monotonic() < until, f"{command} does not answer; see {log.name}"
                 assert process.poll() is None, f"{command} ended; see {log.name}"
             yield
         finally:

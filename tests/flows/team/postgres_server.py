@@ -72,7 +72,9 @@ class Postgres:
             [program("postgres"), *place, *tls, "-c", "fsync=off"], cwd="/", stderr=subprocess.DEVNULL, **self.as_user
         )
         ready = [program("pg_isready"), "-h", "127.0.0.1", "-p", str(self.port)]
+        until = time.monotonic() + 60
         while subprocess.run(ready, capture_output=True).returncode:
+            assert time.monotonic() < until, "PostgreSQL does not answer"
             assert self.process.poll() is None, "PostgreSQL ended while it started"
             time.sleep(0.1)
 

@@ -8,16 +8,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runs import MARK, environment, kill_all
 
 from flows.team.programs import ask_prefect
-from flows.team.settings import TeamFolder
+from flows.team.settings import TeamSettings
 from storage.home import Home
+
+SECONDS = 400.0  # that a server, a worker or a short run may take on a busy machine
+Found = TypeVar("Found")
+
+
+def waited(look: Callable[[], Found | None], what: str, seconds: float = SECONDS) -> Found:
+    """Return what is looked for as soon as it is there; fail with a sentence where it does not come."""
+    until = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < until, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.5)
+    return found
 
 
 @dataclass(frozen=True)
@@ -39,14 +51,14 @@ class Box:
             cwd=self.folder,
             capture_output=True,
             text=True,
+            timeout=2 * SECONDS,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout)
 
     def ask(self, path: str, body: Any = None, method: str = "") -> Any:
         """Ask Prefect's API."""
-        folder = TeamFolder(self.home)
-        return ask_prefect(folder.client_variables(folder.settings()), path, body, method)
+        return ask_prefect(TeamSettings.kept(self.home).client_variables(self.home), path, body, method)
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment and return its id."""
@@ -56,12 +68,14 @@ class Box:
 
     def wait(self, run: str, *states: str) -> dict[str, Any]:
         """Return the run once it is in one of the states."""
-        while True:
+
+        def there() -> dict[str, Any] | None:
             found: dict[str, Any] = self.ask(f"flow_runs/{run}")
-            if found["state_name"] in states:
-                return found
-            assert found["state_name"] not in ("Failed", "Cancelled"), found["state"]["message"]
-            time.sleep(0.5)
+            name = found["state_name"]
+            assert name in states or name not in ("Failed", "Cancelled"), found["state"]["message"]
+            return found if name in states else None
+
+        return waited(there, f"run {run} to be {' or '.join(states)}")
 
     def pid(self, program: str) -> int:
         """Process id of a program; 0 if it does not run."""
@@ -75,13 +89,14 @@ class Box:
 
     def wait_healthy(self, *changed: tuple[str, int]) -> None:
         """Wait until every program is healthy, and those of `changed` have another process id."""
-        while True:
+
+        def healthy() -> bool:
             services = self.run("status")["services"]
-            if all(item["healthy"] for item in services.values()) and all(
+            return all(item["healthy"] for item in services.values()) and all(
                 services[name]["pid"] != before for name, before in changed
-            ):
-                return
-            time.sleep(0.5)
+            )
+
+        waited(healthy, "all programs to be healthy")
 
 
 def new_box(folder: Path) -> Iterator[Box]:

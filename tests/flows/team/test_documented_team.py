@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,10 +21,10 @@ from typing import Any
 
 import pytest
 from postgres_server import Postgres, postgres_server
-from team_box import Box, new_box
+from team_box import Box, new_box, waited
 from test_servers import free_port
 
-from flows.team.settings import TeamFolder
+from flows.team.settings import ENVIRONMENT, team_folder
 from tests.documented import shown
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -62,7 +61,7 @@ class Lead:
 
     def shell(self, line: str) -> list[str]:
         """How a shell is started that runs it."""
-        clients = TeamFolder(self.box.home).path / "environment"
+        clients = team_folder(self.box.home) / ENVIRONMENT
         programs = f"export PATH={Path(sys.executable).parent}:$PATH"
         return ["bash", "-c", f"{programs}; if [ -f {clients} ]; then . {clients}; fi; {line}"]
 
@@ -140,14 +139,16 @@ def assert_serves(lead: Lead, line: str) -> None:
             b'{"inputs": ["The sheep"], "params": {"max_new_tokens": 4}}',
             {"Content-Type": "application/json"},
         )
-        while True:
+
+        def answer() -> bytes | None:
             try:
-                with urllib.request.urlopen(request) as answer:
-                    assert b"predictions" in answer.read()
-                    return
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    return bytes(answer.read())
             except urllib.error.URLError:  # it starts
                 assert process.poll() is None, log.read_text()[-3000:]
-                time.sleep(0.2)
+                return None
+
+        assert b"predictions" in waited(answer, "the served model")
     finally:
         os.killpg(process.pid, 15)
-        process.wait()
+        process.wait(60)

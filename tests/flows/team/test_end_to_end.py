@@ -12,7 +12,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
-from team_box import Box, new_box
+from team_box import Box, new_box, waited
 from test_servers import free_port
 from test_team_servers import told
 
@@ -70,8 +69,7 @@ def settle_for(box: Box, **parameters: Any) -> None:
 
 def retrained(box: Box, count: int) -> None:
     """Wait until the arrivals have started so many runs, and the last one has ended well."""
-    while len(told(box)) < count:
-        time.sleep(0.5)
+    waited(lambda: len(told(box)) >= count, f"run {count} of retrain/on-new-documents")
     newest = max(told(box), key=lambda run: run["created"])
     box.wait(newest["id"], "Completed")
 
@@ -105,7 +103,8 @@ def served_answer(box: Box, prompt: str) -> list[Any]:
     body = json.dumps({"inputs": [prompt], "params": {"max_new_tokens": 8, "temperature": 0.0}}).encode()
     ask = Request(f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"})
     try:
-        while True:
+
+        def answer() -> list[Any] | None:
             assert server.poll() is None, (box.folder / "serve.log").read_text()[-3000:]
             try:
                 with urlopen(ask, timeout=120) as answer:
@@ -113,10 +112,12 @@ def served_answer(box: Box, prompt: str) -> list[Any]:
                 return found
             except URLError as error:
                 assert isinstance(error.reason, ConnectionRefusedError), error
-                time.sleep(0.5)
+                return None
+
+        return waited(answer, "the served model")
     finally:
         server.terminate()
-        server.wait()
+        server.wait(60)
 
 
 def generated(box: Box, prompt: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runs import MARK, environment, kill_all
+from team_box import waited
 from test_deployments import EXPECTED
 from test_servers import BIN, free_port, service
 
@@ -36,6 +37,7 @@ class Cluster:
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "P30D",
             "DO_NOT_TRACK": "1",
             "PATH": f"{BIN}:/usr/bin:/bin",
         }
@@ -43,6 +45,12 @@ class Cluster:
         self.file.write_text(PREFECT_FILE.read_text())
         self.server = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
         self.ask = partial(ask_prefect, self.variables)
+        self.running = ExitStack()
+
+    def serve(self) -> None:
+        """Start the server."""
+        address = f"{self.variables['PREFECT_API_URL']}/health"
+        self.running.enter_context(service(self.server, self.variables, self.folder, address))
 
     def register(self) -> None:
         """Run the command of the page."""
@@ -56,10 +64,12 @@ class Cluster:
         return str(made["id"])
 
     def wait(self, run: str, state: str) -> dict[str, Any]:
-        while (found := self.ask(f"flow_runs/{run}"))["state_name"] != state:
+        def there() -> dict[str, Any] | None:
+            found: dict[str, Any] = self.ask(f"flow_runs/{run}")
             assert found["state_name"] != "Failed", found["state"]["message"]
-            time.sleep(0.5)
-        return dict(found)
+            return found if found["state_name"] == state else None
+
+        return waited(there, f"run {run} to be {state}")
 
     def put(self, run: str, state: str) -> None:
         self.ask(f"flow_runs/{run}/set_state", {"state": {"type": state}, "force": True})
@@ -70,9 +80,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     with ExitStack() as stack:
         stack.callback(kill_all, made.variables[MARK])
-        stack.enter_context(
-            service(made.server, made.variables, made.folder, f"{made.variables['PREFECT_API_URL']}/health")
-        )
+        stack.enter_context(made.running)
+        made.serve()
         made.register()
         yield made
 
@@ -148,15 +157,27 @@ def test_a_run_completes_on_a_worker_without_variables_of_its_own(cluster: Clust
 
 
 def test_runs_that_vanished_while_the_server_was_away_are_queued_again(cluster: Cluster) -> None:
-    silent, crashed = cluster.start("train/gpu"), cluster.start("train/gpu")
-    cluster.put(silent, "PENDING")
-    cluster.put(silent, "RUNNING")
-    cluster.put(crashed, "CRASHED")
-    for item in cluster.ask("automations/filter", {}):
-        if item["name"] == "sheepfold: crash silent runs":
-            item["trigger"]["within"] = 10  # the least that Prefect takes
-            fields = ("name", "description", "enabled", "trigger", "actions")
-            cluster.ask(f"automations/{item['id']}", {name: item[name] for name in fields}, "PUT")
-    cluster.register()  # as at each start of `sheepfold up`
-    assert cluster.wait(crashed, "AwaitingRetry")["run_count"] == 0
-    cluster.wait(silent, "AwaitingRetry")
+    run = cluster.start("train/gpu")
+    cluster.put(run, "PENDING")
+    cluster.put(run, "RUNNING")
+    database = cluster.folder / "prefect" / "prefect.db"
+
+    def watched() -> list[Any]:
+        with closing(sqlite3.connect(database, timeout=60)) as tables:
+            return tables.execute("select 1 from automation_bucket where bucketing_key like ?", [f"%{run}%"]).fetchall()
+
+    waited(watched, "the server to wait for heartbeats")
+    cluster.running.close()
+    with closing(sqlite3.connect(database)) as tables, tables:  # a day passes
+        tables.execute("update automation_bucket set \"end\" = strftime('%Y-%m-%d %H:%M:%f000', \"end\", '-1 day')")
+    cluster.serve()
+    cluster.wait(run, "AwaitingRetry")
+
+
+def test_a_crashed_run_is_queued_again_by_registering(cluster: Cluster) -> None:
+    run = cluster.start("train/gpu")
+    for automation in cluster.ask("automations/filter", {}):  # as if the server had missed the event
+        cluster.ask(f"automations/{automation['id']}", {"enabled": False}, "PATCH")
+    cluster.put(run, "CRASHED")
+    cluster.register()
+    assert cluster.wait(run, "AwaitingRetry")["run_count"] == 0

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 from postgres_server import Postgres, postgres_server
-from team_box import Box, new_box
+from team_box import Box, new_box, waited
 from test_servers import free_port
 
 from flows.team.programs import MLFLOW, PREFECT, WORKER, processes
@@ -73,11 +73,13 @@ class Trainings:
 
     def finish(self, run: str) -> None:
         """Wait for its good end; a server may refuse for a moment when its database was away."""
-        while True:
+
+        def completed() -> bool:
             with suppress(httpx.HTTPError):
-                self.box.wait(run, "Completed")
-                return
-            time.sleep(0.5)
+                return bool(self.box.wait(run, "Completed"))
+            return False
+
+        waited(completed, f"run {run} to complete")
 
     def undisturbed(self) -> None:
         """One that nobody disturbs, to know how many steps it has."""
@@ -96,8 +98,8 @@ class Trainings:
     def disturbed(self, what: str, moment: float, kill: Callable[[], None]) -> None:
         """One into which a kill falls, at this share of its steps; what was killed is brought up."""
         run = self.begin()
-        while self.begun(run) < int(moment * self.tasks) and self.state(run) != "Completed":
-            time.sleep(0.1)
+        wanted = int(moment * self.tasks)
+        waited(lambda: self.begun(run) >= wanted or self.state(run) == "Completed", f"{wanted} steps of run {run}")
         print(f"{time.strftime('%T')} {what} killed, {moment:.0%} of {self.tasks} steps begun: {self.state(run)}")
         kill()
         self.finish(run)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,13 @@ import httpx
 import psutil
 import pytest
 from postgres_server import PASSWORD, QUOTED, postgres_server
-from team_box import Box, new_box
+from team_box import Box, new_box, waited
 from test_deployments import EXPECTED
 from test_servers import free_port
 
 from flows.ingest import change
 from flows.team.programs import GPU_POOL, MLFLOW, POOL, PREFECT, WORKER, processes
-from flows.team.settings import MLFLOW_KEY, MLFLOW_PASSWORD, PREFECT_LOGIN, TeamFolder
+from flows.team.settings import MLFLOW_KEY, MLFLOW_PASSWORD, PREFECT_LOGIN, TeamSettings, team_folder
 
 SCHEDULED = {"ingest/watch", "retrain/weekly", "evaluate/champion", "cleanup/nightly"}
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -56,7 +55,7 @@ def test_other_ports_are_refused_while_the_servers_run(box: Box) -> None:
     command = [sys.executable, "-m", "flows.cli", "up", "--mlflow-port", str(free_port())]
     done = subprocess.run(command, env=box.variables, cwd=box.folder, capture_output=True, text=True)
     assert done.returncode != 0
-    assert "run with other settings: `sheepfold down` first" in done.stderr
+    assert "run with other settings or passwords: `sheepfold down` first" in done.stderr
 
 
 def test_another_folder_reaches_the_deployments_of_running_servers(box: Box) -> None:
@@ -82,7 +81,7 @@ def _leaders(box: Box, program: str) -> list[psutil.Process]:
 
 def test_up_replaces_what_a_killed_supervisord_left_behind(box: Box) -> None:
     before = {process.pid for process in processes(box.home)}
-    os.kill(int((TeamFolder(box.home).path / "supervisord.pid").read_text()), signal.SIGKILL)
+    os.kill(int((team_folder(box.home) / "supervisord.pid").read_text()), signal.SIGKILL)
     box.run("up")
     assert not before & {process.pid for process in processes(box.home)}
 
@@ -101,8 +100,12 @@ def test_two_changes_at_once_start_a_run_each_and_the_same_change_twice_starts_o
     tell = [change("other", source, 1.0, f"snapshot of {source}") for source in ("first", "first", "second")]
     for event in tell:
         box.ask("events", [event.model_dump(mode="json")])
-    while len(found := [run for run in told(box) if run["parameters"]["corpus"] == "other"]) < 2:
-        time.sleep(0.5)
+
+    def both() -> list[dict[str, Any]] | None:
+        found = [run for run in told(box) if run["parameters"]["corpus"] == "other"]
+        return found if len(found) >= 2 else None
+
+    found = waited(both, "two runs of retrain/on-new-documents")
     for run in found:
         cancel(box, run)
     assert sorted(run["parameters"]["source"] for run in found) == ["first", "second"]
@@ -121,8 +124,8 @@ def told(box: Box) -> list[dict[str, Any]]:
 
 
 def told_run(box: Box, count: int) -> dict[str, Any]:
-    while len(found := told(box)) < count:
-        time.sleep(0.5)
+    waited(lambda: len(told(box)) >= count, f"run {count} of retrain/on-new-documents")
+    found = told(box)
     assert found[0]["parameters"]["corpus"] == "default"
     assert found[0]["parameters"]["source"] == str(box.folder / "documents")
     return found[0]
@@ -145,8 +148,7 @@ def test_a_run_that_stopped_reporting_is_queued_again(box: Box) -> None:
 
 def wait_for_heartbeat(box: Box, run: str) -> None:
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
-    while not box.ask("events/filter", {"filter": wanted})["events"]:
-        time.sleep(0.5)
+    waited(lambda: box.ask("events/filter", {"filter": wanted})["events"], "a heartbeat")
 
 
 def test_schedules_that_are_switched_on_stay_on_and_make_runs(box: Box) -> None:
@@ -155,11 +157,13 @@ def test_schedules_that_are_switched_on_stay_on_and_make_runs(box: Box) -> None:
     assert on_schedule(box) == SCHEDULED
     box.run("up", str(box.folder))
     assert on_schedule(box) == SCHEDULED
-    for name in SCHEDULED:
-        deployment = box.ask(f"deployments/name/{name}")
-        query = {"deployments": {"id": {"any_": [deployment["id"]]}}}
-        while not any(run["auto_scheduled"] for run in box.ask("flow_runs/filter", query)):
-            time.sleep(0.5)
+    ids = {box.ask(f"deployments/name/{name}")["id"] for name in SCHEDULED}
+
+    def planned() -> bool:
+        runs = box.ask("flow_runs/filter", {})
+        return ids <= {run["deployment_id"] for run in runs if run["auto_scheduled"]}
+
+    waited(planned, "runs of each schedule")
     box.run("up", "--no-schedules")
     assert on_schedule(box) == set()
 
@@ -178,9 +182,7 @@ def test_down_queues_running_runs_again_and_stops_everything(box: Box) -> None:
     assert found["champion"] is None
     assert box.run("down")["ended"] == []
     box.run("up")
-    box.wait(run, "AwaitingRetry", "Pending", "Submitting", "Running")
-    while box.wait(run, "AwaitingRetry", "Pending", "Submitting", "Running")["run_count"] < 2:
-        time.sleep(0.5)
+    waited(lambda: box.ask(f"flow_runs/{run}")["run_count"] >= 2, "the run to start again")
 
 
 def test_a_run_takes_relative_paths_from_beside_the_home_and_copies_nothing(
@@ -221,19 +223,22 @@ def test_both_servers_use_postgres(guarded: Box) -> None:
 
 
 def test_without_a_password_neither_server_answers(guarded: Box) -> None:
-    settings = TeamFolder(guarded.home).settings()
-    for address in (f"{settings.prefect_api}/flows/filter", f"{settings.mlflow_url}/api/2.0/mlflow/experiments/search"):
+    settings = TeamSettings.kept(guarded.home)
+    for address in (
+        f"{settings.prefect_url}/api/flows/filter",
+        f"{settings.mlflow_url}/api/2.0/mlflow/experiments/search",
+    ):
         assert httpx.post(address, json={"max_results": 1}).status_code == httpx.codes.UNAUTHORIZED
 
 
 def test_mlflow_refuses_other_host_names(guarded: Box) -> None:
-    address = f"{TeamFolder(guarded.home).settings().mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
+    address = f"{TeamSettings.kept(guarded.home).mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
     for host, status in (("localhost", httpx.codes.UNAUTHORIZED), ("evil.example.org", httpx.codes.FORBIDDEN)):
         assert httpx.get(address, headers={"Host": f"{host}:{httpx.URL(address).port}"}).status_code == status
 
 
 def test_no_password_is_in_a_log_a_state_or_a_command_line(guarded: Box) -> None:
-    known = TeamFolder(guarded.home).secrets()
+    known = TeamSettings.kept(guarded.home).secrets
     secret = [known[name].encode() for name in (PREFECT_LOGIN, MLFLOW_PASSWORD, MLFLOW_KEY)]
     secret += [PASSWORD.encode(), QUOTED.encode()]
     open_files = [path for path in guarded.home.path.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
@@ -303,8 +308,8 @@ def test_up_again_needs_no_password_and_takes_a_new_one_after_down(guarded: Box)
     changed = {**guarded.variables, "MLFLOW_AUTH_ADMIN_PASSWORD": "another-password"}
     command = [sys.executable, "-m", "flows.cli", "up"]
     done = subprocess.run(command, env=changed, cwd=guarded.folder, capture_output=True, text=True)
-    assert done.returncode != 0 and "run with other passwords" in done.stderr
+    assert done.returncode != 0 and "run with other settings or passwords" in done.stderr
     guarded.run("down")
     replace(guarded, variables=changed).run("up")
-    address = f"{TeamFolder(guarded.home).settings().mlflow_url}/api/2.0/mlflow/users/current"
+    address = f"{TeamSettings.kept(guarded.home).mlflow_url}/api/2.0/mlflow/users/current"
     assert httpx.get(address, auth=("admin", "another-password")).status_code == httpx.codes.OK

@@ -24,33 +24,41 @@ from test_servers import free_port
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.team.programs import GPU_WORKER, MLFLOW, PREFECT, WORKER, processes, program
-from flows.team.settings import (
-    MLFLOW_PASSWORD,
+from flows.team.programs import (
+    MLFLOW,
     MLFLOW_SCHEMA,
-    PREFECT_LOGIN,
+    PREFECT,
     PREFECT_SCHEMA,
-    SECRETS,
-    TeamFolder,
-    TeamSettings,
-    mlflow_database,
-    prefect_database,
+    SERVICES,
+    WORKER,
+    processes,
+    program,
 )
-from flows.team.up import _make_schemas, bring_up, program_states
+from flows.team.settings import (
+    ENVIRONMENT,
+    MLFLOW_PASSWORD,
+    PREFECT_LOGIN,
+    SECRETS,
+    TeamSettings,
+    postgres_variables,
+    team_folder,
+)
+from flows.team.up import bring_up, make_schemas, program_states
 from storage.errors import UserError
 from storage.home import Home
 
-PROGRAMS = (PREFECT, MLFLOW, WORKER, GPU_WORKER)
+WITH_PASSWORDS = TeamSettings(
+    auth=True, secrets={PREFECT_LOGIN: "admin:pass-of-prefect", MLFLOW_PASSWORD: "pass-of-mlflow", SECRETS[2]: "key"}
+)
 ADDRESS = "postgresql://shepherd:p%40ss@db:5432/flock"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeamFolder:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     for name in (*SECRETS, "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-    made = TeamFolder(Home.from_environment(tmp_path / "home").create())
-    made.logs.mkdir(parents=True)
-    made.keep_secrets(made.wanted_secrets())
+    made = Home.from_environment(tmp_path / "home").create()
+    team_folder(made).mkdir()
     return made
 
 
@@ -59,8 +67,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TeamFolder:
     [
         (TeamSettings(prefect_port=5000), "both servers cannot listen on port 5000"),
         (TeamSettings(host="0.0.0.0"), "give --auth too"),
-        (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts has 'http://x'; it takes names"),
-        (TeamSettings(allowed_hosts="*"), "--allowed-hosts has '\\*'"),
+        (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts is 'flock, http://x'; it takes names"),
+        (TeamSettings(allowed_hosts="*"), "--allowed-hosts is '\\*'"),
         (TeamSettings(postgres=f"{ADDRESS}?channel_binding=require"), "--postgres has the option channel_binding"),
         (TeamSettings(postgres="mysql://x"), "--postgres takes postgresql://"),
     ],
@@ -71,78 +79,64 @@ def test_what_cannot_be_or_opens_the_box_to_everyone_is_refused(settings: TeamSe
 
 
 def test_a_box_that_asks_for_passwords_may_listen_everywhere_and_is_reached_on_loopback() -> None:
-    settings = TeamSettings(host="0.0.0.0", auth=True)
+    settings = TeamSettings(host="0.0.0.0", auth=True).with_secrets()
     settings.check()
-    assert settings.prefect_api == "http://127.0.0.1:4200/api"
+    assert settings.prefect_url == "http://127.0.0.1:4200"
 
 
-def test_settings_are_kept_for_the_next_time(folder: TeamFolder) -> None:
-    assert folder.settings() == TeamSettings()
+def test_settings_are_kept_for_the_next_time(home: Home) -> None:
+    assert TeamSettings.kept(home) == TeamSettings()
     settings = TeamSettings(prefect_port=4444, postgres=ADDRESS, source="/docs\n/more")
-    folder.keep_settings(settings)
-    assert folder.settings() == settings
+    settings.keep(home)
+    assert TeamSettings.kept(home) == settings
 
 
-def test_what_may_hold_a_password_is_for_its_owner_alone(folder: TeamFolder) -> None:
-    settings = TeamSettings(auth=True, postgres=ADDRESS)
-    folder.keep_settings(settings)
-    folder.write_addresses(settings)
-    secret = (folder.secrets()[MLFLOW_PASSWORD], "p%40ss")
-    files = [path for path in folder.path.rglob("*") if path.is_file()]
-    holding = [path for path in files if any(text in path.read_text() for text in secret)]
-    assert {path.name for path in holding} == {"settings.json", "environment", "secrets.json", "tracking.json"}
+def test_what_may_hold_a_password_is_for_its_owner_alone(home: Home) -> None:
+    WITH_PASSWORDS.model_copy(update={"postgres": ADDRESS}).keep(home)
+    files = [path for path in team_folder(home).rglob("*") if path.is_file()]
+    holding = [path for path in files if any(text in path.read_text() for text in ("pass-of", "p%40ss"))]
+    assert {path.name for path in holding} == {"settings.json", "environment", "tracking.json"}
     assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
 
 
-def test_secrets_of_the_environment_are_kept_for_later_starts(
-    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = folder.secrets()
-    assert len(first[MLFLOW_PASSWORD]) >= 24 and first[PREFECT_LOGIN].startswith("admin:")
-    assert folder.wanted_secrets() == first
+def test_secrets_of_the_environment_are_kept_for_later_starts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = TeamSettings(auth=True).with_secrets()
+    assert len(first.secrets[MLFLOW_PASSWORD]) >= 24 and first.secrets[PREFECT_LOGIN].startswith("admin:")
+    assert first.with_secrets() == first
     monkeypatch.setenv(PREFECT_LOGIN, "me:mine")
-    assert folder.secrets() == first
-    assert folder.keep_secrets(folder.wanted_secrets())
+    first.with_secrets().keep(home)
     monkeypatch.delenv(PREFECT_LOGIN)
-    assert folder.wanted_secrets() == folder.secrets() == {**first, PREFECT_LOGIN: "me:mine"}
+    assert TeamSettings.kept(home).with_secrets().secrets == {**first.secrets, PREFECT_LOGIN: "me:mine"}
 
 
-def test_a_password_that_mlflow_would_refuse_is_refused(folder: TeamFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_that_mlflow_would_refuse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MLFLOW_PASSWORD, "elevenchars")
     with pytest.raises(UserError, match="MLFLOW_AUTH_ADMIN_PASSWORD has fewer than 12 characters"):
-        folder.wanted_secrets()
-
-
-def test_clients_report_lost_secrets(folder: TeamFolder) -> None:
-    (folder.path / "secrets.json").unlink()
-    with pytest.raises(UserError, match=r"secrets.json is missing: `sheepfold down` first, then `up`"):
-        folder.client_variables(TeamSettings(auth=True))
+        TeamSettings(auth=True).with_secrets().check()
 
 
 def test_no_password_is_in_a_command_line_and_that_of_the_database_in_no_worker(
-    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHEEPFOLD_POSTGRES", ADDRESS)
-    known = folder.secrets()
-    for name in PROGRAMS:
-        command, variables = program(name, folder, TeamSettings(auth=True, postgres=ADDRESS))
-        assert not any(
-            secret in " ".join(command) for secret in (known[PREFECT_LOGIN], known[MLFLOW_PASSWORD], "p%40ss")
+    settings = WITH_PASSWORDS.model_copy(update={"postgres": ADDRESS})
+    for name in SERVICES:
+        command, variables = program(name, home, settings)
+        assert not any(secret in " ".join(command) for secret in ("pass-of", "p@ss", "p%40ss"))
+        assert any(text in value for value in variables.values() for text in ("p@ss", "p%40ss")) == (
+            name in (PREFECT, MLFLOW)
         )
-        assert any("p%40ss" in value for value in variables.values()) == (name in (PREFECT, MLFLOW))
 
 
-def test_the_programs_do_not_use_the_servers_of_the_callers_shell(
-    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_programs_do_not_use_the_servers_of_the_callers_shell(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_PROFILE"):
         monkeypatch.setenv(name, "http://elsewhere")
-    for name in PROGRAMS:
-        assert "http://elsewhere" not in program(name, folder, TeamSettings())[1].values()
+    for name in SERVICES:
+        assert "http://elsewhere" not in program(name, home, TeamSettings())[1].values()
 
 
-def test_jobs_find_the_python_that_runs_sheepfold(folder: TeamFolder) -> None:
-    _, variables = program(WORKER, folder, TeamSettings())
+def test_jobs_find_the_python_that_runs_sheepfold(home: Home) -> None:
+    _, variables = program(WORKER, home, TeamSettings())
     found = subprocess.run(["sh", "-c", "command -v python"], env=variables, capture_output=True, text=True, check=True)
     assert Path(found.stdout.strip()).parent == Path(sys.executable).parent
 
@@ -153,9 +147,9 @@ def test_prefects_server_opens_a_connection_to_sqlite_per_request() -> None:
     assert address.get_dialect().get_pool_class(address) is NullPool
 
 
-def known_to_mlflow(folder: TeamFolder, settings: TeamSettings) -> Callable[[str], bool]:
+def known_to_mlflow(home: Home, settings: TeamSettings) -> Callable[[str], bool]:
     """Return MLflow's own check of a host name."""
-    _, given = program(MLFLOW, folder, settings)
+    _, given = program(MLFLOW, home, settings)
     hosts = given["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
     origins = given["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
 
@@ -168,22 +162,20 @@ def known_to_mlflow(folder: TeamFolder, settings: TeamSettings) -> Callable[[str
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3"])
-def test_mlflow_answers_under_the_names_of_its_machine(
-    folder: TeamFolder, host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_answers_under_the_names_of_its_machine(home: Home, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.team.programs.socket.gethostname", lambda: "Flock")
     monkeypatch.setattr("flows.team.programs.socket.getfqdn", lambda: "flock.example.org")
     card = [SimpleNamespace(family=socket.AF_INET, address="10.1.2.3")]
     monkeypatch.setattr("flows.team.programs.psutil.net_if_addrs", lambda: {"eth0": card})
-    known = known_to_mlflow(folder, TeamSettings(host=host, auth=True, mlflow_port=5001))
+    known = known_to_mlflow(home, TeamSettings(host=host, auth=True, mlflow_port=5001).with_secrets())
     for name in ("flock:5001", "flock.example.org:5001", "10.1.2.3:5001", "localhost:5001", "127.0.0.1:5001"):
         assert known(name), name
     for name in ("evil.example.org:5001", "flock.example.org.evil.org:5001", "10.1.2.3.evil.org:5001"):
         assert not known(name), name
 
 
-def test_mlflow_on_loopback_answers_there_and_under_the_names_it_is_given(folder: TeamFolder) -> None:
-    known = known_to_mlflow(folder, TeamSettings(allowed_hosts="mlflow.example.org, flock:80"))
+def test_mlflow_on_loopback_answers_there_and_under_the_names_it_is_given(home: Home) -> None:
+    known = known_to_mlflow(home, TeamSettings(allowed_hosts="mlflow.example.org, flock:80"))
     for name in ("localhost:5999", "[::1]:5000", "mlflow.example.org", "mlflow.example.org:5000", "flock:80"):
         assert known(name), name
     for name in (f"{socket.gethostname()}:5000", "flock:81", "evil.example.org"):
@@ -191,12 +183,12 @@ def test_mlflow_on_loopback_answers_there_and_under_the_names_it_is_given(folder
 
 
 def test_the_address_of_the_database_is_taken_from_the_environment_and_not_printed(
-    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[TeamSettings] = []
-    monkeypatch.setattr("flows.team.up.bring_up", lambda home, settings, say: asked.append(settings) or [])
+    monkeypatch.setattr("flows.team.up.bring_up", lambda home, settings, *_: asked.append(settings) or [])
     monkeypatch.setenv("SHEEPFOLD_POSTGRES", ADDRESS)
-    done = CliRunner().invoke(app, ["up", str(folder.path), "--home", str(folder.home.path)])
+    done = CliRunner().invoke(app, ["up", str(team_folder(home)), "--home", str(home.path)])
     assert done.exit_code == 0 and [settings.postgres for settings in asked] == [ADDRESS]
     assert "p%40ss" not in done.output
 
@@ -208,87 +200,90 @@ def test_a_home_that_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path) 
     assert f"{tmp_path / 'file'}" in done.output and "work in another folder" in done.output
 
 
-def test_a_port_that_is_taken_is_reported_before_anything_starts(folder: TeamFolder) -> None:
+def test_a_port_that_is_taken_is_reported_before_anything_starts(home: Home) -> None:
     settings = TeamSettings(prefect_port=free_port(), mlflow_port=free_port())
     said = rf"mlflow cannot listen on 127.0.0.1 port {settings.mlflow_port}"
     with socket.create_server(("127.0.0.1", settings.mlflow_port)), pytest.raises(UserError, match=said):
-        bring_up(folder.home, settings, print)
-    assert not folder.configuration.exists()
+        bring_up(home, settings, print)
+    assert not list(team_folder(home).glob("*.conf"))
 
 
 @pytest.mark.full
 def test_a_server_that_fails_is_reported_with_the_end_of_its_log_and_stops_the_others(
-    folder: TeamFolder, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.home.path.joinpath("mlflow.db").write_text("no database")
+    home.path.joinpath("mlflow.db").write_text("no database")
     settings = TeamSettings(prefect_port=free_port(), mlflow_port=free_port())
     with pytest.raises(UserError, match=r"(?s)mlflow ended while it started; the end of .*mlflow\.log:\n.*database"):
-        bring_up(folder.home, settings, print)
-    assert processes(folder.home) == []
-    assert program_states(folder) == {}
+        bring_up(home, settings, print)
+    assert processes(home) == []
+    assert program_states(home) == {}
 
 
-def test_a_shell_reads_the_file_of_addresses(folder: TeamFolder) -> None:
-    folder.write_addresses(TeamSettings(auth=True))
-    script = (
-        f". {shlex.quote(str(folder.environment))}; echo $PREFECT_API_URL $MLFLOW_TRACKING_URI $PREFECT_API_AUTH_STRING"
-    )
+def test_a_shell_reads_the_file_of_addresses(home: Home) -> None:
+    WITH_PASSWORDS.keep(home)
+    file = shlex.quote(str(team_folder(home) / ENVIRONMENT))
+    script = f". {file}; echo $PREFECT_API_URL $MLFLOW_TRACKING_URI $PREFECT_API_AUTH_STRING"
     found = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert found == ["http://127.0.0.1:4200/api", "http://127.0.0.1:5000", folder.secrets()[PREFECT_LOGIN]]
+    assert found == ["http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "admin:pass-of-prefect"]
 
 
-def test_the_registry_of_a_home_on_postgres_is_the_teams_server(folder: TeamFolder) -> None:
-    folder.write_addresses(TeamSettings(postgres=ADDRESS))
-    home = Home.from_environment(folder.home.path)
-    assert (home.tracking_uri, home.login()) == ("http://127.0.0.1:5000", {})
-    folder.write_addresses(TeamSettings(postgres=ADDRESS, auth=True))
-    assert home.login()["MLFLOW_TRACKING_PASSWORD"] == folder.secrets()[MLFLOW_PASSWORD]
-    folder.write_addresses(TeamSettings())
-    assert Home.from_environment(folder.home.path).tracking_uri.startswith("sqlite:")
+def test_the_registry_of_a_home_on_postgres_is_the_teams_server(home: Home) -> None:
+    TeamSettings(postgres=ADDRESS).keep(home)
+    found = Home.from_environment(home.path)
+    assert (found.tracking_uri, found.login()) == ("http://127.0.0.1:5000", {})
+    WITH_PASSWORDS.model_copy(update={"postgres": ADDRESS}).keep(home)
+    assert found.login()["MLFLOW_TRACKING_PASSWORD"] == "pass-of-mlflow"
+    TeamSettings().keep(home)
+    assert Home.from_environment(home.path).tracking_uri.startswith("sqlite:")
 
 
-def test_each_server_has_its_driver_and_its_schema() -> None:
-    assert prefect_database(ADDRESS) == {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "postgresql+asyncpg://shepherd:p%40ss@db:5432/flock",
-        "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": PREFECT_SCHEMA,
-    }
-    address = f"postgresql+psycopg2://shepherd:p%40ss@db:5432/flock?options=-csearch_path%3D{MLFLOW_SCHEMA}"
-    assert mlflow_database(ADDRESS) == {"MLFLOW_BACKEND_STORE_URI": address}
-
-
-def test_prefects_driver_gets_no_option_that_it_does_not_take() -> None:
+def test_prefects_driver_reads_every_variable_of_an_address() -> None:
     asked = "sslmode=verify-full&sslrootcert=/srv/ca.crt&sslcert=/srv/me.crt&sslkey=/srv/me.key"
-    given = prefect_database(f"postgresql://shepherd@/flock?host=/run/postgresql&{asked}")
-    address = make_url(given["PREFECT_SERVER_DATABASE_CONNECTION_URL"])
-    _, arguments = create_async_engine(address).dialect.create_connect_args(address)
-    assert arguments["host"] == "/run/postgresql"
-    assert set(arguments) <= set(inspect.signature(asyncpg.connect).parameters) | {"prepared_statement_cache_size"}
-    assert {name: value for name, value in given.items() if name.startswith("PG")} == {
+    given = postgres_variables(f"postgresql://shepherd:p%40ss@[::1]:5432/flock?{asked}")
+    assert given == {
+        "PGUSER": "shepherd",
+        "PGPASSWORD": "p@ss",
+        "PGHOST": "::1",
+        "PGPORT": "5432",
+        "PGDATABASE": "flock",
         "PGSSLMODE": "verify-full",
         "PGSSLROOTCERT": "/srv/ca.crt",
         "PGSSLCERT": "/srv/me.crt",
         "PGSSLKEY": "/srv/me.key",
     }
+    reader = inspect.getsource(asyncpg.connect_utils)
+    assert all(f"'{name}'" in reader for name in given)
+    assert postgres_variables("postgresql://shepherd@/flock?host=/run/postgresql")["PGHOST"] == "/run/postgresql"
 
 
-def test_both_drivers_use_tls_where_the_address_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    encrypted = text("select ssl from pg_stat_ssl where pid = pg_backend_pid()")
-
-    async def as_prefect(address: str) -> object:
-        async with create_async_engine(address).connect() as connection:
-            return (await connection.execute(encrypted)).scalar_one()
-
+def test_each_server_has_its_schema_and_uses_tls_where_the_address_asks_for_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encrypted = text("select current_schema(), ssl from pg_stat_ssl where pid = pg_backend_pid()")
     with postgres_server(free_port()) as database:
-        asyncio.run(_make_schemas(database.over_tls))
-        for name, value in (prefect_database(database.over_tls) | mlflow_database(database.over_tls)).items():
+        make_schemas(database.over_tls)
+        settings = TeamSettings(postgres=database.over_tls)
+        _, variables = program(PREFECT, home, settings)
+        address = variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+        path = variables["PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH"]
+
+        async def as_prefect() -> object:
+            made = create_async_engine(address, connect_args={"server_settings": {"search_path": path}})
+            async with made.connect() as connection:
+                return tuple((await connection.execute(encrypted)).one())
+
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        with create_engine(mlflow_database(database.over_tls)["MLFLOW_BACKEND_STORE_URI"]).connect() as connection:
-            assert connection.execute(encrypted).scalar_one() is True
-        address = prefect_database(database.over_tls)["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
-        assert asyncio.run(as_prefect(address)) is True
+        assert asyncio.run(as_prefect()) == (PREFECT_SCHEMA, True)
+        _, variables = program(MLFLOW, home, settings)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with create_engine(variables["MLFLOW_BACKEND_STORE_URI"]).connect() as connection:
+            assert tuple(connection.execute(encrypted).one()) == (MLFLOW_SCHEMA, True)
         monkeypatch.setenv("PGSSLROOTCERT", "/nowhere")
         with pytest.raises(FileNotFoundError):
-            asyncio.run(as_prefect(address))
+            asyncio.run(as_prefect())
 
 
 UNCLEAR = [f"postgresql://shepherd:se{mark}cret@db:5432/flock" for mark in "/#?@["] + ["postgresql://shepherd:secret/x"]
@@ -305,11 +300,11 @@ def test_a_database_that_does_not_answer_is_reported_without_its_password() -> N
     with pytest.raises(
         UserError, match=r"PostgreSQL at postgresql://shepherd:\*\*\*@127.0.0.1:1/flock cannot be used"
     ) as raised:
-        asyncio.run(_make_schemas("postgresql://shepherd:secret@127.0.0.1:1/flock"))
+        make_schemas("postgresql://shepherd:secret@127.0.0.1:1/flock")
     assert "secret" not in str(raised.value)
 
 
-def test_a_damaged_file_is_named(folder: TeamFolder) -> None:
-    (folder.path / "settings.json").write_text("{")
-    with pytest.raises(UserError, match=r"settings\.json is damaged .* give the options of `sheepfold up` again"):
-        folder.settings()
+def test_a_damaged_file_is_named(home: Home) -> None:
+    (team_folder(home) / "settings.json").write_text("{")
+    with pytest.raises(UserError, match=r"settings\.json is damaged: .* give the options of `sheepfold up` again"):
+        TeamSettings.kept(home)
