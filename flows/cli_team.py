@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli_common import AsJson, HomeFolder, plain_errors, print_json, say
+from flows.cli_common import AsJson, HomeFolder, answer, plain_errors, say
+from flows.show import print_tree
 
 Port = typer.Option(help="Port of Prefect's or MLflow's server (default 4200 and 5000).", min=1, max=65535)
 
@@ -71,15 +72,7 @@ def up(
         settings = kept.model_copy(update={name: value for name, value in given.items() if value is not None})
         with ends_in_order():
             started = bring_up(place, settings, say, schedules)
-        status = team_status(place)
-        if as_json:
-            print_json({"started": started, **status})
-            return
-        print(f"Prefect  {settings.prefect_url}\nMLflow   {settings.mlflow_url}")
-        print(f"reads    {', '.join(settings.source.splitlines())}")
-        print(f"to reach them from a shell: . {status['environment_file']}")
-        if settings.auth:
-            print("that file also holds the names and passwords")
+        answer({"started": started, **team_status(place)}, as_json, print_tree)
 
 
 def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
@@ -88,8 +81,4 @@ def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
         from flows.team.up import bring_down
         from storage.home import Home
 
-        ended = bring_down(Home.from_environment(home or None), say)
-        if as_json:
-            print_json({"ended": ended})
-        else:
-            print(f"ended {', '.join(ended)}" if ended else "nothing was running")
+        answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json, print_tree)

@@ -202,14 +202,6 @@ def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, metho
     return answer.json() if answer.content else None
 
 
-def is_healthy(url: str) -> bool:
-    """Return True if a server answers at its health address."""
-    try:
-        return CLIENT.get(url, timeout=5).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
-
-
 def processes(home: Home, name: str = "") -> list[psutil.Process]:
     """Return the living processes of a program, or of all programs of a home, and all that they started."""
     found = []

@@ -13,9 +13,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from flows.team.programs import (
+    CLIENT,
     DEPLOY,
     GPU_WORKER,
     MLFLOW,
@@ -28,7 +30,6 @@ from flows.team.programs import (
     SERVICES,
     WORKER,
     ask_prefect,
-    is_healthy,
     processes,
     program,
     register,
@@ -222,22 +223,21 @@ def _wait_healthy(name: str, home: Home, settings: TeamSettings) -> None:
 
 def _healthy(name: str, state: dict[str, Any], settings: TeamSettings) -> bool:
     address = {PREFECT: f"{settings.prefect_url}/api/health", MLFLOW: f"{settings.mlflow_url}/health"}.get(name)
-    return state["statename"] == "RUNNING" and (address is None or is_healthy(address))
+    try:
+        return state["statename"] == "RUNNING" and (address is None or CLIENT.get(address, timeout=5).is_success)
+    except httpx.TransportError:
+        return False
 
 
 def _tail(home: Home, name: str) -> str:
-    log = _log(home, name)
+    log = team_folder(home) / "logs" / f"{name}.log"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return "\n".join([f"the end of {log}:", *(f"  {line}" for line in lines[-TAIL_LINES:])])
 
 
-def _log(home: Home, name: str) -> Path:
-    return team_folder(home) / "logs" / f"{name}.log"
-
-
 def _deploy(home: Home, settings: TeamSettings, schedules: bool | None) -> None:
     command, variables = program(DEPLOY, home, settings)
-    with _log(home, DEPLOY).open("wb") as log:
+    with (team_folder(home) / "logs" / f"{DEPLOY}.log").open("wb") as log:
         try:  # runs start in the folder of the home
             register(command, variables, schedules, cwd=home.path.parent, stdout=log, stderr=log)
         except subprocess.CalledProcessError:
@@ -294,13 +294,8 @@ def team_status(home: Home) -> dict[str, Any]:
     services: dict[str, dict[str, Any]] = {}
     for name in SERVICES:
         state = states.get(name, NO_STATE)
-        services[name] = {
-            "pid": state["pid"] or None,
-            "alive": bool(state["pid"]),
-            "healthy": _healthy(name, state, settings),
-            "log": str(_log(home, name)),
-        }
-    services[PREFECT]["url"], services[MLFLOW]["url"] = settings.prefect_url, settings.mlflow_url
+        healthy = _healthy(name, state, settings)
+        services[name] = {"pid": state["pid"] or None, "alive": bool(state["pid"]), "healthy": healthy}
     return {
         **({"prefect_api_url": f"{settings.prefect_url}/api"} if services[PREFECT]["alive"] else {}),
         **({"mlflow_tracking_uri": settings.mlflow_url} if services[MLFLOW]["alive"] else {}),
@@ -308,7 +303,8 @@ def team_status(home: Home) -> dict[str, Any]:
         "database": without_password(settings.postgres) if settings.postgres else "SQLite",
         "auth": settings.auth,
         "sources": settings.source.splitlines(),
-        "environment_file": str(team_folder(home) / ENVIRONMENT),
+        "environment_file": str(team_folder(home) / ENVIRONMENT),  # also holds the names and passwords
+        "logs": str(team_folder(home) / "logs"),
         "deployments": _deployments(settings.client_variables(home)) if services[PREFECT]["healthy"] else [],
     }
 
