@@ -19,7 +19,7 @@ from flows.team.programs import ask_prefect
 from flows.team.settings import TeamSettings
 from storage.home import Home
 
-SECONDS = 400.0  # that a server, a worker or a short run may take on a busy machine
+SECONDS = 700.0  # that a server, a worker or a short run may take on a busy machine
 Found = TypeVar("Found")
 
 
