@@ -6,10 +6,11 @@ libraries are imported by the commands that need them, so that `--help`, `sql` a
 
 from __future__ import annotations
 
-import inspect as signatures
+import inspect
 import logging
+import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -18,59 +19,16 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from typer.core import TyperGroup
-from typer.main import get_group
 
 from flows import options as models
-from flows.cli_common import AsJson, plain_errors, print_json, say
+from flows.cli_common import AsJson, absolute, answer, app, model_folder, say
 from storage.errors import UserError
-
-INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
-PATHS = ("config", "prompts", "tasks")  # options that name files, made absolute
-
-
-class Commands(TyperGroup):
-    """Commands of flows; the others are imported when one of them is asked for, or all are listed."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands:
-            self.list_commands(ctx)
-        return super().get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        self.commands.update(other_commands())
-        return super().list_commands(ctx)
-
-
-@cache
-def other_commands() -> Mapping[str, Any]:
-    """Return the commands that run no flow, by name."""
-    from flows import cli_keep as keep
-    from flows import cli_lookup as look
-    from flows import cli_team as team
-
-    found = typer.Typer()
-    lookups = (look.sql, look.why, look.verify, look.status, look.sample, look.inspect, look.count)
-    upkeep = (keep.forget, keep.gc, keep.compact, keep.export, keep.export_corpus, keep.rollback, keep.rebuild_tracking)
-    for function in (*lookups, *upkeep, team.up, team.down):
-        found.command()(function)
-    found.command("import")(keep.import_)
-    return get_group(found).commands
-
-
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Turns a folder of documents into a language model, and keeps that model up to date.",
-)
 
 
 def command(
-    options: type[models.Options], name: str, leave_out: tuple[str, ...] = ()
+    options: type[models.Options], leave_out: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of an option model a command whose arguments are the model's fields.
+    """Make a function of an option model a command of the same name whose arguments are the model's fields.
 
     Args:
         leave_out: Fields that are no options of the command.
@@ -80,78 +38,59 @@ def command(
         hints = get_type_hints(function, include_extras=True)
         own = [
             item.replace(kind=item.KEYWORD_ONLY, annotation=hints[item.name])
-            for item in list(signatures.signature(function).parameters.values())[1:]
+            for item in list(inspect.signature(function).parameters.values())[1:]
         ]
 
         def run(**given: Any) -> None:
-            with plain_errors():
-                rest = {item.name: given.pop(item.name) for item in own}
-                try:
-                    function(_asked(options, given), **rest)
-                except KeyboardInterrupt:
-                    print(flush=True)  # the shell's prompt begins a line
-                    say("stopped; what is finished stays")
-                    raise typer.Exit(INTERRUPTED) from None
+            rest = {item.name: given.pop(item.name) for item in own}
+            function(_asked(options, given), **rest)
 
-        fields = {key: field for key, field in options.model_fields.items() if key not in leave_out}
-        parameters = [_parameter(key, field) for key, field in fields.items()]
-        parameters.sort(key=lambda item: item.default is not signatures.Parameter.empty)
-        run.__signature__ = signatures.Signature([*parameters, *own])  # type: ignore[attr-defined]
-        run.__annotations__ = {item.name: item.annotation for item in (*parameters, *own)}
-        run.__doc__ = function.__doc__
-        app.command(name)(run)
+        fields = {name: field for name, field in options.model_fields.items() if name not in leave_out}
+        parameters = [*(_parameter(name, field) for name, field in fields.items()), *own]
+        parameters.sort(key=lambda item: item.default is not inspect.Parameter.empty)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {item.name: item.annotation for item in parameters}
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        app.command()(run)
         return function
 
     return decorate
 
 
-def _parameter(name: str, field: FieldInfo) -> signatures.Parameter:
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     """Return the command's parameter for a field of an option model."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
-    kind: Any = field.annotation
-    kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind
-    default = signatures.Parameter.empty if field.is_required() else field.default
-    limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
-    shown: dict[str, Any] = {"help": field.description, "min": limits.get("ge"), "max": limits.get("le")}
-    if name == "source":
-        text = f"{str(field.description).removesuffix(', one per line.')}."
-        hint: Any = Annotated[list[str], typer.Argument(help=text)]
-    elif field.is_required() and not extra.get("option"):
-        hint = Annotated[kind, typer.Argument(help=field.description)]
-    elif name == "settings":
-        text = "Further setting, section.name=value; may be repeated."
-        hint = Annotated[list[str] | None, typer.Option("--set", help=text)]
-    elif name == "refresh":
-        hint = Annotated[list[str] | None, typer.Option(help="Stage to compute again; may be repeated.")]
-    elif kind == list[str]:
-        hint = Annotated[list[str] | None, typer.Option(help=f"{str(field.description).rstrip('.')}; may be repeated.")]
-    elif kind is bool:
-        hint = Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", help=field.description)]
-        default = False
+    kind: Any = get_args(field.annotation)[0] if isinstance(field.annotation, UnionType) else field.annotation
+    required, repeated = field.is_required(), name in models.REPEATED or kind == list[str]
+    default = inspect.Parameter.empty if required else field.default
+    kind = list[str] if repeated else kind
+    kind = kind | None if default is None else kind
+    text = str(extra.get("typed") or field.description)
+    if repeated and not required:
+        text = f"{text.removesuffix('.')}; may be repeated."
+    hint: Any
+    if required and not extra.get("option"):
+        hint = Annotated[kind, typer.Argument(help=text)]
     else:
-        optional = kind if default is not None else kind | None
-        hint = Annotated[optional, typer.Option(**shown)]
-    return signatures.Parameter(name, signatures.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
+        flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+        hint = Annotated[kind, typer.Option(flag, help=text, min=limits.get("ge"), max=limits.get("le"))]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _asked(options: type[models.Options], given: dict[str, Any]) -> Any:
-    """Return the option model of a command line: sources and paths absolute, settings checked by name."""
+    """Return the option model of a command line: sources absolute, settings checked by name."""
     from tasks.settings import parse_assignments, storable
 
-    if "source" in given:
+    asked = {name: value for name, value in given.items() if value is not None and value != []}
+    if "source" in asked:
         from tasks.ingest.sources.resolve import resolve_sources
 
-        given["source"] = "\n".join(map(str, resolve_sources(given["source"])))
-    if "settings" in given:
-        given["settings"] = storable(parse_assignments(given["settings"] or [])) or None
-    if "refresh" in given:
-        given["refresh"] = ",".join(given["refresh"] or []) or None
-    for name in PATHS:
-        if given.get(name) and options is not models.LmEvalOptions:
-            given[name] = str(Path(given[name]).expanduser().resolve())
-    if given.get("on") and given["on"] not in ("train", "validation"):
-        given["on"] = str(Path(given["on"]).expanduser().resolve())
-    asked = {name: value for name, value in given.items() if value is not None and value is not False and value != []}
+        asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
+    if "settings" in asked:
+        asked["settings"] = storable(parse_assignments(asked["settings"]))
+    if "refresh" in asked:
+        asked["refresh"] = ",".join(asked["refresh"])
     try:
         return options(**asked)
     except ValidationError as error:
@@ -173,151 +112,121 @@ def run_flow(module: str, name: str, options: Any) -> dict[str, Any]:
     return result
 
 
-def _show(result: dict[str, Any], as_json: bool) -> None:
+def _reports(options: Any) -> Path:
+    """Return the folder of a corpus's pages."""
+    from storage.home import Home
+
+    return Home.from_environment(options.home).reports_of(options.corpus)
+
+
+def _show(options: Any, result: dict[str, Any], as_json: bool) -> None:
     """Print a flow's result."""
-    if as_json:
-        print_json(result)
-        return
-    from flows.report import RunResult
-    from flows.show import metrics_table, sample_table, stage_table
-    from tasks.run import StageReport
+    from flows.report import result_text
 
-    found = RunResult(**{**result, "stages": [StageReport(**item) for item in result["stages"]]})
-    print(stage_table(found.stages))
-    if found.metrics:
-        print("\n" + metrics_table(found.metrics))
-    if found.model:
-        print(
-            f"\nmodels:/{found.model['name']}/{found.model['version']} is {found.model['alias']}: "
-            f"{found.model['reason']}"
-        )
-    if found.completions:
-        print("\n" + sample_table(found.completions) + f"\n\ncompletions: {found.completions}")
-    for note in found.notes:
-        print(f"note: {note}")
+    answer(result, as_json, lambda found: print(result_text(found)))
+    say(f"report: {_reports(options) / 'report.md'}")
 
 
-@command(models.RetrainOptions, "run", leave_out=("base",))
+@command(models.RetrainOptions, leave_out=("base",))
 def run(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
     from flows.unchanged import last_result
 
-    _show(last_result(options) or run_flow("retrain", "retrain", options), as_json)
+    _show(options, last_result(options) or run_flow("retrain", "retrain", options), as_json)
 
 
-@command(models.RetrainOptions, "plan", leave_out=("base", "workers", "deterministic"))
+@command(models.RetrainOptions, leave_out=("base", "workers", "deterministic"))
 def plan(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Report what `run` would compute, what is cached, and about how long it takes; computes and downloads nothing."""
+    from flows.report import plan_text
     from flows.retrain import plan as plan_run
 
     planned = plan_run(options)
-    stages = list(planned.reports.values())
-    if as_json:
-        from dataclasses import asdict
-
-        print_json({"stages": [asdict(item) for item in stages], "notes": planned.notes})
-        return
-    from flows.show import stage_table
-
-    print(stage_table(stages, planned=True))
-    total = sum(item.seconds for item in stages)
-    print("\nnothing to compute" if all(item.cached for item in stages) else f"\nabout {total:.0f} seconds")
-    for note in planned.notes:
-        print(f"note: {note}")
+    document = {"stages": [asdict(item) for item in planned.reports.values()], "notes": planned.notes}
+    answer(document, as_json, lambda found: print(plan_text(found)))
 
 
-@command(models.IngestOptions, "ingest")
+@command(models.IngestOptions)
 def ingest(options: models.IngestOptions, as_json: AsJson = False) -> None:
     """Extract and curate the text of new files, and report the status of every file."""
-    _show(run_flow("ingest", "ingest", models.WatchOptions(**options.given())), as_json)
+    _show(options, run_flow("ingest", "ingest", models.WatchOptions(**options.given())), as_json)
 
 
-@command(models.PrepareOptions, "prepare")
+@command(models.PrepareOptions)
 def prepare(options: models.PrepareOptions, as_json: AsJson = False) -> None:
     """Ingest, then normalise, split, tokenise and cut into training sequences."""
-    _show(run_flow("prepare", "prepare", options), as_json)
+    _show(options, run_flow("prepare", "prepare", options), as_json)
 
 
-@command(models.TrainOptions, "suggest", leave_out=("seed", "deterministic"))
+@command(models.TrainOptions, leave_out=("seed", "deterministic"))
 def suggest(options: models.TrainOptions, as_json: AsJson = False) -> None:
     """Propose size, context, batch, learning rate and steps for a corpus, this device and a time, and say why."""
+    from flows.report import proposal_text
+
     result = run_flow("train", "suggest", options)
-    if as_json:
-        print_json({name: result[name] for name in ("suggestion", "stages", "notes")})
-        return
-    from flows.show import print_suggestion
-
-    print_suggestion(result)
+    document = {name: result[name] for name in ("suggestion", "stages", "notes")}
+    answer(document, as_json, lambda found: print(proposal_text(found)))
 
 
-@command(models.TrainOptions, "train")
+@command(models.TrainOptions)
 def train(options: models.TrainOptions, as_json: AsJson = False) -> None:
     """Prepare, then train a network; nothing is registered (see `promote`)."""
-    _show(run_flow("train", "train", options), as_json)
+    _show(options, run_flow("train", "train", options), as_json)
 
 
-@command(models.EvaluateOptions, "evaluate", leave_out=("config", "settings"))
+@command(models.EvaluateOptions, leave_out=("config", "settings"))
 def evaluate(options: models.EvaluateOptions, as_json: AsJson = False) -> None:
     """Measure a model on the corpus's frozen evaluation set or other texts, beside its baselines."""
-    if options.tasks:
-        from tasks.exams.questions import read_questions
-
-        read_questions(Path(options.tasks))  # a broken file is refused before anything starts
-    result = run_flow("evaluate", "evaluate", options)
-    if options.tasks and not as_json:
-        from flows.show import print_exam
-
-        print_exam(result)
+    if not options.tasks:
+        _show(options, run_flow("evaluate", "evaluate", options), as_json)
         return
-    _show(result, True) if options.tasks else _show(result, as_json)
+    from flows.show import print_document
+    from tasks.exams.questions import read_questions
+
+    read_questions(Path(options.tasks))  # a broken file is refused before anything starts
+    result = run_flow("evaluate", "evaluate", options)
+    answer(result, as_json, lambda found: print_document({name: found[name] for name in ("metrics", "answers")}))
 
 
-@command(models.CorpusOptions, "promote")
+@command(models.CorpusOptions)
 def promote(options: models.CorpusOptions, as_json: AsJson = False) -> None:
     """Register the corpus's latest training, and make it champion if it passes the gates."""
-    _show(run_flow("promote", "promote", options), as_json)
+    _show(options, run_flow("promote", "promote", options), as_json)
 
 
-@command(models.CompareOptions, "compare", leave_out=("config", "settings", "refresh"))
+@command(models.CompareOptions, leave_out=("config", "settings", "refresh"))
 def compare(options: models.CompareOptions, as_json: AsJson = False) -> None:
     """Compare two models on the corpus's frozen evaluation set: figures, slices, documents, completions."""
     _show_pair(run_flow("compare", "compare", options), as_json)
 
 
-@command(models.AblateOptions, "ablate", leave_out=("config", "settings", "refresh"))
+@command(models.AblateOptions, leave_out=("config", "settings", "refresh"))
 def ablate(options: models.AblateOptions, as_json: AsJson = False) -> None:
     """Train a model again without a source of its documents, and compare the two; nothing is registered."""
-    _show_pair(run_flow("compare", "ablate", options), as_json)
+    result = run_flow("compare", "ablate", options)
+    say(
+        f"left out: {result['documents_left_out']:,} documents {result['without']}; trained on the other "
+        f"{result['documents_trained_on']:,}"
+    )
+    _show_pair(result, as_json)
+    for note in result["notes"]:
+        say(f"note: {note}")
 
 
 def _show_pair(result: dict[str, Any], as_json: bool) -> None:
     table = result.pop("table")
-    if as_json:
-        print_json(result)
-        return
-    if "without" in result:
-        left_out, left = result["documents_left_out"], result["documents_trained_on"]
-        print(f"left out: {left_out:,} documents {result['without']}; trained on the other {left:,}\n")
-    print(table)
-    for note in result["notes"] if "without" in result else ():
-        print(f"note: {note}")
+    answer(result, as_json, lambda _: print(table))
     say(f"page: {result['page']}")
 
 
-@command(models.LmEvalOptions, "lm-eval", leave_out=("config", "settings", "refresh"))
+@command(models.LmEvalOptions, leave_out=("config", "settings", "refresh"))
 def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
     """Evaluate a model on tasks of lm-evaluation-harness."""
     import_module("tasks.harness")  # refused where it is not installed, before anything starts
-    result = run_flow("upkeep", "lm_eval", options)
-    if as_json:
-        print_json(result)
-        return
-    from flows.show import harness_table
-
-    print(harness_table(result["results"]))
+    answer(run_flow("upkeep", "lm_eval", options), as_json)
 
 
-@command(models.GenerateOptions, "generate", leave_out=("config",))
+@command(models.GenerateOptions, leave_out=("config",))
 def generate(
     options: Any,
     prompt: Annotated[str, typer.Argument(help="A prompt; or use --prompts.")] = "",
@@ -329,44 +238,76 @@ def generate(
     if options.prompts:
         _generate_file(options, as_json)
         return
-    from flows.prompt import continue_prompt
 
     def show(piece: str) -> None:
         print(piece, end="", flush=True)
 
     streamed = not as_json and (options.n_samples or 1) == 1
-    made = continue_prompt(options, prompt, show if streamed else None)
-    if as_json:
-        print_json({"rows": made.rows, "completions": None, "page": ""})
-        return
+    rows, seconds = continue_prompt(options, prompt, show if streamed else None)
     if streamed:
         print()
-        _refuse_failed(made.rows)
     else:
-        _print_rows(made.rows)
-    say(f"{made.tokens:,} tokens in {made.seconds:.1f} s, {made.tokens / made.seconds:,.0f} tokens/s")
+        answer({"rows": rows, "completions": None, "page": ""}, as_json, _print_rows)
+    if not as_json:
+        _refuse_failed(rows)
+        tokens = sum(row["n_tokens"] for row in rows)
+        say(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+
+
+def continue_prompt(
+    options: Any, prompt: str, on_text: Callable[[str], None] | None
+) -> tuple[list[dict[str, Any]], float]:
+    """Continue a prompt, which commits nothing; returns rows as in the table of completions, one a sample, and seconds.
+
+    Args:
+        on_text: Called first with the prompt, then with each piece of a single continuation as it grows.
+
+    Raises:
+        UserError: if the settings do not go with the model, or no name leads to it.
+    """
+    from storage.manifest import Manifest
+    from storage.store import MANIFEST_NAME
+    from tasks.bundle import Bundle
+    from tasks.generation.completions import BATCH_SIZES, complete_prompts
+    from tasks.generation.prompts import one_prompt
+    from tasks.machine import Machine
+
+    settings = options.load().generate
+    asked = one_prompt(prompt, options.template or "")
+    folder = model_folder(options.home or "", options.model, options.corpus)
+    with Machine(deterministic=settings.deterministic) as machine:
+        machine.seed(settings.seed)
+        bundle = Bundle(folder, machine.device)
+        record = folder / MANIFEST_NAME
+        digest = Manifest.from_json(record.read_text(encoding="utf-8")).digest if record.is_file() else ""
+        if on_text is not None:
+            on_text(asked.prompt)
+        begun = time.monotonic()
+        size = settings.batch_size or BATCH_SIZES[machine.device]
+        try:
+            rows = complete_prompts(bundle, digest, [vars(asked)], settings.sampling(), size, on_text=on_text)
+        except ValueError as error:  # a bundle is served without our errors, so it raises none of them
+            raise UserError(f"generate: {error}") from error
+    return rows, time.monotonic() - begun
 
 
 def _generate_file(options: Any, as_json: bool) -> None:
-    from storage.home import Home
     from storage.tables import read_rows
     from tasks.generation.prompts import given_id, read_prompts
 
-    read_prompts(Path(options.prompts or ""), options.template or "")  # a broken file is refused before anything starts
-    result = run_flow("generate", "generate", options)
-    rows = [{**row, "id": given_id(row)} for row in read_rows(Path(result["completions"]))]
-    page = str(Home.from_environment(options.home).reports_of(options.corpus) / "generation.html")
-    if as_json:
-        print_json({"rows": rows, "completions": result["completions"], "page": page})
-        return
-    _print_rows(rows)
-    say(f"completions: {result['completions']}\npage: {page}")
+    read_prompts(absolute(options.prompts), options.template or "")  # a broken file is refused before anything starts
+    completions = run_flow("generate", "generate", options)["completions"]
+    rows = [{**row, "id": given_id(row)} for row in read_rows(Path(completions))]
+    page = str(_reports(options) / "generation.html")
+    answer({"rows": rows, "completions": completions, "page": page}, as_json, _print_rows)
+    if not as_json:
+        _refuse_failed(rows)
+        say(f"completions: {completions}\npage: {page}")
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
+def _print_rows(found: dict[str, Any]) -> None:
+    for row in found["rows"]:
         print(f"{row['prompt']}{row['text']}\n" if row["error"] is None else f"{row['id']}: {row['error']}\n")
-    _refuse_failed(rows)
 
 
 def _refuse_failed(rows: list[dict[str, Any]]) -> None:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from flows import show
-from flows.cli_common import AsJson, Corpus, HomeFolder, answer, model_folder, open_home, plain_errors, say
-
-if TYPE_CHECKING:
-    from tasks.interchange import Exchanged
+from flows.cli_common import AsJson, Corpus, HomeFolder, absolute, answer, model_folder, open_home, others, say
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 ModelRef = Annotated[str, typer.Argument(help="Alias, version, models:/ address, run id or folder.")]
@@ -20,7 +15,7 @@ Target = Annotated[str, typer.Argument(help="Folder to write; it must not exist,
 HfFolder = Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json.")]
 
 
-@plain_errors()
+@others.command()
 def forget(
     document: Annotated[str, typer.Argument(help="Document id, path, folder, or beginning of paths with a *.")],
     reason: Annotated[str, typer.Option(help="Why; it is kept with the document's id.")] = "",
@@ -32,13 +27,12 @@ def forget(
     """Take documents out of the store for good, and list the models that saw them."""
     from tasks.upkeep.forget import forget as forget_documents
 
-    done = forget_documents(*open_home(home), document, reason, corpus, dry_run)
-    answer(done, as_json, show.print_forgotten)
-    if not (dry_run or as_json):
+    answer(forget_documents(*open_home(home), document, reason, corpus, dry_run), as_json)
+    if not dry_run:
         say("the files at their sources are not touched; the next run makes again what was removed")
 
 
-@plain_errors()
+@others.command()
 def gc(
     dry_run: DryRun = False,
     grace_days: Annotated[float, typer.Option(help="Keep what was made or used within so many days.", min=0)] = 7,
@@ -49,10 +43,10 @@ def gc(
     from flows.stages import stage_facts
     from tasks.upkeep.gc import collect_garbage
 
-    answer(collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run), as_json, show.print_garbage)
+    answer(collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run), as_json)
 
 
-@plain_errors()
+@others.command()
 def compact(
     dry_run: DryRun = False,
     at_least: Annotated[int, typer.Option(help="Join small segments when there are so many.", min=2)] = 8,
@@ -63,26 +57,28 @@ def compact(
     """Join many small segments into few; no document is read or encoded again, and no digest changes."""
     from tasks.compaction.compact import compact_home
 
-    answer(compact_home(*open_home(home), at_least, grace_days, dry_run), as_json, show.print_compacted)
+    answer(compact_home(*open_home(home), at_least, grace_days, dry_run), as_json)
 
 
-@plain_errors()
-def export(model: ModelRef, folder: Target, home: HomeFolder = "", as_json: AsJson = False) -> None:
+@others.command()
+def export(
+    model: ModelRef, folder: Target, corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False
+) -> None:
     """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
     from tasks.interchange import export_bundle
 
-    _exchanged(export_bundle(model_folder(home, model), _path(folder)), as_json)
+    answer(asdict(export_bundle(model_folder(home, model, corpus), absolute(folder))), as_json)
 
 
-@plain_errors()
+@others.command("import")
 def import_(hf_folder: HfFolder, folder: Target, as_json: AsJson = False) -> None:
     """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
     from tasks.interchange import import_folder
 
-    _exchanged(import_folder(_path(hf_folder), _path(folder)), as_json)
+    answer(asdict(import_folder(absolute(hf_folder), absolute(folder))), as_json)
 
 
-@plain_errors()
+@others.command()
 def export_corpus(
     folder: Target,
     what: Annotated[str, typer.Option(help="tokens (a list of ids per document), documents, or sequences.")] = "tokens",
@@ -96,27 +92,10 @@ def export_corpus(
     from tasks.corpora.export import export_corpus as write_corpus
 
     _, store = open_home(home)
-    written = write_corpus(store, read_state(store, corpus), _path(folder), what, split)
-    answer(asdict(written), as_json, lambda found: print(found["folder"]))
-    if not as_json:
-        ids = f" with {written.tokens:,} ids" if written.tokens else ""
-        say(f"{written.rows:,} {what}{ids} in {len(written.files)} files")
+    answer(asdict(write_corpus(store, read_state(store, corpus), absolute(folder), what, split)), as_json)
 
 
-def _path(folder: str) -> Path:
-    return Path(folder).expanduser().resolve()
-
-
-def _exchanged(written: Exchanged, as_json: bool) -> None:
-    answer(asdict(written), as_json, lambda found: print(found["folder"]))
-    if not as_json:
-        say(
-            f"{written.layout}: {written.n_parameters:,} parameters, {written.vocab_size:,} token ids, "
-            f"tokeniser {written.tokenizer}"
-        )
-
-
-@plain_errors()
+@others.command()
 def rollback(
     reason: Annotated[str, typer.Option(help="Reason; a tag of the version that is taken back.")] = "",
     to: Annotated[str, typer.Option(help="Version to go back to (default: the previous champion).")] = "",
@@ -127,12 +106,12 @@ def rollback(
     """Make the previous champion champion again; the one that is taken back is not promoted again."""
     from tasks.registry.promote import roll_back
 
-    answer(asdict(roll_back(*open_home(home), corpus, reason, to)), as_json, show.print_rollback)
+    answer(asdict(roll_back(*open_home(home), corpus, reason, to)), as_json)
 
 
-@plain_errors()
+@others.command()
 def rebuild_tracking(home: HomeFolder = "", as_json: AsJson = False) -> None:
     """Rebuild MLflow's runs, versions, aliases and metrics from the store."""
     from tasks.registry.promote import rebuild
 
-    answer(asdict(rebuild(*open_home(home))), as_json, show.print_rebuilt)
+    answer(asdict(rebuild(*open_home(home))), as_json)

@@ -7,26 +7,26 @@ from typing import Annotated
 
 import typer
 
-from flows import show
 from flows.cli_common import (
     AsJson,
     Assign,
     Corpus,
     HomeFolder,
     Model,
+    absolute,
     answer,
     model_folder,
     open_home,
-    plain_errors,
-    print_json,
+    others,
     say,
 )
+from flows.show import print_document, print_rows
 from storage.errors import UserError
 
 CHAMPION = "champion"
 
 
-@plain_errors()
+@others.command()
 def sql(
     query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
     corpus: Corpus = "default",
@@ -40,10 +40,10 @@ def sql(
     rows = Catalog(store, corpus).query(query)
     if waits := waits_for_run(store, corpus):
         say(waits)
-    answer(rows, as_json, show.print_rows)
+    answer(rows, as_json, print_rows)
 
 
-@plain_errors()
+@others.command()
 def why(
     thing: Annotated[
         str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID, or KEY/ID#SAMPLE).")
@@ -69,10 +69,10 @@ def why(
             from tasks.lineage.memorised import explain_echoes
 
             tree |= explain_echoes(open_home(home)[0], tree, min_words)
-    answer(tree, as_json, show.print_lineage)
+    answer(tree, as_json)
 
 
-@plain_errors()
+@others.command()
 def verify(
     mend: Annotated[
         bool, typer.Option("--repair", help="Remove what is damaged, so that the next run makes it again.")
@@ -84,7 +84,7 @@ def verify(
     """Check a store: digests, schemas, split, token round trips."""
     from flows.stages import stage_facts
     from storage.catalog import corpora, unknown_corpus
-    from tasks.upkeep.verify import verify_home
+    from tasks.upkeep.verify import checks_at_a_glance, verify_home
 
     place, store = open_home(home)
     known = corpora(store)
@@ -92,12 +92,12 @@ def verify(
     if not mend and corpus not in known and (known or corpus != "default"):
         raise unknown_corpus(store, corpus)
     report = verify_home(place, store, stage_facts(), corpus, mend)
-    answer(report, as_json, show.print_checks)
+    answer(report, as_json, lambda found: print_document(checks_at_a_glance(found)))
     if not report["ok"]:
         raise typer.Exit(1)
 
 
-@plain_errors()
+@others.command()
 def status(
     sizes: Annotated[bool, typer.Option("--sizes", help="Also the size of each stage in the store.")] = False,
     corpus: Corpus = "default",
@@ -106,7 +106,7 @@ def status(
 ) -> None:
     """Show addresses, servers, corpora and their champions."""
     from flows.team.up import team_status
-    from tasks.upkeep.status import status_of
+    from tasks.upkeep.status import status_at_a_glance, status_of
 
     place, store = open_home(home)
     document = {
@@ -118,22 +118,21 @@ def status(
         from tasks.upkeep.gc import sizes_of
 
         document["sizes"] = sizes_of(store)
-    answer(document, as_json, show.print_status)
+    answer(document, as_json, lambda found: print_document(status_at_a_glance(found)))
 
 
-@plain_errors()
+@others.command()
 def sample(
     folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
 ) -> None:
     """Build a small corpus of text, code, PDFs and images from the standard library."""
     from tasks.sample import build_sample
 
-    written = build_sample(Path(folder).expanduser().resolve())
-    document = {"folder": str(Path(folder).resolve()), "files": len(written)}
-    answer(document, as_json, lambda found: print(f"{found['files']} files in {folder}"))
+    written = build_sample(absolute(folder))
+    answer({"folder": str(absolute(folder)), "files": len(written)}, as_json)
 
 
-@plain_errors()
+@others.command()
 def count(
     preset: Annotated[str, typer.Option(help="Shape of the network, such as small, gpt2 or llama-7b.")] = "small",
     vocab_size: Annotated[int, typer.Option(help="Token ids; 0 takes those of the preset's own model.", min=0)] = 0,
@@ -145,30 +144,31 @@ def count(
     as_json: AsJson = False,
 ) -> None:
     """Count a network's parameters, arithmetic and memory without building it."""
-    from tasks.network_cost import network_cost, published_sizes
+    from tasks.network_cost import cost_at_a_glance, network_cost, published_sizes
 
     if table:
         if vocab_size or context or target or assign:
             raise UserError("--table shows the published sizes as they are; leave out what would change them")
-        answer({"models": published_sizes()}, as_json, show.print_sizes)
+        answer({"models": published_sizes()}, as_json)
         return
-    answer(network_cost(preset, vocab_size, context, batch, target, assign or []), as_json, show.print_cost)
+    found = network_cost(preset, vocab_size, context, batch, target, assign or [])
+    answer(found, as_json, lambda found: print_document(cost_at_a_glance(found)))
 
 
-@plain_errors()
+@others.command()
 def inspect(
     prompt: Annotated[str, typer.Option(help="The text to look at, up to 256 tokens.", show_default=False)] = "",
     model: Model = CHAMPION,
     preset: Annotated[str, typer.Option(help="A fresh network of this shape instead; ids are ASCII codes.")] = "",
     out: Annotated[str, typer.Option(help="HTML file to write (default: inspect.html in the home's reports).")] = "",
     seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the gains' directions.", min=0)] = 0,
+    corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
     """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
-    from storage.home import Home
     from tasks.bundle import Bundle
-    from tasks.inspection.inspection import InspectError, inspect_prompt, to_json
+    from tasks.inspection.inspection import InspectError, inspect_prompt, inspection_text, to_json
     from tasks.inspection.page import write_page
     from tasks.inspection.subject import Subject
 
@@ -180,14 +180,9 @@ def inspect(
         subject = Subject.untrained(preset, seed)
     else:
         name = Path(model).resolve().name if Path(model).is_dir() else model
-        subject = Subject.of_bundle(Bundle(model_folder(home, model)), name)
+        subject = Subject.of_bundle(Bundle(model_folder(home, model, corpus)), name)
     found = inspect_prompt(subject, prompt, seed)
-    if as_json:
-        print_json(to_json(found))
-        if not out:
-            return
-    reports = Home.from_environment(home or None).reports
-    page = write_page(found, Path(out).expanduser().resolve() if out else reports / "inspect.html")
-    if not as_json:
-        print(show.inspection_lines(found))
-    say(f"page: {page}")
+    if out or not as_json:
+        page = write_page(found, absolute(out) if out else open_home(home)[0].reports / "inspect.html")
+        say(f"page: {page}")
+    answer(to_json(found), as_json, lambda _: print(inspection_text(found)))

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from flows.cli_common import AsJson, HomeFolder, answer, plain_errors, say
-from flows.show import print_tree
+from flows.cli_common import AsJson, HomeFolder, answer, others, say
 
 Port = typer.Option(help="Port of Prefect's or MLflow's server (default 4200 and 5000).", min=1, max=65535)
 
 
+@others.command()
 def up(
     sources: Annotated[
         list[str] | None,
@@ -46,39 +46,38 @@ def up(
 
     Options that are not given keep their last value.
     """
-    with plain_errors():
-        from flows.embedded import ends_in_order
-        from flows.team.settings import TeamSettings
-        from flows.team.up import bring_up, team_status
-        from storage.home import Home
-        from tasks.ingest.sources.resolve import resolve_sources
+    from flows.embedded import ends_in_order
+    from flows.team.settings import TeamSettings
+    from flows.team.up import bring_up, team_status
+    from storage.home import Home
+    from tasks.ingest.sources.resolve import resolve_sources
 
-        place = Home.from_environment(home or None)
-        kept = TeamSettings.kept(place)
-        given = {
-            "host": host,
-            "prefect_port": prefect_port,
-            "mlflow_port": mlflow_port,
-            "postgres": postgres,
-            "allowed_hosts": allowed_hosts,
-            "auth": auth,
-        }
-        if not sources and not kept.source:
-            Path("documents").mkdir(exist_ok=True)
-        if sources or not kept.source:
-            given["source"] = "\n".join(map(str, resolve_sources(sources or ["documents"])))
-        if prompts or not kept.prompts:
-            given["prompts"] = str(Path(prompts or "prompts.txt").expanduser().resolve())
-        settings = kept.model_copy(update={name: value for name, value in given.items() if value is not None})
-        with ends_in_order():
-            started = bring_up(place, settings, say, schedules)
-        answer({"started": started, **team_status(place)}, as_json, print_tree)
+    place = Home.from_environment(home or None)
+    kept = TeamSettings.kept(place)
+    given = {
+        "host": host,
+        "prefect_port": prefect_port,
+        "mlflow_port": mlflow_port,
+        "postgres": postgres,
+        "allowed_hosts": allowed_hosts,
+        "auth": auth,
+    }
+    if not sources and not kept.source:
+        Path("documents").mkdir(exist_ok=True)
+    if sources or not kept.source:
+        given["source"] = "\n".join(map(str, resolve_sources(sources or ["documents"])))
+    if prompts or not kept.prompts:
+        given["prompts"] = str(Path(prompts or "prompts.txt").expanduser().resolve())
+    settings = kept.model_copy(update={name: value for name, value in given.items() if value is not None})
+    with ends_in_order():
+        started = bring_up(place, settings, say, schedules)
+    answer({"started": started, **team_status(place)}, as_json)
 
 
+@others.command()
 def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
     """Stop the workers, whose runs are queued again, then the servers."""
-    with plain_errors():
-        from flows.team.up import bring_down
-        from storage.home import Home
+    from flows.team.up import bring_down
+    from storage.home import Home
 
-        answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json, print_tree)
+    answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json)

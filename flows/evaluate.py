@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.finish import finish, leave_markdown, leave_table, result_of
+from flows.finish import finish, leave, result_of
 from flows.generate import completions_path, sample
 from flows.options import EvaluateOptions
 from flows.state import remember_evaluation
@@ -27,6 +27,7 @@ from tasks.evaluation_report.collect import Measured
 from tasks.exams.questions import read_questions
 from tasks.exams.stages import ANSWERS_FILE, ExamSettings, QuestionsSettings, exam, keep_questions, read_exam_metrics
 from tasks.executor import act
+from tasks.pages.markdown import table
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
 from tasks.run import Run
@@ -69,7 +70,7 @@ def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dic
         run.note("nothing is known of its drift, which is measured against those figures")
     drifted = measure_drift(run, checkpoint, evaluation, settings) if options.drift and not read else None
     if drifted is not None:
-        leave_markdown("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
+        leave("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
     if version is not None:
         logged = metrics if usual else other_figures(metrics, evalset.stage, stride, read)
         act(run, "track", partial(log_evaluation, run, version, evalset, logged), [evaluation])
@@ -95,8 +96,8 @@ def _ask_questions(run: Run, model: str, checkpoint: ArtifactRef, file: Path) ->
     version = version_of(run, checkpoint)
     if version is not None:
         act(run, "track", partial(log_evaluation, run, version, kept, metrics), [made])
-    table = [{"figure": name, "value": value} for name, value in metrics.items()]
-    leave_table("exam", f"{len(asked)} questions for {model}", table)
+    rows = [[name, f"{value:.4g}"] for name, value in metrics.items()]
+    leave("exam", f"{len(asked)} questions for {model}", "\n".join(table(["figure", "value"], rows)))
     return {**result_of(run, metrics=metrics).to_dict(), "answers": str(folder / ANSWERS_FILE)}
 
 

@@ -18,6 +18,7 @@ from storage.home import LONGEST_CORPUS_NAME
 from tasks.settings import AUTO, Settings, load_settings, setting
 
 OPTION: Any = {"option": True}  # required, and named on the command line all the same
+REPEATED = ("source", "settings", "refresh")  # on the command line once for each source, setting, stage
 
 Model = Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")]
 Texts = Annotated[str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")]
@@ -63,7 +64,9 @@ class CorpusOptions(Options):
     )
     config: str | None = Field(None, description="Configuration file, TOML or JSON.")
     settings: dict[str, Any] | None = Field(
-        None, description='Further settings by dotted name, such as {"train.lr": 0.001}.'
+        None,
+        description='Further settings by dotted name, such as {"train.lr": 0.001}.',
+        json_schema_extra={"typed": "Further setting, section.name=value"},
     )
     refresh: str | None = Field(None, description="Stages to compute again, separated by commas.")
 
@@ -95,7 +98,10 @@ class CorpusOptions(Options):
 class IngestOptions(CorpusOptions):
     """Options of flows that read documents."""
 
-    source: str = Field(description="Folders, files, patterns, repositories or buckets with documents, one per line.")
+    source: str = Field(
+        description="Folders, files, patterns, repositories or buckets with documents, one per line.",
+        json_schema_extra={"typed": "Folders, files, patterns, repositories or buckets with documents."},
+    )
     workers: int | None = Field(None, description="Processes and tasks at once; 0 is one per core.", ge=0)
     retry_failed: bool | None = Field(None, description="Extract files again whose extraction failed.")
 

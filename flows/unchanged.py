@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.options import RetrainOptions
-from flows.report import replace
 from flows.retrain import plan
+from storage.atomic import write_file
 from storage.digest import sha256_file, sha256_json
 from storage.registry import registered_versions
 from tasks.run import Run
@@ -40,7 +40,8 @@ def _file(run: Run) -> Path:
 
 def keep_result(run: Run, settings: Settings, result: dict[str, Any]) -> None:
     """Keep the result of a complete run beside its report."""
-    replace(_file(run), json.dumps({"identity": _identity(run, settings), "result": result}, ensure_ascii=False))
+    kept = {"identity": _identity(run, settings), "result": result}
+    write_file(_file(run), json.dumps(kept, ensure_ascii=False).encode())
 
 
 def last_result(options: RetrainOptions) -> dict[str, Any] | None:

@@ -6,13 +6,14 @@ from typing import Any
 
 from flows.cli_common import model_folder
 from flows.context import check_attempts, flow
-from flows.finish import leave_markdown, leave_table
+from flows.finish import leave
 from flows.options import CleanupOptions, ForgetOptions, LmEvalOptions
 from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store
 from tasks.compaction.compact import compact_home
 from tasks.machine import detect_device
+from tasks.pages.markdown import table
 from tasks.upkeep.forget import forget as forget_documents
 from tasks.upkeep.gc import collect_garbage
 
@@ -26,15 +27,15 @@ def cleanup(options: CleanupOptions) -> dict[str, Any]:
     dry_run = bool(options.dry_run)
     compacted = compact_home(home, store, options.at_least, options.grace_days, dry_run)
     cleared = collect_garbage(home, store, stage_facts(), options.grace_days, dry_run)
-    rows = [{name: item[name] for name in ("stage", "artefacts", "size", "garbage")} for item in cleared["sizes"]]
-    leave_table("store", "Artefacts and bytes by stage", rows)
     can_be = "can be" if dry_run else "are"
-    leave_markdown(
+    names = ("stage", "artefacts", "size", "garbage")
+    leave(
         "cleanup",
         "Joined and removed artefacts",
         f"{sum(map(len, compacted['joined'].values()))} segment(s) {can_be} joined into {len(compacted['joined'])}. "
         f"{len(compacted['removed']) + cleared['artefacts']} artefact(s) and {cleared['work']} unfinished work(s), "
-        f"{cleared['bytes'] / 2**20:,.1f} MiB, {can_be} removed; {len(cleared['left'])} in use were left.\n",
+        f"{cleared['bytes'] / 2**20:,.1f} MiB, {can_be} removed; {len(cleared['left'])} in use were left.\n\n"
+        + "\n".join(table(names, [[str(item[name]) for name in names] for item in cleared["sizes"]])),
     )
     return {"compacted": compacted, "cleared": cleared}
 
@@ -51,7 +52,6 @@ def forget(options: ForgetOptions) -> dict[str, Any]:
 @flow(LmEvalOptions)
 def lm_eval(options: LmEvalOptions) -> dict[str, Any]:
     """Evaluate a model on tasks of lm-evaluation-harness."""
-    from flows.show import harness_table
     from tasks.harness import evaluate_tasks, task_manager
 
     names = [name.strip() for name in options.tasks.split(",") if name.strip()]
@@ -59,5 +59,6 @@ def lm_eval(options: LmEvalOptions) -> dict[str, Any]:
     folder = model_folder(options.home or "", options.model, options.corpus)
     shots = -1 if options.shots is None else options.shots
     results = evaluate_tasks(folder, detect_device(), names, manager, options.limit or 0, shots)
-    leave_markdown("lm-eval", f"{options.model} on {', '.join(names)}", harness_table(results))
+    rows = [[task, name, str(value)] for task, figures in results.items() for name, value in figures.items()]
+    leave("lm-eval", f"{options.model} on {', '.join(names)}", "\n".join(table(["task", "figure", "value"], rows)))
     return {"results": results}

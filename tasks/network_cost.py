@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model.accounting import (
@@ -77,6 +77,22 @@ def published_sizes() -> list[dict[str, Any]]:
         counts = {"parameters": count_parameters(config)["total"], "rule_of_thumb": approximate_parameters(config)}
         rows.append({"preset": name, "published": published, **shape, **counts})
     return rows
+
+
+def cost_at_a_glance(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a network for a person: its parameters as one table."""
+    layer = {**found["layer"], "total": sum(found["layer"].values())}
+    rows = {
+        part: {
+            "parameters": number,
+            "share": f"{found['shares'].get(part, 1):.1%}",
+            "per layer": layer.get(part),
+        }
+        for part, number in found["parameters"].items()
+    }
+    cost = dict(found["cost"])
+    rest = {name: value for name, value in found.items() if name not in ("shares", "layer")}
+    return {**rest, "parameters": rows, "complexity": cost.pop("complexity"), "cost": cost}
 
 
 def _config(name: str, vocab_size: int, context: int, assignments: Sequence[str]) -> ModelConfig:

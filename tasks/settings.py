@@ -362,7 +362,7 @@ def load_settings(
         SettingsError: for an unknown name, an impossible value or two budgets in one source.
     """
     sources = {
-        str(config): _read_file(Path(config)) if config else {},
+        str(config): _read_file(Path(config).expanduser()) if config else {},
         "the environment": _environment(),
         "--set": _flatten(settings or {}),
         "the options": {name: value for name, value in (options or {}).items() if value is not None},

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.launch import Job, Nodes, launch
 from tasks.machine import describe_device, detect_device, threads_each
+from tasks.pages.markdown import table
 from tasks.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.stage import Work, stage
 from tasks.training import model_config, train_config, vocab_size_of
@@ -314,3 +315,23 @@ def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]
     found = [manifest_of(run.store, ref).counts for ref in shards if ref.made]
     tokens, documents = (sum(counts.get(name, 0) for counts in found) for name in ("tokens", "rows"))
     return rounded(tokens), rounded(tokens / max(1, documents))
+
+
+def suggestion_text(suggestion: Mapping[str, Any]) -> str:
+    """Return a proposal and its reasons in Markdown."""
+    shape, plan = suggestion["model"], suggestion["train"]
+    steps = f"{suggestion['max_steps']:,} steps" if suggestion["max_steps"] else "the steps asked for"
+    head = (
+        f"**{suggestion['preset']}**: {shape['n_layer']} layers of width {shape['d_model']}, context "
+        f"{shape['max_seq_len']}, batches of {plan['batch_size'] * plan['grad_accum']}, highest learning rate "
+        f"{plan['lr']:g}, {steps}."
+    )
+    rows = []
+    for item in suggestion["candidates"]:
+        figures = ["", "", "", item["note"]]
+        if item["step_seconds"] is not None:
+            seconds, passes = f"{item['step_seconds']:.3f}", f"{item['passes']:.1f}"
+            figures = [seconds, f"{item['steps']:,}", passes, f"{item['loss']:.2f}"]
+        rows.append([item["name"], f"{item['parameters']:,}", *figures])
+    lines = table(["network", "parameters", "s/step", "steps", "passes", "promised loss"], rows)
+    return "\n\n".join([head, "\n".join(f"- {reason}" for reason in suggestion["why"]), "\n".join(lines)])

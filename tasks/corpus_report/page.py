@@ -6,19 +6,21 @@ first; so the page begins with one bar of all files and a list of worries, and e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from storage.catalog import Catalog, read_state
+from storage.store import open_store
 from tasks.corpus_report import sections
 from tasks.corpus_report.figures import Figures
 from tasks.corpus_report.page_pictures import pages_section
 from tasks.corpus_report.queries import collect
 from tasks.corpus_report.style import CSS
+from tasks.corpus_report.summary import corpus_summary
+from tasks.corpus_report.thumbnails import Thumbnails
 from tasks.pages.frame import report_page
 from tasks.pages.wording import amount, share, size_of
-
-if TYPE_CHECKING:
-    from storage.catalog import Catalog
-    from tasks.corpus_report.thumbnails import Thumbnails
+from tasks.pages.written import Outcome, Page
 
 SECTIONS = {
     "worries": "Look at first",
@@ -33,19 +35,46 @@ SECTIONS = {
 }
 
 
-def corpus_report(catalog: Catalog, corpus: str, thumbnails: Thumbnails | None = None) -> str:
+def write(outcome: Outcome) -> Page | None:
+    """Write the page of a run's corpus: its files, documents and what was refused."""
+    run, sources = outcome.run, outcome.sources
+    if outcome.made("snapshot") is None:
+        return None
+    files = ({}, []) if sources is None else (dict(sources.paths), list(sources.passwords))
+
+    def draw() -> list[str]:
+        return outcome.draw_apart(draw_corpus, paths=files[0], passwords=files[1])
+
+    return outcome.draw_once("corpus", f"Corpus {run.corpus}", read_state(run.store, run.corpus), draw)
+
+
+def draw_corpus(
+    store: str,
+    cache: str,
+    corpus: str,
+    paths: Mapping[str, str],
+    passwords: Sequence[str],
+    progress: Callable[[int, int], None],
+) -> list[str]:
+    """Return page and summary of a corpus; called in a subprocess.
+
+    Args:
+        store, cache: address of the store, and folder for local copies.
+        paths: place of each file, by sha256.
+        passwords: tried on encrypted PDFs when a picture of a page is drawn.
+    """
+    figures = collect(Catalog(open_store(store, Path(cache)), corpus))
+    with Thumbnails(paths, passwords) as thumbnails:
+        return [corpus_page(figures, corpus, thumbnails), corpus_summary(figures)]
+
+
+def corpus_page(figures: Figures, corpus: str, thumbnails: Thumbnails | None = None) -> str:
     """The page.
 
     Args:
-        catalog: views of the corpus.
         corpus: its name.
         thumbnails: draws the pages that OCR was least sure of; without it they are listed without pictures.
     """
-    return draw_report(collect(catalog), corpus, thumbnails)
-
-
-def draw_report(figures: Figures, corpus: str, thumbnails: Thumbnails | None = None) -> str:
-    """The page of figures that were collected."""
     made = {
         "worries": sections.worries_section(figures),
         "files": sections.files_section(figures),

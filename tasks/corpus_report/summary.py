@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tasks.corpus_report.figures import FATES, Figures, Outcome, Tally
-from tasks.corpus_report.queries import collect
 from tasks.corpus_report.worries import worries
 from tasks.pages.markdown import plain
 from tasks.pages.wording import amount, counted, share, size_of
 
-if TYPE_CHECKING:
-    from storage.catalog import Catalog
-
 _ROWS = 6  # of a list
 
 
-def corpus_summary(catalog: Catalog) -> str:
+def corpus_summary(figures: Figures) -> str:
     """Counts by status and reason, kinds, languages, duplicates, split and tokens: at most 40 lines of Markdown."""
-    return draw_summary(collect(catalog))
-
-
-def draw_summary(figures: Figures) -> str:
-    """The summary of figures that were collected."""
     lines = ["| files | | share | size |", "|---:|---|---:|---:|"]
     lines += [
         f"| {fate.n:,} | {FATES.get(fate.name, fate.name)} | {share(fate.n, figures.n_rows)} | {size_of(fate.size)} |"

@@ -6,11 +6,24 @@ cut into tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+from storage.catalog import Catalog, read_state
+from storage.store import open_store
+from tasks.corpus_report.queries import collect
 from tasks.dataset_report import entries, sections
+from tasks.dataset_report.card import data_card
 from tasks.dataset_report.figures import DatasetFigures
+from tasks.dataset_report.provenance import STAGES, provenance
+from tasks.dataset_report.queries import collect_dataset
 from tasks.dataset_report.style import CSS
+from tasks.dataset_report.summary import dataset_summary
 from tasks.pages.frame import report_page
 from tasks.pages.wording import amount, counted, percent, share, size_of
+from tasks.pages.written import Outcome, Page
+
+CARD = "data-card.md"
 
 SECTIONS = {
     "notes": "Look at first",
@@ -22,6 +35,35 @@ SECTIONS = {
     "vocabulary": "Vocabulary",
     "sample": "As the model reads it",
 }
+
+
+def write(outcome: Outcome) -> Page | None:
+    """Write the page and the data card of a run's dataset."""
+    run = outcome.run
+    if outcome.made("dataset") is None:
+        return None
+    state = {stage: refs for stage, refs in read_state(run.store, run.corpus).items() if stage in STAGES}
+
+    def draw() -> list[str]:
+        page, summary, card = outcome.draw_apart(draw_dataset)
+        return [page, f"{summary}\n\nThe data card: `{outcome.folder / CARD}`", card]
+
+    return outcome.draw_once("dataset", f"Dataset of {run.corpus}", state, draw, CARD)
+
+
+def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
+    """Return page, summary and card of a dataset; called in a subprocess.
+
+    Args:
+        store, cache: address of the store, and folder for local copies.
+    """
+    opened = open_store(store, Path(cache))
+    files = collect(Catalog(opened, corpus))
+    # a second catalogue, because the first returns the memory of its tables only when it is closed
+    catalog = Catalog(opened, corpus)
+    figures = collect_dataset(catalog, corpus)
+    card = data_card(figures, files, provenance(catalog), corpus)
+    return [dataset_page(figures, corpus), dataset_summary(figures), card]
 
 
 def dataset_page(figures: DatasetFigures, corpus: str) -> str:

@@ -276,5 +276,5 @@ def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> Art
 
 def texts_name(on: str | None, stride: int | None) -> str:
     """Return the name of the documents that `evaluation_texts` returns, and how they were read."""
-    name = f"the {on} split" if on in SPLITS else Path(on).name if on else "the evaluation set"
+    name = f"the {on} split" if on in SPLITS else Path(on).resolve().name if on else "the evaluation set"
     return f"{name}, read in strides of {stride}" if stride else name

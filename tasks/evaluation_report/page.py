@@ -5,10 +5,15 @@ It shows a person how good a model is beside its baselines, where it is good and
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tasks.evaluation_report import charts, sections, texts
+from tasks.evaluation_report.collect import collect_evaluation
 from tasks.evaluation_report.figures import EvaluationFigures
+from tasks.evaluation_report.summary import evaluation_summary
 from tasks.evaluation_report.words import facts, lead
 from tasks.pages.frame import report_page
+from tasks.pages.written import Outcome, Page
 
 SECTIONS = {
     "first": "Look at first",
@@ -20,7 +25,24 @@ SECTIONS = {
     "completions": "What it writes",
     "lineage": "Lineage",
 }
+LINKED = {"corpus.html", "dataset.html", "training.html", "generation.html"}
+_KEY = 8  # characters of an evaluation's key in the name of a page
 FOOTER = "Made by sheepfold from the evaluation's artefact; the same figures are at the model's page in MLflow."
+
+
+def write(outcome: Outcome) -> Page | None:
+    """Write the page of a model's evaluation; an evaluation on other documents has a page of its own."""
+    run, measured = outcome.run, outcome.measured
+    if measured is None:
+        return None
+    beside = sorted(outcome.pages() & LINKED)
+
+    def draw() -> list[str]:
+        figures = collect_evaluation(run.store, measured, beside)
+        return [evaluation_page(figures, run.corpus), evaluation_summary(figures)]
+
+    name = f"evaluation-{measured.evaluation.key[:_KEY]}" if measured.texts else "evaluation"
+    return outcome.draw_once(name, f"Evaluation of {measured.model}", [asdict(measured), beside], draw)
 
 
 def evaluation_page(figures: EvaluationFigures, corpus: str) -> str:

@@ -14,13 +14,15 @@ from tasks.evaluation_report import charts, texts
 from tasks.evaluation_report.charts import interval, interval_words
 from tasks.evaluation_report.pairs import PairFigures
 from tasks.evaluation_report.sections import TALL_FROM, TITLES
-from tasks.evaluation_report.texts import BEGINNING, PATH, beginning, written
+from tasks.evaluation_report.texts import BEGINNING, PATH, beginning, in_a_line, written
 from tasks.evaluation_report.words import figure_name, verdict
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
 from tasks.inspection.tables import Cell, more, scrolled, table
 from tasks.pages.frame import report_page
+from tasks.pages.markdown import cell
+from tasks.pages.markdown import table as markdown_table
 from tasks.pages.wording import amount, cut_middle, size_of
 
 SECTIONS = {
@@ -38,6 +40,9 @@ ul.notes { color: var(--contrary); overflow-wrap: anywhere; }
 FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
 _KEY = 8  # letters of each key in the name of a page
 _SLICES = 40  # of a dimension
+_TERMINAL_DOCUMENTS, _TERMINAL_COMPLETIONS = 10, 4
+_NAME = 60  # characters of a name, and of a document's beginning
+_TEXT = 240  # characters of a completion
 
 
 def pair_page(figures: PairFigures, corpus: str) -> str:
@@ -163,8 +168,8 @@ def _slices(pairs: Sequence[SlicePair], one: str, other: str) -> str:
     return element("table", element("thead", element("tr", head)) + element("tbody", rows))
 
 
-def _bits(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4f}"
+def _bits(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def documents_section(figures: PairFigures) -> str:
@@ -210,3 +215,38 @@ def write_pair_page(folder: Path, figures: PairFigures, corpus: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_file(page, pair_page(figures, corpus).encode())
     return page
+
+
+def pair_table(figures: PairFigures) -> str:
+    """The comparison as Markdown: verdict, figures, slices, documents, completions."""
+    found, names = figures.comparison, [cell(name) for name in figures.names]
+    lines = [verdict(found.difference, *names), *(f"note: {cell(note, _TEXT)}" for note in figures.notes)]
+    metrics = {name: found.metrics.get(f"val/{name}", (None, None)) for name in FIRST}
+    rows = [[figure_name(name), *map(_bits, values)] for name, values in metrics.items()]
+    lines += ["", *markdown_table(["", *names], rows)]
+    rows = [
+        [
+            cell(f"{item.dimension} {item.value}"),
+            _bits(item.a.bits_per_byte),
+            _bits(item.b.bits_per_byte),
+            interval_words(item.difference),
+            f"{item.a.documents:,}",
+        ]
+        for item in found.slices
+    ]
+    lines += ["", *markdown_table(["bits per byte", *names, "difference (95 % interval)", "documents"], rows)]
+    rows = [
+        [
+            cell(figures.paths.get(item.doc_id) or item.doc_id[:12]),
+            f"{item.bits:+,.0f}".replace("-", "−"),
+            _bits(item.a.bits_per_byte),
+            _bits(item.b.bits_per_byte),
+            cell(figures.begins[item.doc_id]),
+        ]
+        for item in found.documents[:_TERMINAL_DOCUMENTS]
+    ]
+    lines += ["", *markdown_table(["changed most", "bits", *names, "begins"], rows)]
+    for pair in figures.completions[:_TERMINAL_COMPLETIONS]:
+        lines += ["", f"> {cell(pair[0].prompt, _TEXT)}"]
+        lines += [f"- {name}: {cell(in_a_line(item, _TEXT), _TEXT)}" for name, item in zip(names, pair, strict=True)]
+    return "\n".join(lines)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from tasks.evaluation.sums import baselines_of
 from tasks.evaluation_report.figures import EvaluationFigures
 from tasks.evaluation_report.words import ZSTD, facts, lead, worries
@@ -29,3 +32,22 @@ def evaluation_summary(figures: EvaluationFigures) -> str:
     if listed:
         lines += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.remedy}'.strip())}" for item in listed)]
     return "\n".join(lines) + "\n"
+
+
+def metrics_table(metrics: Mapping[str, float]) -> str:
+    """A model's figures beside those of its baselines; empty without any."""
+    if not metrics:
+        return ""
+    known = [("this model", ""), *((name, f"{of}_") for name, of in baselines_of(metrics))]
+    if "val/champion_bits_per_byte" in metrics:
+        known.insert(1, ("other champion", "champion_"))
+    rows = []
+    for name, of in known:
+        loss, bits = metrics[f"val/{of}loss"], metrics[f"val/{of}bits_per_byte"]
+        rows.append([name, f"{loss:.4f}", f"{math.exp(loss):.2f}", f"{bits:.4f}"])
+    rows.append(["zstd -19", "", "", f"{metrics['val/zstd19_bits_per_byte']:.4f}"])
+    below = (
+        f"{100 * metrics['val/below_unigram']:.1f} % fewer bits per byte than the unigram baseline, on "
+        f"{metrics['val/documents']:.0f} documents ({metrics['val/bytes']:,.0f} bytes)."
+    )
+    return "\n".join([*table(["", "loss", "perplexity", "bits per byte"], rows), "", below])

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import ModelVersion
+from storage.registry import ModelVersion, registered_versions
 from storage.store import Store
 from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
 from tasks.evaluation_report import charts
@@ -26,6 +26,7 @@ from tasks.inspection.tables import Cell, scrolled, table
 from tasks.pages.frame import report_page
 from tasks.pages.markdown import plain
 from tasks.pages.markdown import table as markdown_table
+from tasks.pages.written import Outcome, Page
 
 SECTIONS = {"gates": "Gates", "slices": "Beside the champion", "versions": "Versions"}
 TITLES = {gate.name: gate.title for gate in GATES}
@@ -66,6 +67,23 @@ class GateFigures:
     def names_of(self, version: str) -> list[str]:
         """The aliases of a version."""
         return sorted(alias for alias, number in self.names.items() if number == version)
+
+
+def write(outcome: Outcome) -> Page | None:
+    """Write the page of the gates' verdicts on a registered version."""
+    run, promoted = outcome.run, outcome.promoted
+    if promoted is None:
+        return None
+    versions = [item for item in registered_versions(run.store) if item.name == promoted.version.name]
+    names = {alias: item.version for item in versions for alias in item.aliases}
+    number = promoted.version.version
+
+    def draw() -> list[str]:
+        figures = collect_gates(run.store, promoted.gates, number, versions, names)
+        return [gates_page(figures, run.corpus), gates_summary(figures)]
+
+    drawn_from = [asdict(promoted.gates), number, [asdict(item) for item in versions], names]
+    return outcome.draw_once("gates", f"Gates of version {number}", drawn_from, draw)
 
 
 def collect_gates(

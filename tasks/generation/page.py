@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tasks.generation.preview import GenerationFigures, Piece, Shown, summary
+from storage.lineage import manifest_of
+from tasks.generation.preview import GenerationFigures, Piece, Shown, collect_generation, generation_summary, summary
 from tasks.inspection.labels import legible
 from tasks.inspection.layout import section
 from tasks.inspection.svg import element, escape
@@ -18,6 +19,7 @@ from tasks.inspection.tables import Cell, figure, scrolled, table
 from tasks.pages.charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
 from tasks.pages.frame import report_page
 from tasks.pages.wording import counted, cut
+from tasks.pages.written import Outcome, Page
 
 SECTIONS = {
     "completions": "Completions",
@@ -65,6 +67,20 @@ CSS = """
 #errors td.wrap { overflow-wrap: anywhere; } #settings td.wrap { overflow-wrap: anywhere; min-width: 6em; }
 @media print { .text i { print-color-adjust: exact; } .text { max-height: none; } }
 """
+
+
+def write(outcome: Outcome) -> Page | None:
+    """Write the page of a run's generation."""
+    run, made = outcome.run, outcome.made("generate")
+    if made is None:
+        return None
+
+    def draw() -> list[str]:
+        figures = collect_generation(run.store, made)
+        return [generation_page(figures, run.corpus), generation_summary(figures)]
+
+    drawn_from = [made.key, manifest_of(run.store, made).created]
+    return outcome.draw_once("generation", f"Completions by the model of {run.corpus}", drawn_from, draw)
 
 
 def generation_page(figures: GenerationFigures, corpus: str) -> str:

@@ -197,3 +197,14 @@ def next_tokens(inspection: Inspection, position: int, n: int) -> list[dict[str,
         {"id": index, "text": text, "logit": rounded(float(logits[index])), "probability": rounded(p, 6)}
         for index, text, p in zip(ids.tolist(), labels, log_probs.exp().tolist(), strict=True)
     ]
+
+
+def inspection_text(found: Inspection) -> str:
+    """Tokens, lengths of states, likelihood and likeliest next tokens of an inspected prompt, for a terminal."""
+    score, states = found.trace.score, found.trace.hidden.norm(dim=-1).mean(dim=1).tolist()
+    lines = ["tokens:   " + " ".join(found.labels[:40]) + (" …" if found.n_tokens > 40 else "")]
+    lines.append("states:   " + " → ".join(f"{length:.3g}" for length in states) + "  (mean length, h0 to the last)")
+    if len(score.log_probs):
+        lines.append(f"prompt:   {score.nll:.3f} nats per token, perplexity {score.perplexity:.4g}")
+    likely = next_tokens(found, found.n_tokens - 1, n=5)
+    return "\n".join([*lines, "next:", *(f"  {item['probability']:6.1%}  {item['text']}" for item in likely)])

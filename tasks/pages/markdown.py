@@ -15,6 +15,11 @@ def plain(text: str, length: int = MAX_WORDS) -> str:
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#!&~" else char for char in cut(legible(text), length))
 
 
+def cell(text: str, length: int = MAX_WORDS) -> str:
+    """Words that may come from documents, as a cell of a table in a terminal: on one line, and without a bar."""
+    return legible(cut(" ".join(text.split()), length)).replace("|", "\\|")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table whose first column is text and whose others are numbers; cells are Markdown already."""
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]

@@ -5,10 +5,14 @@ It shows a person how the loss went, at what speed, what the network wrote on th
 
 from __future__ import annotations
 
+from storage.lineage import manifest_of
 from tasks.inspection.labels import legible
 from tasks.pages.frame import report_page
+from tasks.pages.written import Outcome, Page
 from tasks.train_report import sections
+from tasks.train_report.collect import collect_training
 from tasks.train_report.figures import TrainingFigures
+from tasks.train_report.summary import training_summary
 from tasks.train_report.words import facts, lead
 
 SECTIONS = {
@@ -31,6 +35,21 @@ CSS = """
 #settings table { width: 100%; }
 #events td.wrap { overflow-wrap: anywhere; }
 """
+
+
+def write(outcome: Outcome) -> Page | None:
+    """Write the page of a run's training."""
+    run, training = outcome.run, outcome.made("train")
+    if training is None:
+        return None
+    beside = sorted(outcome.pages() - {"training.html"})
+
+    def draw() -> list[str]:
+        figures = collect_training(run.store, training, outcome.metrics, beside)
+        return [training_page(figures, run.corpus), training_summary(figures)]
+
+    drawn_from = [training.key, manifest_of(run.store, training).created, dict(sorted(outcome.metrics.items())), beside]
+    return outcome.draw_once("training", f"Training of the model of {run.corpus}", drawn_from, draw)
 
 
 def training_page(figures: TrainingFigures, corpus: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -47,3 +48,12 @@ def _champion(versions: list[ModelVersion], corpus: str) -> dict[str, Any] | Non
         "checkpoint": asdict(found.checkpoint),
         "tags": {name.removeprefix(_TAGS): value for name, value in found.tags.items() if name.startswith(_TAGS)},
     }
+
+
+def status_at_a_glance(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status for a person: of the champions of corpora only the versions, of the chosen one everything."""
+    champions = {
+        corpus: "none" if found is None else f"{found['name']} version {found['version']}"
+        for corpus, found in document["champions"].items()
+    }
+    return {**document, "champions": champions}

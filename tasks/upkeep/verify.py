@@ -44,3 +44,10 @@ def verify_home(
         by_stage = {"curate": check_split, "tokenise": check_tokens, "dataset": check_sequences}
         checks += [check(store, state) for stage, check in by_stage.items() if stage in state]
     return {"ok": not any(check.problems for check in checks), "checks": [asdict(check) for check in checks]}
+
+
+def checks_at_a_glance(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the findings for a person: a table of checks, then the problems that they found."""
+    checks = report["checks"]
+    rows = [{"check": one["name"], "checked": one["checked"], "problems": len(one["problems"])} for one in checks]
+    return {**report, "checks": rows, "problems": [problem for one in checks for problem in one["problems"]]}

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from flows.cli_lookup import count
-from flows.show import binary, decimal
+from flows.cli import app
+from flows.show import figure
 from model.presets import PRESETS
 from tasks.network_cost import PUBLISHED
 
@@ -20,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, columns: int = 80) -> Result:
-    app = typer.Typer()
-    app.command()(count)
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns), "TERM": "dumb"})
+    return CliRunner().invoke(app, ["count", *arguments], env={"COLUMNS": str(columns), "TERM": "dumb"})
 
 
 def run_json(*arguments: str) -> dict:
@@ -34,10 +31,9 @@ def run_json(*arguments: str) -> dict:
 
 def test_count_needs_no_torch() -> None:
     code = (
-        "import sys, typer; from flows.cli_lookup import count; "
-        "app = typer.Typer(); app.command()(count); "
-        "app(['--preset', 'llama-13b', '--target', '1e9'], standalone_mode=False); "
-        "app(['--table'], standalone_mode=False); "
+        "import sys; from flows.cli import app; "
+        "app(['count', '--preset', 'llama-13b', '--target', '1e9'], standalone_mode=False); "
+        "app(['count', '--table'], standalone_mode=False); "
         "assert not {'torch', 'numpy', 'prefect', 'mlflow'} & set(sys.modules), 'a heavy library was imported'"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -55,14 +51,17 @@ def test_every_preset_is_told_within_the_window(name: str, columns: int) -> None
 
 
 def test_counts_have_thousands_separators_shares_and_units() -> None:
-    text = run("--preset", "gpt2").stdout
-    assert "gpt2: 124,439,808 parameters" in text
-    lines = {line.strip().split("  ")[0]: line for line in text.splitlines()}
-    assert "56,669,184" in lines["feed-forward"] and "45.5%" in lines["feed-forward"]
-    assert "<0.1%" in lines["norms"]
-    assert "474.7 MiB" in lines["weights"]
-    assert "285 MFLOP" in lines["forward"]
-    assert "72.0 KiB" in lines["key-value cache, one token"]
+    lines = {
+        words[0].rstrip(":"): words[1:]
+        for line in run("--preset", "gpt2").stdout.splitlines()
+        if (words := line.split())
+    }
+    assert lines["total"] == ["124,439,808", "100.0%", "7,087,872"]
+    assert lines["mlp"] == ["56,669,184", "45.5%", "4,722,432"]
+    assert lines["weight_bytes"] == ["497,759,232", "(474.7", "MiB)"]
+    assert lines["forward_flops_per_token"] == ["284,812,800", "(284.8", "MFLOP)"]
+    assert lines["cache_bytes_per_token"] == ["73,728", "(72.0", "KiB)"]
+    assert lines["d_model"] == ["768"]
 
 
 def test_json_is_one_document_of_raw_integers() -> None:
@@ -86,7 +85,7 @@ def test_a_target_chooses_the_nearest_depth() -> None:
     found = run_json("--preset", "fundamentals", "--target", "1e9")
     assert found["solved"]["layers"] == pytest.approx(17.78, abs=0.01)
     assert found["config"]["n_layer"] == found["solved"]["n_layer"] == 18
-    assert "nearest is 18" in run("--preset", "fundamentals", "--target", "1e9").stdout
+    assert "layers: 17.78" in run("--preset", "fundamentals", "--target", "1e9").stdout
 
 
 def test_the_table_compares_the_published_sizes() -> None:
@@ -129,13 +128,19 @@ def test_a_mistake_is_told_in_one_sentence(arguments: list[str], message: str) -
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 * 2**30, "3.0 GiB")],
+    ("name", "value", "text"),
+    [
+        ("bytes", 0, "0"),
+        ("bytes", 1023, "1,023"),
+        ("weight_bytes", 1024, "1,024 (1.0 KiB)"),
+        ("size", 3 * 2**30, "3,221,225,472 (3.0 GiB)"),
+        ("training_step_flops", 1_680_343_040, "1,680,343,040 (1.7 GFLOP)"),
+        ("rows", 37_748_736, "37,748,736"),
+        ("pid", 12345, "12345"),
+        ("healthy", True, "yes"),
+        ("champion", None, "none"),
+        ("path", "a\nb\x1b[31m", "a b\\x1b[31m"),
+    ],
 )
-def test_bytes_are_told_in_binary_units(value: int, text: str) -> None:
-    assert binary(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(1_680_343_040, "1.68 GFLOP"), (37_748_736, "37.7 MFLOP")])
-def test_operations_are_told_in_decimal_units(value: int, text: str) -> None:
-    assert decimal(value) == text
+def test_values_are_shown_with_separators_and_units(name: str, value: object, text: str) -> None:
+    assert figure(name, value) == text

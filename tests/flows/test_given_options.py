@@ -50,7 +50,7 @@ def test_a_variable_loses_to_an_option_of_generate(tmp_path: Path, monkeypatch: 
         asked.append(options.load().generate.temperature)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.prompt.continue_prompt", continue_prompt)
+    monkeypatch.setattr("flows.cli.continue_prompt", continue_prompt)
     monkeypatch.setenv("SHEEPFOLD_GENERATE__TEMPERATURE", "0.2")
     invoke(tmp_path, "generate", "x")
     invoke(tmp_path, "generate", "x", "--temperature", str(USUAL.generate.temperature))

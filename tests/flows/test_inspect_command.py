@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner, Result
+from runs import invoke
+from typer.testing import Result
 
-from flows.cli_lookup import inspect
 from model import PRESETS, ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
@@ -34,9 +33,7 @@ def bundle_folder(tmp_path: Path) -> Path:
 
 
 def call(home: Path, *arguments: str) -> Result:
-    app = typer.Typer()
-    app.command()(inspect)
-    return CliRunner().invoke(app, [*arguments, "--home", str(home)])
+    return invoke(home, "inspect", *arguments)
 
 
 def test_a_model_folder_is_inspected_into_a_page_and_a_few_lines(tmp_path: Path, bundle_folder: Path) -> None:
@@ -89,6 +86,7 @@ def test_fresh_networks_of_every_family_are_shown(tmp_path: Path, monkeypatch: p
         (["--preset", "tinny", "--prompt", "a"], "no preset 'tinny'"),
         (["--preset", "llama-7b", "--prompt", "a"], "take a smaller one"),
         (["--prompt", "a", "--model", "nobody"], "no model 'nobody'"),
+        (["--prompt", "a", "--corpus", "poems"], "models:/sheepfold-poems@ALIAS"),
         (["--prompt", "a", "--preset", "tiny", "--model", "7"], "give one of them"),
         (["--prompt", "a" * 129, "--preset", "tiny"], "at most 128 are expected"),
     ],

@@ -32,7 +32,7 @@ def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
 def test_forget_says_what_it_would_do_does_it_and_why_knows_of_it(home: Path) -> None:
     said = invoke(home, "forget", "notes/3.txt", "--dry-run")
     assert said.exit_code == 0, said.stderr
-    assert "1 document(s) would be forgotten" in said.stdout
+    assert "dry_run: yes" in said.stdout and "path: notes/3.txt" in said.stdout
     (document,) = answer(home, "forget", "notes/3.txt", "--reason", "asked for")["documents"]
     assert document["path"] == "notes/3.txt"
     assert answer(home, "why", document["doc_id"])["forgotten"]["reason"] == "asked for"
@@ -58,14 +58,14 @@ def test_forget_refuses_what_it_does_not_know_in_one_sentence(home: Path) -> Non
 def test_gc_and_status_say_how_much_there_is_of_each_stage(home: Path) -> None:
     said = invoke(home, "gc", "--dry-run")
     assert said.exit_code == 0, said.stderr
-    assert "0 artefact(s) and 0 unfinished work(s), 0.0 MiB, can be removed" in said.stdout
+    assert "dry_run: yes\nartefacts: 0\nremoved: none\nwork: 0\nbytes: 0\n" in said.stdout
     assert answer(home, "status", "--sizes")["sizes"]["extract"]["artefacts"] == 1
 
 
 def test_compact_says_what_it_would_join(home: Path) -> None:
     said = invoke(home, "compact", "--dry-run")
     assert said.exit_code == 0, said.stderr
-    assert said.stdout == "0 segment(s) would be joined into 0\n"
+    assert "joined: none" in said.stdout
     assert answer(home, "compact")["joined"] == {}
 
 
@@ -76,11 +76,12 @@ def test_verify_refuses_a_corpus_that_does_not_exist(home: Path) -> None:
 
 
 def test_verify_removes_what_is_damaged_and_is_content_with_the_rest(home: Path) -> None:
-    assert "nothing is damaged" in invoke(home, "verify", "--repair").stdout
+    assert "problems: none" in invoke(home, "verify", "--repair").stdout
     (path,) = (home / "store" / "extract").glob("*/extracts.parquet")
     path.write_bytes(b"not what was written")
     assert invoke(home, "verify").exit_code == 1
     said = invoke(home, "verify", "--repair")
     assert said.exit_code == 0, said.stderr
-    assert f"done extract/{path.parent.name}: removed, because" in said.stdout
+    assert f"thing: extract/{path.parent.name}" in said.stdout
+    assert "done: yes" in said.stdout and "what: removed, because" in said.stdout
     assert not path.exists()

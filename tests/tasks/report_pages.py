@@ -15,7 +15,7 @@ import gates_samples
 from corpus_report_samples import CORPUS
 from PIL import Image
 
-from tasks.corpus_report import corpus_report
+from tasks.corpus_report import collect, corpus_page
 from tasks.corpus_report.page import SECTIONS as CORPUS_SECTIONS
 from tasks.corpus_report.thumbnails import Thumbnails
 from tasks.dataset_report import collect_dataset, dataset_page
@@ -51,7 +51,7 @@ def corpus(folder: Path) -> str:
     worst = [{"method": "ocr", "engine": "tesseract", "confidence": 0.1, "text": "read badly"}]
     sample.document("png", "scan.png", pages=worst, kind="image", file={"sha256": digest, "media_type": "image/png"})
     with Thumbnails({digest: str(picture)}) as thumbnails:
-        return corpus_report(sample.catalog(), CORPUS, thumbnails)
+        return corpus_page(collect(sample.catalog()), CORPUS, thumbnails)
 
 
 def dataset(folder: Path) -> str:

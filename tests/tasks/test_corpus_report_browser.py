@@ -10,7 +10,7 @@ from browsing import Opened, page_in
 from corpus_report_samples import CORPUS, Sample
 from report_pages import corpus
 
-from tasks.corpus_report import corpus_report
+from tasks.corpus_report import collect, corpus_page
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 
@@ -52,6 +52,6 @@ def test_the_picture_of_a_doubtful_page_is_seen(chromium: Any, page_file: Path) 
 
 
 def test_the_page_of_an_empty_corpus_opens(chromium: Any, tmp_path: Path) -> None:
-    opened = Opened(chromium, page_in(tmp_path, lambda folder: corpus_report(Sample(folder).catalog(), CORPUS)))
+    opened = Opened(chromium, page_in(tmp_path, lambda folder: corpus_page(collect(Sample(folder).catalog()), CORPUS)))
     assert opened.complaints == []
     assert opened.page.get_by_text("No file was found").first.is_visible()

@@ -16,7 +16,7 @@ import pytest
 from corpus_report_samples import CORPUS, Sample
 from PIL import Image
 
-from tasks.corpus_report import corpus_report
+from tasks.corpus_report import collect, corpus_page
 from tasks.corpus_report.drawing import MAX_SIZE
 from tasks.corpus_report.thumbnails import Thumbnail, Thumbnails
 
@@ -195,6 +195,6 @@ def test_the_report_shows_pictures_and_reasons(shelf: Shelf, tmp_path: Path) -> 
     there = {"sha256": shelf.put(pdf()), "media_type": "application/pdf"}
     sample.document("a", "a.pdf", pages=[ocr], file=there)
     sample.document("b", "b.pdf", pages=[ocr], file={"sha256": "0" * 64, "media_type": "application/pdf"})
-    page = corpus_report(sample.catalog(), CORPUS, shelf.thumbnails)
+    page = corpus_page(collect(sample.catalog()), CORPUS, shelf.thumbnails)
     assert page.count('<img src="data:image/jpeg;base64,') == 1
     assert "no picture: its file was not found" in page

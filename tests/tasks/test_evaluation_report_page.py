@@ -10,13 +10,12 @@ import pytest
 from evaluation_report_samples import bare, pair, rich
 from html_tags import Tags, assert_alone
 
-from flows.show import pair_table
 from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation_report.charts import interval, interval_words
 from tasks.evaluation_report.figures import Completion, EvaluationFigures, Mark
 from tasks.evaluation_report.page import SECTIONS, evaluation_page
 from tasks.evaluation_report.pair_page import SECTIONS as PAIR_SECTIONS
-from tasks.evaluation_report.pair_page import pair_page
+from tasks.evaluation_report.pair_page import pair_page, pair_table
 from tasks.evaluation_report.pairs import pair_document
 from tasks.evaluation_report.summary import evaluation_summary
 from tasks.evaluation_report.texts import written

@@ -14,12 +14,13 @@ from flows.compare import compare
 from flows.evaluate import measure_beside
 from flows.options import CompareOptions
 from flows.promote import promote_model
-from flows.report import write_evaluation_page
 from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
 from tasks.evaluation_report.collect import Measured, collect_evaluation
+from tasks.evaluation_report.page import write
+from tasks.pages.written import Outcome
 from tasks.registry.models import UnknownModel
 from tasks.run import Run
 from tasks.settings import EvaluationSettings, parse_assignments
@@ -57,11 +58,13 @@ def test_the_page_holds_the_figures_of_the_tables_and_is_drawn_once(home: Home, 
     assert tiny.metrics is not None
     with direct_run(home) as run:
         measured, _ = measured_of(run, tiny)
-        made = write_evaluation_page(run.home, run.store, "default", measured)
+        outcome = Outcome(run, measured=measured)
+        made = write(outcome)
+        assert made is not None
         (page,) = made.files
         words = " ".join(Tags(page.read_text(encoding="utf-8")).words)
         drawn = page.stat().st_mtime_ns
-        assert write_evaluation_page(run.home, run.store, "default", measured) == made
+        assert write(outcome) == made
         assert page.stat().st_mtime_ns == drawn
         figures = collect_evaluation(run.store, measured)
     for name in ("bits_per_byte", "ngram_bits_per_byte", "unigram_bits_per_byte", "zstd19_bits_per_byte"):

@@ -11,9 +11,9 @@ from html_tags import Tags, assert_alone
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows.promote import promote_model
-from flows.report import write_gates_page
 from tasks.gates.definitions import GATES
-from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary
+from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary, write
+from tasks.pages.written import Outcome
 
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
@@ -38,10 +38,12 @@ def test_the_page_of_a_real_promotion_says_why_and_is_drawn_once(tiny: Ran, tiny
         for ran in (tiny, worse):
             assert ran.checkpoint is not None
             done, _ = promote_model(run, ran.checkpoint, ran.evaluation)
-        made = write_gates_page(run.home, run.store, "default", done)
+        outcome = Outcome(run, promoted=done)
+        made = write(outcome)
+        assert made is not None
         (page,) = made.files
         drawn = page.stat().st_mtime_ns
-        assert write_gates_page(run.home, run.store, "default", done) == made
+        assert write(outcome) == made
         assert page.stat().st_mtime_ns == drawn
     words = " ".join(Tags(page.read_text(encoding="utf-8")).words)
     assert page == home.reports_of("default") / "gates.html"

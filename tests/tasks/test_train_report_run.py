@@ -12,16 +12,16 @@ import pytest
 from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
 from tiny_run import Ran, direct_run, text_of, with_tracking
 
-from flows.report import write_training_page
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
+from tasks.pages.written import Outcome
 from tasks.registry.models import ensure_training_run
 from tasks.run import Run
 from tasks.train_report.collect import collect_training
 from tasks.train_report.figures import TrainingFigures
 from tasks.train_report.journal import Notes, read_notes
-from tasks.train_report.page import training_page
+from tasks.train_report.page import training_page, write
 
 __all__ = ["prepared_home"]  # a fixture of that module
 
@@ -146,7 +146,11 @@ def test_the_bar_shows_loss_speed_share_and_time_left(
 
 def page_of(tiny: Ran, metrics: dict[str, Any]) -> tuple[Path, str]:
     assert tiny.checkpoint is not None
-    made = write_training_page(tiny.run.home, tiny.run.store, "page", tiny.checkpoint, metrics)
+    with direct_run(tiny.run.home) as run:
+        run.corpus = "page"
+        run.remember(train=tiny.checkpoint)
+        made = write(Outcome(run, metrics))
+    assert made is not None
     return made.files[0], made.summary
 
 

@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from tiny_run import Ran, home_at, run_prepare, tiny_settings, write_texts
 from typer.testing import CliRunner
 
-from flows.cli_keep import export_corpus as export_corpus_command
+from flows.cli import app
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.schemas import SHARD_FILE
@@ -186,9 +185,7 @@ def test_a_corpus_that_was_not_prepared_says_what_to_run(ran: Ran, tmp_path: Pat
 
 
 def test_the_command_writes_what_was_prepared(ran: Ran, tmp_path: Path) -> None:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(export_corpus_command)
-    asked = [str(tmp_path / "out"), "--split", "train", "--home", str(ran.run.home.path)]
+    asked = ["export-corpus", str(tmp_path / "out"), "--split", "train", "--home", str(ran.run.home.path)]
     done = CliRunner().invoke(app, [*asked, "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
