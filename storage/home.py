@@ -97,8 +97,9 @@ class Home:
 
     @property
     def has_tracking(self) -> bool:
-        """True if there is an MLflow database; connecting to one creates it."""
-        return (self.path / "mlflow.db").exists() or not self.tracking_uri.startswith("sqlite:")
+        """True if there is an MLflow database or a server; connecting to a SQLite database creates it."""
+        kind, _, place = self.tracking_uri.partition(":///")
+        return kind != "sqlite" or Path(place.partition("?")[0]).exists()
 
     @property
     def mlflow_artifacts(self) -> Path:
