@@ -98,11 +98,17 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
     Raises:
         UserError: if the name leads to no model.
     """
-    from storage.home import Home
+    from storage.registry import find_version, registered_versions
+
+    place, store = open_home(home)
+    version = find_version(registered_versions(store), model, corpus)
+    found = version and store.find(version.checkpoint.stage, version.checkpoint.key)
+    if version and found and found.digest == version.checkpoint.digest:
+        return store.folder(version.checkpoint)  # a prompt needs nothing else
     from tasks.registry.models import checkpoint_of
     from tasks.run import Run
 
-    run = Run(Home.from_environment(home or None).create(), corpus=corpus)
+    run = Run(place.create(), corpus=corpus)
     return run.store.folder(checkpoint_of(run, model))
 
 

@@ -1,8 +1,8 @@
 """Keeps pandas out of processes that make tables: Arrow looks for it at its first array.
 
 That takes half a second and 50 MB, for nothing: no table comes from pandas here, and none becomes one. Only an import
-is refused: `importlib.util.find_spec`, by which torch's compiler looks for many packages, finds a module without a
-loader. (None in `sys.modules` would not do: Arrow's compiled code takes that for the module.)
+is refused: `importlib.util.find_spec`, by which torch's compiler looks for many packages, finds a module without an
+origin. (None in `sys.modules` would not do: Arrow's compiled code takes that for the module.)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -20,8 +21,18 @@ class WithoutPandas:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a module that cannot be imported (ImportError) for pandas, and nothing else."""
-        return ModuleSpec(fullname, loader=None) if fullname == "pandas" else None
+        """Return a module that cannot be loaded (ModuleNotFoundError) for pandas, and nothing else."""
+        return ModuleSpec(fullname, _Refused()) if fullname == "pandas" else None
+
+
+class _Refused(Loader):
+    """A loader that loads nothing."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        raise ModuleNotFoundError("tables are made without pandas here", name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Never called: there is no module."""
 
 
 @contextmanager

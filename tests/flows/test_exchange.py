@@ -52,8 +52,8 @@ def test_a_model_goes_out_comes_in_and_continues_with_the_same_text(folder: Path
 
 def test_a_person_is_told_where_the_model_lies(folder: Path, tmp_path: Path) -> None:
     result = invoke(tmp_path / "home", "export", str(folder), str(tmp_path / "hf"))
-    assert result.stdout.strip() == str(tmp_path / "hf")
-    assert "gpt2:" in result.stderr and "128 token ids" in result.stderr
+    assert f"folder: {tmp_path / 'hf'}\n" in result.stdout
+    assert "layout: gpt2\n" in result.stdout and "vocab_size: 128\n" in result.stdout
 
 
 @pytest.mark.parametrize(
