@@ -29,6 +29,7 @@ from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
 from tasks.machine import Machine
+from tasks.settings import parse_assignments
 from tests.flows.runs import store_contents
 from tests.tasks.tiny_run import SETTINGS, TinyMachine, home_at, run_whole, tiny_settings, write_texts
 
@@ -64,8 +65,7 @@ class Trainings:
 
     def begin(self) -> str:
         """Start the next; returns its id once it runs."""
-        lines = [*SETTINGS, *asked(len(self.runs))]
-        settings = dict(line.split("=", 1) for line in lines)
+        settings = parse_assignments([*SETTINGS, *asked(len(self.runs))])
         run = self.box.start("retrain/weekly", source=str(self.source), settings=settings)
         self.runs.append(run)
         self.box.wait(run, "Running", "Completed")
