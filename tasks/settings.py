@@ -179,7 +179,7 @@ class ExecutionSettings(Execution):
         return {name: value for name, value in self.to_dict().items() if name != "processes"}
 
     def words(self) -> str:
-        """What makes a step take another time than one process that computes it plainly; empty where that does."""
+        """Return the execution settings that change the time of a step, in words; empty for one plain process."""
         ways = {
             f"{self.processes} processes by {self.sharding}": self.processes > 1,
             "compiled": self.compile,
