@@ -107,16 +107,6 @@ def pieces_of(lengths: np.ndarray, seq_len: int, packing: str, stride: int = 0, 
     raise ValueError(f"packing is {packing!r}, expected {', '.join(PACKINGS)}")
 
 
-def chunk_spans(n_ids: int, seq_len: int, stride: int = 0) -> list[tuple[int, int]]:
-    """Chunks of a document of `n_ids` ids as (start, length).
-
-    One chunk if n_ids <= M, else ceil((n_ids - M) / S) + 1; none of a document without ids. The length counts the
-    look-ahead id, so it is M + 1 where the document goes on after the chunk.
-    """
-    chunks = chunk_pieces(np.array([n_ids]), seq_len, stride)
-    return list(zip(chunks.start.tolist(), chunks.length.tolist(), strict=True))
-
-
 def chunk_pieces(lengths: np.ndarray, seq_len: int, stride: int = 0) -> Pieces:
     """Chunks of M = `seq_len` ids every S = `stride` ids, each a sequence of its own.
 

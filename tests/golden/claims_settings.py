@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from model.positions import wavelength_frequencies
 from model.schedule import learning_rate, noam
 from model.transformer import FeedForward
 from tasks.inspection.charts import BINS
-from tasks.tokens.packing import chunk_spans
+from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenizer import BOS, EOS, PAD, UNK, WordTokenizer
 
 FIELD_OF = {
@@ -139,7 +140,7 @@ def generation_settings(entry: Entry) -> None:
 @fact("s001-stride-default")
 def default_stride(entry: Entry) -> None:
     length = entry["inputs"]["M"]
-    (first, _), (second, _), *_ = chunk_spans(4 * length, length)
+    first, second, *_ = chunk_pieces(np.array([4 * length]), length).start
     assert second - first == entry["expected"]
 
 

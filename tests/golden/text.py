@@ -6,7 +6,7 @@ import numpy as np
 
 from golden.registry import Found, by_hand, operation
 from model import SpanSource
-from tasks.tokens.packing import chunk_spans
+from tasks.tokens.packing import Pieces, chunk_pieces
 from tasks.tokens.tokenizer import AsciiTokenizer, CharTokenizer
 
 
@@ -46,16 +46,19 @@ def next_token_target(text: str, row: int) -> int:
 
 @operation("chunk")
 def chunk(tokens: list[int], M: int, S: int, pad_id: int) -> np.ndarray:
-    start, length = np.array(chunk_spans(len(tokens), M, S)).T
-    source = SpanSource([np.array(tokens, dtype=np.uint8)], np.zeros(len(start)), start, length, M, pad_id)
-    return source.batch(np.arange(len(start)))[0]
+    pieces = chunk_pieces(np.array([len(tokens)]), M, S)
+    return _inputs(np.array(tokens, dtype=np.uint8), pieces, M, pad_id)
 
 
 @operation("chunk_count")
 def chunk_count(L: int, M: int, S: int) -> dict[str, int]:
-    spans = chunk_spans(L, M, S)
-    source = SpanSource([np.zeros(L, dtype=np.uint8)], np.zeros(len(spans)), *np.array(spans).T, M, 0)
-    return {"n_chunks": len(spans), "chunk_len": source.batch(np.arange(1))[0].shape[1]}
+    pieces = chunk_pieces(np.array([L]), M, S)
+    return {"n_chunks": len(pieces), "chunk_len": _inputs(np.zeros(L, dtype=np.uint8), pieces, M, 0).shape[1]}
+
+
+def _inputs(ids: np.ndarray, pieces: Pieces, seq_len: int, pad_id: int) -> np.ndarray:
+    source = SpanSource([ids], pieces.document, pieces.start, pieces.length, seq_len, pad_id)
+    return source.batch(np.arange(len(pieces)))[0]
 
 
 @by_hand("split_lines")

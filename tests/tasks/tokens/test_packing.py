@@ -20,7 +20,6 @@ from tasks.tokens.packing import (
     Pieces,
     account,
     chunk_pieces,
-    chunk_spans,
     concat_pieces,
     is_isolated,
     packed_pieces,
@@ -184,16 +183,6 @@ def test_sequences_of_no_places_are_refused(way: str) -> None:
 
 
 # chunks
-
-
-def read(n_ids: int, seq_len: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels of a document whose ids are 10, 11, 12, ..."""
-    spans = chunk_spans(n_ids, seq_len, stride)
-    start, length = (np.array(values) for values in zip(*spans, strict=True))
-    shard = np.arange(10, 10 + n_ids, dtype=np.uint16)
-    source = SpanSource([shard], np.zeros(len(spans)), start, length, seq_len, pad_id=PAD)
-    inputs, labels, *_ = source.batch(np.arange(len(spans)))
-    return inputs, labels
 
 
 @given(st.integers(0, 60), st.integers(1, 12), st.data())
