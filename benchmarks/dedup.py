@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.curate.dedup import Signatures, clusters, giant_clusters, keep_best, near_pairs, signatures
+from tasks.text import Signatures, clusters, giant_clusters, keep_best, near_pairs, signatures
 
 GOAL_DOCUMENTS_PER_SECOND = 4_000
 GOAL_RECALL = 0.95

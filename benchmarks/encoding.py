@@ -28,7 +28,7 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     from storage.digest import sha256_file
     from storage.tables import unpacked_size
     from tasks.apart import Apart
-    from tasks.tokens.shards import tokenise_segment
+    from tasks.tokens.tokenise import tokenise_segment
 
     fingerprint = sha256_file(tokenizer)  # the stage has it from the manifest
     apart = Apart(WORKERS)
@@ -56,8 +56,8 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
 def alone(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The stage's function in this process: what one process needs."""
-    from tasks.tokens.shards import tokenise_segment
-    from tasks.tokens.tokenizer import load_tokenizer
+    from tasks.tokens.tokenise import tokenise_segment
+    from tasks.tokens.tokenizers import load_tokenizer
 
     fingerprint = load_tokenizer(tokenizer).fingerprint
     for table in tables:
@@ -88,7 +88,7 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
     from tasks.tokens.engines import GPT2_PATTERN, merge_ranks
     from tasks.tokens.subword import BpeTokenizer
-    from tasks.tokens.tokenizer import load_tokenizer
+    from tasks.tokens.tokenizers import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     assert isinstance(loaded, BpeTokenizer)

@@ -58,7 +58,7 @@ def _row(name: str, text: str) -> dict[str, object]:
 
 def fit(folder: Path, kind: str, tables: Sequence[Path]) -> Path:
     """A tokeniser fitted on the first texts of the tables."""
-    from tasks.tokens.tokenizer import BpeTokenizer, CharTokenizer
+    from tasks.tokens.tokenizers import BpeTokenizer, CharTokenizer
 
     chosen: list[str] = []
     size = 0

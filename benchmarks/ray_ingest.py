@@ -99,8 +99,8 @@ def seconds_of(home: Home, segments: int) -> float:
     from prefect import flow
 
     from tasks.executor import task_runner
+    from tasks.ingest.extract import SegmentSettings, SourceFiles, document_id, extract
     from tasks.ingest.journal import Content
-    from tasks.ingest.segments import SegmentSettings, Sources, document_id, extract
     from tasks.run import Run
     from tasks.stage import Call
 
@@ -110,7 +110,7 @@ def seconds_of(home: Home, segments: int) -> float:
             calls = []
             for segment in range(segments):
                 names = [document_id(f"{home.path}-{segment}-{number}") for number in range(DOCUMENTS)]
-                files = Sources(dict.fromkeys(names, os.devnull), dict.fromkeys(names, 0))
+                files = SourceFiles(dict.fromkeys(names, os.devnull), dict.fromkeys(names, 0))
                 contents = tuple(sorted(Content(name, ".txt") for name in names))
                 calls.append(Call(SegmentSettings(ExtractOptions(), contents), {"files": files}, DOCUMENTS))
             started = time.perf_counter()

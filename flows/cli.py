@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import UnionType
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -41,17 +42,17 @@ def command(
             for item in list(inspect.signature(function).parameters.values())[1:]
         ]
 
-        def run(**given: Any) -> None:
+        def typed(**given: Any) -> None:
             rest = {item.name: given.pop(item.name) for item in own}
-            function(_asked(options, given), **rest)
+            function(_options_from_line(options, given), **rest)
 
         fields = {name: field for name, field in options.model_fields.items() if name not in leave_out}
         parameters = [*(_parameter(name, field) for name, field in fields.items()), *own]
         parameters.sort(key=lambda item: item.default is not inspect.Parameter.empty)
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {item.name: item.annotation for item in parameters}
-        run.__name__, run.__doc__ = function.__name__, function.__doc__
-        app.command()(run)
+        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        typed.__annotations__ = {item.name: item.annotation for item in parameters}
+        typed.__name__, typed.__doc__ = function.__name__, function.__doc__
+        app.command()(typed)
         return function
 
     return decorate
@@ -78,7 +79,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _asked(options: type[models.Options], given: dict[str, Any]) -> Any:
+def _options_from_line(options: type[models.Options], given: dict[str, Any]) -> Any:
     """Return the option model of a command line: sources absolute, settings checked by name."""
     from tasks.settings import parse_assignments, storable
 
@@ -100,15 +101,14 @@ def _asked(options: type[models.Options], given: dict[str, Any]) -> Any:
         raise UserError(f"--{str(first['loc'][0]).replace('_', '-')} is {first['input']!r}: {first['msg']}") from error
 
 
-def run_flow(module: str, name: str, options: Any) -> dict[str, Any]:
-    """Run a flow in this process, under the running Prefect server or an embedded one."""
+def run_flow(flow: str, options: Any) -> dict[str, Any]:
+    """Run the flow `MODULE:NAME` in this process, under the running Prefect server or an embedded one."""
     from flows.embedded import ends_in_order, prefect_api
     from storage.home import Home
 
     place = Home.from_environment(options.home).create()
     with ends_in_order(), prefect_api(place):
-        flow = getattr(import_module(f"flows.{module}"), name)
-        result: dict[str, Any] = flow(options.model_copy(update={"home": str(place.path)}))
+        result: dict[str, Any] = resolve_name(flow)(options.model_copy(update={"home": str(place.path)}))
     return result
 
 
@@ -132,7 +132,8 @@ def run(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
     from flows.unchanged import last_result
 
-    _show(options, last_result(options) or run_flow("retrain", "retrain", options), as_json)
+    # a run whose plan finds everything in the store needs no server
+    _show(options, last_result(options) or run_flow("flows.retrain:retrain", options), as_json)
 
 
 @command(models.RetrainOptions, leave_out=("base", "workers", "deterministic"))
@@ -149,13 +150,13 @@ def plan(options: models.RetrainOptions, as_json: AsJson = False) -> None:
 @command(models.IngestOptions)
 def ingest(options: models.IngestOptions, as_json: AsJson = False) -> None:
     """Extract and curate the text of new files, and report the status of every file."""
-    _show(options, run_flow("ingest", "ingest", models.WatchOptions(**options.given())), as_json)
+    _show(options, run_flow("flows.ingest:ingest", models.WatchOptions(**options.given())), as_json)
 
 
 @command(models.PrepareOptions)
 def prepare(options: models.PrepareOptions, as_json: AsJson = False) -> None:
     """Ingest, then normalise, split, tokenise and cut into training sequences."""
-    _show(options, run_flow("prepare", "prepare", options), as_json)
+    _show(options, run_flow("flows.prepare:prepare", options), as_json)
 
 
 @command(models.TrainOptions, leave_out=("seed", "deterministic"))
@@ -163,7 +164,7 @@ def suggest(options: models.TrainOptions, as_json: AsJson = False) -> None:
     """Propose size, context, batch, learning rate and steps for a corpus, this device and a time, and say why."""
     from flows.report import proposal_text
 
-    result = run_flow("train", "suggest", options)
+    result = run_flow("flows.train:suggest", options)
     document = {name: result[name] for name in ("suggestion", "stages", "notes")}
     answer(document, as_json, lambda found: print(proposal_text(found)))
 
@@ -171,39 +172,39 @@ def suggest(options: models.TrainOptions, as_json: AsJson = False) -> None:
 @command(models.TrainOptions)
 def train(options: models.TrainOptions, as_json: AsJson = False) -> None:
     """Prepare, then train a network; nothing is registered (see `promote`)."""
-    _show(options, run_flow("train", "train", options), as_json)
+    _show(options, run_flow("flows.train:train", options), as_json)
 
 
 @command(models.EvaluateOptions, leave_out=("config", "settings"))
 def evaluate(options: models.EvaluateOptions, as_json: AsJson = False) -> None:
     """Measure a model on the corpus's frozen evaluation set or other texts, beside its baselines."""
     if not options.tasks:
-        _show(options, run_flow("evaluate", "evaluate", options), as_json)
+        _show(options, run_flow("flows.evaluate:evaluate", options), as_json)
         return
     from flows.show import print_document
     from tasks.exams.questions import read_questions
 
     read_questions(Path(options.tasks))  # a broken file is refused before anything starts
-    result = run_flow("evaluate", "evaluate", options)
+    result = run_flow("flows.evaluate:evaluate", options)
     answer(result, as_json, lambda found: print_document({name: found[name] for name in ("metrics", "answers")}))
 
 
 @command(models.CorpusOptions)
 def promote(options: models.CorpusOptions, as_json: AsJson = False) -> None:
     """Register the corpus's latest training, and make it champion if it passes the gates."""
-    _show(options, run_flow("promote", "promote", options), as_json)
+    _show(options, run_flow("flows.promote:promote", options), as_json)
 
 
 @command(models.CompareOptions, leave_out=("config", "settings", "refresh"))
 def compare(options: models.CompareOptions, as_json: AsJson = False) -> None:
     """Compare two models on the corpus's frozen evaluation set: figures, slices, documents, completions."""
-    _show_pair(run_flow("compare", "compare", options), as_json)
+    _show_pair(run_flow("flows.compare:compare", options), as_json)
 
 
 @command(models.AblateOptions, leave_out=("config", "settings", "refresh"))
 def ablate(options: models.AblateOptions, as_json: AsJson = False) -> None:
     """Train a model again without a source of its documents, and compare the two; nothing is registered."""
-    result = run_flow("compare", "ablate", options)
+    result = run_flow("flows.compare:ablate", options)
     say(
         f"left out: {result['documents_left_out']:,} documents {result['without']}; trained on the other "
         f"{result['documents_trained_on']:,}"
@@ -223,7 +224,7 @@ def _show_pair(result: dict[str, Any], as_json: bool) -> None:
 def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
     """Evaluate a model on tasks of lm-evaluation-harness."""
     import_module("tasks.harness")  # refused where it is not installed, before anything starts
-    answer(run_flow("upkeep", "lm_eval", options), as_json)
+    answer(run_flow("flows.upkeep:lm_eval", options), as_json)
 
 
 @command(models.GenerateOptions, leave_out=("config",))
@@ -269,7 +270,7 @@ def continue_prompt(
     from storage.store import MANIFEST_NAME
     from tasks.bundle import Bundle
     from tasks.generation.completions import BATCH_SIZES, complete_prompts
-    from tasks.generation.prompts import one_prompt
+    from tasks.generation.prompt_files import one_prompt
     from tasks.machine import Machine
 
     settings = options.load().generate
@@ -293,10 +294,10 @@ def continue_prompt(
 
 def _generate_file(options: Any, as_json: bool) -> None:
     from storage.tables import read_rows
-    from tasks.generation.prompts import given_id, read_prompts
+    from tasks.generation.prompt_files import given_id, read_prompts
 
     read_prompts(absolute(options.prompts), options.template or "")  # a broken file is refused before anything starts
-    completions = run_flow("generate", "generate", options)["completions"]
+    completions = run_flow("flows.generate:generate", options)["completions"]
     rows = [{**row, "id": given_id(row)} for row in read_rows(Path(completions))]
     page = str(_reports(options) / "generation.html")
     answer({"rows": rows, "completions": completions, "page": page}, as_json, _print_rows)

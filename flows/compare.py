@@ -20,17 +20,17 @@ from storage.catalog import Catalog, waits_for_run
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
-from tasks.ablation import AblateSettings, documents_of
-from tasks.ablation import ablate as ablate_stage
+from tasks.ablate import AblateSettings, documents_of
+from tasks.ablate import ablate as ablate_stage
 from tasks.curate.evalset import frozen_evalset
-from tasks.evaluation.inputs import evaluation_texts
-from tasks.generation.prompts import read_prompts, sample_prompts
+from tasks.evaluation.texts import evaluation_texts
+from tasks.generation.prompt_files import read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of, ensure_training_run
 from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import Settings
 from tasks.tokens.dataset import dataset, settings_without
-from tasks.training import TrainStageSettings, train
+from tasks.train import TrainStageSettings, train
 
 
 @flow(CompareOptions)

@@ -36,7 +36,7 @@ MAX_ATTEMPTS = 5
 
 
 class PipelineFlow(Generic[AnyOptions]):
-    """A flow declared by its option model."""
+    """A flow declared by its option model, which Prefect takes apart into parameters and `body` puts together again."""
 
     def __init__(self, function: Callable[[AnyOptions], dict[str, Any]], options: type[AnyOptions]) -> None:
         self.function = function

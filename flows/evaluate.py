@@ -16,16 +16,16 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.registry import CHAMPION, PREVIOUS, ModelVersion, find_version, read_models, registered_versions
 from storage.store import Store
-from tasks.evaluation import EvaluateSettings, read_metrics
-from tasks.evaluation import evaluate as evaluate_stage
 from tasks.evaluation.compare import champion_figures, other_figures
+from tasks.evaluation.evaluate import EvaluateSettings
+from tasks.evaluation.evaluate import evaluate as evaluate_stage
 from tasks.evaluation.fresh import Drift, drift_between, fresh_documents
-from tasks.evaluation.inputs import evaluation_texts, texts_name
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
-from tasks.evaluation.tables import read_documents
+from tasks.evaluation.tables import read_documents, read_metrics
+from tasks.evaluation.texts import evaluation_texts, texts_name
 from tasks.evaluation_report.collect import Measured
+from tasks.exams.exam import ANSWERS_FILE, ExamSettings, QuestionsSettings, exam, keep_questions, read_exam_metrics
 from tasks.exams.questions import read_questions
-from tasks.exams.stages import ANSWERS_FILE, ExamSettings, QuestionsSettings, exam, keep_questions, read_exam_metrics
 from tasks.executor import act
 from tasks.pages.markdown import table
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
@@ -33,10 +33,11 @@ from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import EvaluationSettings, Settings
 from tasks.stage import Call
-from tasks.tracing.contamination import ContaminationSettings, OverlapSettings, contamination, gram_overlap
+from tasks.tracing.contamination import ContaminationSettings, contamination
 from tasks.tracing.echoes import EchoSettings, echoes
-from tasks.tracing.index import trace_indexes
+from tasks.tracing.gram_overlap import OverlapSettings, gram_overlap
 from tasks.tracing.sources import trained_texts
+from tasks.tracing.trace_index import trace_indexes
 
 
 @flow(EvaluateOptions)

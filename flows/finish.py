@@ -25,7 +25,7 @@ from tasks.train_report.page import write as training_page
 
 if TYPE_CHECKING:
     from tasks.evaluation_report.collect import Measured
-    from tasks.ingest.segments import Sources
+    from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
 
 # the evaluation's page links to the others
@@ -50,7 +50,7 @@ def leave(topic: str, description: str, text: str) -> None:
 def finish(
     run: Run,
     result: RunResult,
-    sources: Sources | None = None,
+    sources: SourceFiles | None = None,
     measured: Measured | None = None,
     promoted: Promotion | None = None,
 ) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from flows.options import GenerateOptions
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS_FILE
-from tasks.generation.prompts import Prompt, read_prompts, sample_prompts
+from tasks.generation.complete import complete
+from tasks.generation.generate import JoinSettings, joined
+from tasks.generation.generate import generate as join_completions
+from tasks.generation.prompt_files import Prompt, read_prompts, sample_prompts
+from tasks.generation.prompts import PromptsSettings, keep_prompts
 from tasks.generation.shards import cut_prompts
-from tasks.generation.stage import JoinSettings, PromptsSettings, complete, joined, keep_prompts
-from tasks.generation.stage import generate as join_completions
 from tasks.registry.models import checkpoint_of
 from tasks.run import Run
 from tasks.settings import Settings

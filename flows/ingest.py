@@ -10,23 +10,24 @@ from flows.finish import finish, result_of
 from flows.options import WatchOptions
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, MEASURES_FILE, SCORES_FILE
-from tasks.curate.classifier.stages import ScoreSettings, score, trained_classifier
-from tasks.curate.contamination import forbidden_grams
+from tasks.curate.classifier.classifier import trained_classifier
+from tasks.curate.classifier.score import ScoreSettings, score
 from tasks.curate.curate import CurationSettings, curate
-from tasks.curate.duplicates import dedup, last_dedup
+from tasks.curate.dedup import dedup, last_dedup
+from tasks.curate.evaluation_sets import forbidden_grams
 from tasks.curate.measure import MeasureSettings, measure
 from tasks.curate.normalise import normalise
 from tasks.curate.refine import RefineStageSettings, cuts_of, refine
 from tasks.ingest.corpus import (
     Segments,
-    corpora_of,
     extract_files,
     import_files,
     list_sources,
     places_in_order,
     segments_of,
+    split_by_reader,
 )
-from tasks.ingest.segments import Sources, extract
+from tasks.ingest.extract import SourceFiles, extract
 from tasks.ingest.snapshot import Listing, snapshot
 from tasks.lineage.changes import record_announcement, unannounced_share
 from tasks.run import Run
@@ -50,7 +51,7 @@ class Documents:
     snapshot: ArtifactRef
     segments: Segments
     normalised: list[ArtifactRef]
-    sources: Sources
+    sources: SourceFiles
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
 def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     """Read sources to one clean text per document."""
     files, sources = list_sources(run, source, settings)
-    corpora, others = corpora_of(files)
-    extracted = extract_files(run, others, sources, settings)
-    imported = import_files(run, corpora, sources, settings)
+    to_import, to_extract = split_by_reader(files)
+    extracted = extract_files(run, to_extract, sources, settings)
+    imported = import_files(run, to_import, sources, settings)
     segments = segments_of(run, extracted, imported)
     listing = Listing(files, places_in_order(extracted, imported))
     rows = run.union(segments.refs, EXTRACTS_FILE, segments.contents, identity="file_sha256")
@@ -108,7 +109,8 @@ def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     normalised = normalise.map(
         run, [Call(settings.normalise, {"segment": ref}, size) for ref, size in sized if ref.stage == extract.name]
     )
-    normalised += [ref for ref in segments.refs if ref.stage != extract.name]  # imported texts are normalised
+    # in the order of the segments, which has the extracted ones first; imported texts are normalised already
+    normalised += [ref for ref in segments.refs if ref.stage != extract.name]
     run.remember(snapshot=taken, extract=segments.refs, normalise=normalised)
     return Documents(taken, segments, normalised, sources)
 

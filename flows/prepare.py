@@ -21,9 +21,9 @@ from tasks.run import Run
 from tasks.settings import Settings
 from tasks.suggest import context_of
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
-from tasks.tokens.fit import check_tokenizer, corpus_tokenizer, pinned_settings
 from tasks.tokens.groups import group_documents
-from tasks.tokens.shards import TokeniseSettings, tokenise
+from tasks.tokens.tokenise import TokeniseSettings, tokenise
+from tasks.tokens.tokenizer import check_tokenizer, corpus_tokenizer, pinned_settings
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ def prepare(options: PrepareOptions) -> dict[str, Any]:
     """Ingest what is new, then freeze the evaluation set, fit the tokeniser, encode and cut into sequences."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
-        ingested, _, _ = prepare_source(run, options.source, settings)
+        ingested, _, _ = ingest_and_prepare(run, options.source, settings)
         return finish(run, result_of(run), sources=ingested.sources)
 
 
-def prepare_source(run: Run, source: str, settings: Settings) -> tuple[Ingested, Prepared, Base | None]:
+def ingest_and_prepare(run: Run, source: str, settings: Settings) -> tuple[Ingested, Prepared, Base | None]:
     """Ingest and prepare sources; refuses an impossible base or tokeniser before anything runs."""
     base = check_base(run, settings)
     check_tokenizer(with_base(settings, base).tokenizer, pinned_settings(run))

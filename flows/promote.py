@@ -17,7 +17,7 @@ from storage.registry import Registry, read_models
 from tasks.curate.evalset import frozen_evalset
 from tasks.executor import act
 from tasks.gates.facts import known_leaks
-from tasks.gates.stage import gates
+from tasks.gates.gates import gates
 from tasks.registry.models import ensure_training_run, version_checkpoint
 from tasks.registry.promote import ChampionChanged, Promotion, Rival, champion_of, move_aliases, trained_on
 from tasks.run import Run

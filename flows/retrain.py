@@ -1,4 +1,4 @@
-"""The flow `retrain`: from documents to a registered model; and the plan of it, by the same wiring."""
+"""The flow `retrain`, behind `sheepfold run`: from documents to a registered model; and the plan of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flows.evaluate import evaluate_model, measure_beside, trace_model
 from flows.finish import finish, result_of
 from flows.generate import completions_path, sample
 from flows.options import RetrainOptions
-from flows.prepare import prepare_source
+from flows.prepare import ingest_and_prepare
 from flows.promote import model_entry, promote_model
 from flows.train import train_model
 from storage.home import Home, check_corpus_name
@@ -26,7 +26,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         settings = continuing(run, settings, options.base)
-        ingested, prepared, base = prepare_source(run, options.source, settings)
+        ingested, prepared, base = ingest_and_prepare(run, options.source, settings)
         evalset = prepared.evalset
         check_unread(run, base, evalset)
         read = already_read(run, options.base, base, prepared.dataset)
@@ -63,8 +63,11 @@ def plan(options: RetrainOptions) -> Run:
 
 
 def plan_retraining(run: Run, source: str, settings: Settings) -> None:
-    """Call every stage of a retraining under a planning run."""
-    _, prepared, base = prepare_source(run, source, settings)
+    """Call the stages of a retraining in its order under a planning run.
+
+    Left out is what makes no artefact (checks, the registry), and the champion, which is measured beside the model.
+    """
+    _, prepared, base = ingest_and_prepare(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)
     evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
     made = sample(run, settings, checkpoint, prepared.evalset)

@@ -10,7 +10,7 @@ from storage.store import StoreError
 from tasks.forgetting.sweep import refuse_forgotten
 from tasks.ingest.snapshot import snapshot
 from tasks.run import Run
-from tasks.training import train
+from tasks.train import train
 
 
 def latest_training(run: Run) -> ArtifactRef:

@@ -8,7 +8,7 @@ from typing import Any
 from flows.context import flow, open_run, subflow
 from flows.finish import finish, result_of
 from flows.options import TrainOptions
-from flows.prepare import Prepared, prepare_source
+from flows.prepare import Prepared, ingest_and_prepare
 from storage.manifest import ArtifactRef
 from tasks.executor import act
 from tasks.registry.base import Base, with_base
@@ -17,8 +17,8 @@ from tasks.run import Run
 from tasks.settings import AUTO, Settings
 from tasks.suggest import SUGGESTED, read_suggestion, suggest_settings
 from tasks.suggest import suggest as suggest_stage
-from tasks.training import TrainStageSettings, model_config, steps_of, train_config, vocab_size_of
-from tasks.training import train as train_stage
+from tasks.train import TrainStageSettings, model_config, steps_of, train_config, vocab_size_of
+from tasks.train import train as train_stage
 
 
 @flow(TrainOptions)
@@ -26,7 +26,7 @@ def train(options: TrainOptions) -> dict[str, Any]:
     """Prepare what is new and train a network; the same request again is found in the store."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
-        ingested, prepared, base = prepare_source(run, options.source, settings)
+        ingested, prepared, base = ingest_and_prepare(run, options.source, settings)
         checkpoint = train_model(run, settings, prepared, base)
         run_id = act(run, "track", partial(ensure_training_run, run, checkpoint), [checkpoint])
         return finish(run, result_of(run, mlflow_run_id=run_id), sources=ingested.sources)
@@ -37,7 +37,7 @@ def suggest(options: TrainOptions) -> dict[str, Any]:
     """Prepare what is new, time networks of several sizes, and propose one; a training takes the proposal."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
-        ingested, prepared, _ = prepare_source(run, options.source, settings)
+        ingested, prepared, _ = ingest_and_prepare(run, options.source, settings)
         suggest_training(run, settings, prepared)
         return finish(run, result_of(run), sources=ingested.sources)
 

@@ -26,7 +26,7 @@ from tasks.tokens.foreign import (
     read_tokenizer_file,
 )
 from tasks.tokens.subword import byte_spellings
-from tasks.tokens.tokenizer import (
+from tasks.tokens.tokenizers import (
     N_SPECIAL,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,

@@ -6,7 +6,9 @@ digest of what it wrote. Key, lock, commit, caching and Prefect's task follow fr
     ref = curate(run, settings.curate, snapshot=taken, documents=texts)
     refs = normalise.map(run, [Call(settings.normalise, {"segment": ref}) for ref in segments])
 
-A finished artefact is returned as it is. Under a planning run nothing is computed: the reference has no digest.
+A finished artefact is returned as it is. A missing one goes through `executor.carry_out`, as a Prefect task inside a
+flow, to `Stage.make`, which calls the function under a lock and commits what it wrote. Under a planning run nothing is
+computed: the reference has no digest.
 """
 
 from __future__ import annotations
@@ -185,11 +187,11 @@ class Stage:
 
     def __call__(self, run: Run, settings: Any, *, after: Any = (), **inputs: Any) -> ArtifactRef:
         """Return the artefact of these settings and inputs, making it when it is not there."""
-        return self._answer(run, [Call(settings, inputs, 1, tuple(after))], many=False)[0]
+        return self._find_or_make(run, [Call(settings, inputs, 1, tuple(after))], many=False)[0]
 
     def map(self, run: Run, calls: Sequence[Call]) -> list[ArtifactRef]:
         """Return the artefacts of many requests, in their order; missing ones are made side by side."""
-        return self._answer(run, calls, many=True)
+        return self._find_or_make(run, calls, many=True)
 
     def pinned(self, run: Run) -> ArtifactRef | None:
         """Return the artefact that the corpus keeps under the name `STAGE/CORPUS`, if it is not to be made again."""
@@ -226,7 +228,12 @@ class Stage:
         """Fingerprint of the stage's modules."""
         return sha256_json([fingerprint(module) for module in self.modules])
 
-    def _answer(self, run: Run, calls: Sequence[Call], many: bool) -> list[ArtifactRef]:
+    def _find_or_make(self, run: Run, calls: Sequence[Call], many: bool) -> list[ArtifactRef]:
+        """Return the artefacts of some requests: those in the store; in a plan, references without a digest; else made.
+
+        Args:
+            many: The requests are units of one call, and are reported as one line.
+        """
         from tasks.executor import carry_out
 
         refs: dict[int, ArtifactRef] = {}

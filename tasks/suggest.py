@@ -27,7 +27,7 @@ from tasks.machine import describe_device, detect_device, threads_each
 from tasks.pages.markdown import table
 from tasks.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.stage import Work, stage
-from tasks.training import model_config, train_config, vocab_size_of
+from tasks.train import model_config, train_config, vocab_size_of
 
 if TYPE_CHECKING:
     from tasks.run import Run

@@ -15,8 +15,8 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from storage.verify import Check
-from tasks.curate.dedup import Hashes, containment, gram_hashes
 from tasks.curate.kept import kept_documents, kept_rows
+from tasks.text import Hashes, containment, gram_hashes
 
 State = dict[str, list[ArtifactRef]]
 

@@ -15,8 +15,8 @@ from storage.store import Store
 from storage.tables import read_columns, read_places
 from storage.verify import Check
 from tasks.checks.split import State
-from tasks.tokens.shards import TokeniseSettings
-from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
+from tasks.tokens.tokenise import TokeniseSettings
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
 
 DECODED = 500  # documents of a shard whose ids are turned into text again, those of lowest hash
 IDS_AT_ONCE = 2**22

@@ -25,7 +25,8 @@ from storage.tombstones import FORGETTING_LOCK
 from tasks.compaction.following import INGESTED, corpora_with, follow
 from tasks.compaction.merging import SEGMENTS, merge_segments
 from tasks.forgetting.sweep import finish_forgetting
-from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
+from tasks.ingest.extract import extract
+from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, present_segments
 
 COMPACTION_LOCK = "compaction"
 SMALL = 2  # a segment is small if this many of its size are none too large

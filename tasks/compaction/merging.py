@@ -40,8 +40,8 @@ from storage.schemas import (
 )
 from storage.store import Store
 from storage.tables import ROW_GROUP_ROWS, TableWriter, read_columns, union_digest
-from tasks.curate.dedup import Signatures
-from tasks.tokens.shards import write_placements
+from tasks.text import Signatures
+from tasks.tokens.tokenise import write_placements
 
 SEGMENTS = "segments"  # the input under which a joined segment names those that it replaces
 

@@ -25,7 +25,7 @@ from storage.schemas import DOCUMENTS_FILE, SHARD_FILE
 from storage.store import Store
 from tasks.corpora.view import DocumentView, kept_by_segment, paths_of, segment_tables
 from tasks.tokens.index import load_index
-from tasks.tokens.tokenizer import TOKENIZER_FILE
+from tasks.tokens.tokenizers import TOKENIZER_FILE
 
 State = Mapping[str, Sequence[ArtifactRef]]
 

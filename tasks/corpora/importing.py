@@ -28,10 +28,11 @@ from tasks.corpora.parts import Part, unchanged
 from tasks.corpora.rows import Refusal, Row, Unusable, read_part
 from tasks.corpora.settings import DocumentsSettings
 from tasks.curate.hygiene import normalise_text
-from tasks.ingest.segments import cut_segments, document_id
+from tasks.ingest.extract import document_id
+from tasks.ingest.segments import cut_segments
 from tasks.ingest.text import clean
 from tasks.stage import Work, stage
-from tasks.tokens.texts import text_array
+from tasks.tokens.text_arrays import text_array
 
 SUFFIX = "documents:"  # stands for a suffix in the identity of what was read this way
 MAX_NAME_CHARS = 200

@@ -21,11 +21,11 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EVALSET, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_columns, read_rows, write_table
-from tasks.curate.dedup import Hashes
-from tasks.curate.dedup.words import joined
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.leaks import SignedShelf
 from tasks.stage import Work, stage
+from tasks.text import Hashes
+from tasks.text.words import joined
 
 if TYPE_CHECKING:
     from tasks.curate.settings import CurateSettings

@@ -13,9 +13,9 @@ import numpy as np
 
 from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE
 from storage.tables import read_columns, read_places
-from tasks.curate.dedup import GramIndex, Hashes, Signatures, containment, duplicate_paragraphs, overlapping_spans
-from tasks.curate.dedup.words import joined
 from tasks.curate.redaction import cut
+from tasks.text import GramIndex, Hashes, Signatures, containment, duplicate_paragraphs, overlapping_spans
+from tasks.text.words import joined
 
 Span = tuple[int, int]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.curate.dedup import Pairs, keep_best
 from tasks.curate.settings import CurateSettings
+from tasks.text import Pairs, keep_best
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from storage.store import StoreError
 from tasks.dataset_report.figures import Account, Engine, MixedGroup, Packed, TokenizerFacts
 from tasks.tokens.index import read_record
 from tasks.tokens.mix import MixSettings, realised
-from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ from tasks.dataset_report.vocabulary import Spelling
 
 if TYPE_CHECKING:
     from storage.catalog import Catalog
-    from tasks.tokens.tokenizer import Tokenizer
+    from tasks.tokens.tokenizers import Tokenizer
 
 KINDS = 3  # of which a sample is shown
 SHOWN_TOKENS = 320  # of a document

@@ -15,10 +15,10 @@ import numpy as np
 from tasks.dataset_report.figures import Token, Vocabulary
 from tasks.inspection.labels import token_label, visible
 from tasks.pages.wording import cut
-from tasks.tokens.tokenizer import N_SPECIAL
+from tasks.tokens.tokenizers import N_SPECIAL
 
 if TYPE_CHECKING:
-    from tasks.tokens.tokenizer import Tokenizer
+    from tasks.tokens.tokenizers import Tokenizer
 
 FREQUENT, LONGEST, UNUSED = 40, 30, 80  # entries that are listed
 RARE = 10  # occurrences below which a network sees an entry too seldom to learn it

@@ -24,7 +24,7 @@ from tasks.curate.evalset import evaluation_rows
 from tasks.curate.kept import Kept, kept_documents
 from tasks.evaluation.bootstrap import LEVEL, RESAMPLES, Difference
 from tasks.evaluation.compare import all_nats
-from tasks.evaluation.inputs import split_inputs
+from tasks.evaluation.split import split_inputs
 from tasks.evaluation.tables import Evaluated
 from tasks.stage import Work, stage
 

@@ -12,7 +12,7 @@ import numpy as np
 from storage.errors import UserError
 from tasks.bundle import Bundle
 from tasks.tokens.packing import chunk_pieces
-from tasks.tokens.shards import TokeniseSettings, encode_document
+from tasks.tokens.tokenise import TokeniseSettings, encode_document
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from storage.schemas import COMPLETIONS_FILE, SPANS_FILE
 from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from tasks.blame import first_paths
-from tasks.evaluation import compare_evaluations, read_documents, read_evaluation
-from tasks.evaluation.compare import all_nats
-from tasks.evaluation.tables import DIMENSIONS, Evaluated
+from tasks.evaluation.compare import all_nats, compare_evaluations
+from tasks.evaluation.tables import DIMENSIONS, Evaluated, read_documents, read_evaluation
 from tasks.evaluation_report.figures import Completion, Document, EvaluationFigures, Mark, Rival
 from tasks.tracing.contamination import by_exposure, read_contamination
 from tasks.tracing.echoes import read_echo_metrics

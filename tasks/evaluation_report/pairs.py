@@ -9,8 +9,8 @@ from typing import Any
 
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from tasks.evaluation import Comparison, compare_evaluations
 from tasks.evaluation.bootstrap import Difference
+from tasks.evaluation.compare import Comparison, compare_evaluations
 from tasks.evaluation_report.collect import beginnings, completion_of, first_completions, paths_of
 from tasks.evaluation_report.figures import Completion
 

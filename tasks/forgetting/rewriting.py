@@ -38,8 +38,8 @@ from storage.store import Store, Workspace
 from storage.tables import TableWriter, read_rows, stream_rows, union_digest, write_table
 from storage.tombstones import Tombstones
 from tasks.curate.evalset import load_grams
+from tasks.ingest.extract import document_id, forgotten_row
 from tasks.ingest.journal import Content, is_doubtful
-from tasks.ingest.segments import document_id, forgotten_row
 from tasks.train_report.journal import JOURNAL_FILE
 
 SELECTION_FILES = {"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}

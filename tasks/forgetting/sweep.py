@@ -34,7 +34,6 @@ from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, FILES_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
-from tasks.curate.dedup.minhash import gram_hashes
 from tasks.forgetting.pages import TRAIN, clear_pages, show_samples
 from tasks.forgetting.rewriting import (
     SELECTION_FILES,
@@ -48,10 +47,11 @@ from tasks.forgetting.rewriting import (
     trim_snapshot,
 )
 from tasks.forgetting.targets import SEGMENT_STAGES
-from tasks.generation.prompts import SAMPLED_ID
+from tasks.generation.prompt_files import SAMPLED_ID
 from tasks.ingest.segments import present_segments
+from tasks.text.minhash import gram_hashes
 from tasks.tokens.interface import Tokenizer
-from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
 # a prompt this long that stands in a document is taken to be from it; a letter of the scripts from `_DENSE` on, which

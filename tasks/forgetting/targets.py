@@ -20,7 +20,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import EXTRACTS_FILE
 from storage.store import Store
 from storage.tombstones import place_digest
-from tasks.ingest.segments import document_id
+from tasks.ingest.extract import document_id
 from tasks.ingest.sources.git import without_commit
 
 SEGMENT_STAGES = ("extract", "import")  # whose artefacts hold documents as they were read

@@ -20,7 +20,7 @@ from storage.store import Store
 from storage.tables import stream_columns, stream_rows
 from tasks.pages.markdown import plain
 from tasks.pages.wording import counted
-from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 SHOWN = 40  # completions
 ERRORS_SHOWN = 40

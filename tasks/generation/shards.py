@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.generation.prompts import Prompt
+from tasks.generation.prompt_files import Prompt
 from tasks.settings import GenerateSettings
 
 MOST_SHARDS = 256  # then they grow: each has a task and a folder of its own

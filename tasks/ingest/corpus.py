@@ -20,18 +20,10 @@ from tasks.corpora.importing import SUFFIX, ImportSettings, cut_imports, import_
 from tasks.corpora.parts import LINES, Part, parts_of
 from tasks.executor import show_found
 from tasks.forgetting.sweep import finish_forgetting
+from tasks.ingest.extract import SegmentSettings, SourceFiles, extract, extract_tools
 from tasks.ingest.journal import Content
 from tasks.ingest.pictures.ocr import ocr_ready
-from tasks.ingest.segments import (
-    SegmentSettings,
-    Sources,
-    cut_segments,
-    extract,
-    extract_tools,
-    passwords_digest,
-    segment_index,
-    wants_retry,
-)
+from tasks.ingest.segments import cut_segments, passwords_digest, segment_index, wants_retry
 from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
 from tasks.ingest.sources.documents import is_corpus
 from tasks.ingest.sources.hashing import HashMemo
@@ -87,7 +79,7 @@ class Segments:
         return run.union(made, table, self.live[: len(made)], segments=keys[: len(made)])
 
 
-def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], Sources]:
+def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], SourceFiles]:
     """Walk sources and hash what changed; returns the files, and where each content lies.
 
     Args:
@@ -114,11 +106,11 @@ def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[Listed
     files = list_files(walked.files, walked.digests, forgotten.contents)
     sizes = {file.sha256: file.size for file in files if file.sha256 is not None}
     passwords = settings.passwords.read()
-    return files, Sources(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
+    return files, SourceFiles(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
 
 
-def corpora_of(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
-    """Return the files of a listing that are corpora (`documents:SOURCE`), and the others.
+def split_by_reader(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
+    """Return the files of a listing to import (`documents:SOURCE`), and those to extract.
 
     Where the bytes of a corpus lie among the others too, they are read as a corpus there as well: one content has one
     reading.
@@ -129,20 +121,23 @@ def corpora_of(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[List
     return corpora, [file for file in listed if not (is_corpus(file.source) or file.sha256 in wanted)]
 
 
-def extract_files(run: Run, files: Iterable[ListedFile], sources: Sources, settings: Settings) -> list[Placed]:
-    """Extract what is new of some files; returns each content that is used, with its segment."""
+def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, settings: Settings) -> list[Placed]:
+    """Extract what is new of some files; returns each content that is used, with its segment.
+
+    Contents are not found by the stage's key: an index of all segments says which are extracted already, and the stage
+    sees only the others. A new attempt at a file that failed may yield less than the one before, which then stays.
+    """
     chosen = choose_contents(run, settings, files, sources.passwords_noted)
     cuts = cut_segments((content for content, segment in chosen.items() if segment is None), sources.sizes)
     calls = [
         Call(SegmentSettings(settings.extract, contents), {"files": sources.of(contents)}, len(contents))
         for contents in cuts
     ]
-    found = [segment for segment in chosen.values() if segment is not None]
-    used = sorted(set(found))
-    for ref in used if run.plan else ():
+    in_store = sorted({segment for segment in chosen.values() if segment is not None})
+    for ref in in_store if run.plan else ():
         run.compare_tools(extract, manifest_of(run.store, ref), extract_tools)
     made = extract.map(run, calls)
-    show_found(run, extract, used)
+    show_found(run, extract, in_store)
     placed = {content: segment for content, segment in chosen.items() if segment is not None}
     for contents, segment in zip(cuts, made, strict=True):
         placed |= dict.fromkeys(contents, segment)
@@ -194,7 +189,7 @@ def _take_better_attempts(
             placed[best.content] = best.segment
 
 
-def import_files(run: Run, files: Sequence[ListedFile], sources: Sources, settings: Settings) -> list[Placed]:
+def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, settings: Settings) -> list[Placed]:
     """Import what is new of some corpora: their rows are documents, without extraction."""
     if not files:
         return []

@@ -1,166 +1,210 @@
-"""One document from bytes to pages: finds out what it is and hands it to the extractor for that.
+"""The stage `extract`: the pages of a batch of files, read in killable child processes; one segment of a corpus.
 
-Runs inside a worker process (see `tasks.ingest.pool.worker`), where a document that hangs or crashes can be killed. A
-container (an archive, a table) has no pages; its members are documents of their own, and come one after the other.
+Each file goes to the pool of the machine, where a worker process (`tasks.ingest.pool.worker`) reads it by
+`tasks.ingest.document.yield_document`. Finished documents go to a journal on disk at once: a kill loses only those in
+work, and memory holds a bounded number of them. Which files are in no segment yet is found by `tasks.ingest.segments`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from itertools import chain, islice
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
-from tasks.ingest.containers.members import Members
-from tasks.ingest.containers.tables import SQLITE
-from tasks.ingest.detection.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, Detected, identify
-from tasks.ingest.formats.docx import read_docx
-from tasks.ingest.formats.html import read_html
-from tasks.ingest.formats.notebook import read_notebook
-from tasks.ingest.formats.parsed import Parsed
-from tasks.ingest.formats.xml import read_xml
-from tasks.ingest.pdf.pdf import extract_pdf
-from tasks.ingest.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
-from tasks.ingest.text import decode
+from storage.digest import sha256_json
+from storage.schemas import EXTRACTS, PAGES
+from storage.tables import TableWriter, union_digest, write_table
+from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
+from storage.tombstones import REASON as FORGOTTEN_REASON
+from tasks.ingest.journal import Content, Journal, is_doubtful
+from tasks.ingest.pool.parts import ExtractJob
+from tasks.ingest.records import Extraction, ExtractOptions, PageText
+from tasks.stage import Work, stage
 
-_Title = TypeVar("_Title")
-_READERS: dict[str, Callable[[bytes, ExtractOptions], Parsed]] = {
-    "text/html": lambda data, options: read_html(data),
-    "application/xhtml+xml": lambda data, options: read_html(data),
-    "application/xml": lambda data, options: read_xml(data),
-    "image/svg+xml": lambda data, options: read_xml(data),
-    "application/x-ipynb+json": lambda data, options: read_notebook(data),
-    DOCX: read_docx,
-}
+QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
 
 
-def yield_document(
-    data: bytes,
-    suffix: str,
-    options: ExtractOptions,
-    passwords: Sequence[str] = (),
-    skip: int = 0,
-    pages: Sequence[int] | None = None,
-    ocr_pages: int | None = None,
-) -> Generator[PageText | MemberStarted | Extraction | None, None, Extraction]:
-    """Extract one document page by page, or a container member by member.
+HELD_CHARACTERS = 12 * 2**20  # of text in rows that are made while other files of a segment are still extracted
+
+
+_CHARACTERS_OF_ROW = 5_000  # what a document takes beside its text, about, and a page half of it
+
+
+@dataclass(frozen=True)
+class SegmentSettings:
+    """What a segment extracts, and how."""
+
+    options: ExtractOptions
+    contents: tuple[Content, ...]
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """Where the bytes of files lie, and the passwords to open them; no part of the cache key.
+
+    Attributes:
+        paths: Place of each file, by sha256.
+        sizes: Bytes of each file, by sha256.
+        passwords: Tried on encrypted documents.
+        passwords_noted: Digest of the passwords by the key of this home (see `passwords_digest`).
+    """
+
+    paths: Mapping[str, str]
+    sizes: Mapping[str, int]
+    passwords: tuple[str, ...] = field(default=(), repr=False)
+    passwords_noted: str = ""
+
+    def of(self, contents: Iterable[Content]) -> SourceFiles:
+        """Return the part of some contents, such as those of one segment."""
+        wanted = {content.sha256 for content in contents}
+        paths = {sha256: self.paths[sha256] for sha256 in wanted if sha256 in self.paths}
+        return replace(self, paths=paths, sizes={sha256: self.sizes[sha256] for sha256 in wanted})
+
+
+def document_id(sha256: str, locator: str = "") -> str:
+    """Identity of a document: the bytes of its file, and its place inside of it."""
+    return hashlib.sha256(f"{sha256}\x00{locator}".encode()).hexdigest()
+
+
+_Rows = tuple[dict[str, Any], list[dict[str, Any]]]  # of `extracts` and of `pages`
+
+
+def extract_rows(content: Content, extraction: Extraction, forgotten: Tombstones | None = None) -> Iterator[_Rows]:
+    """Rows of `extracts` for a file and the members in it, each with its rows of `pages`.
 
     Args:
-        data: The file's bytes.
-        suffix: The file's suffix with the dot, or "".
-        options: What changes the result.
-        passwords: Tried on what is encrypted.
-        skip: So many members of a container are passed over: they were done before.
-        pages: Only these pages of a PDF or image; None for all.
-        ocr_pages: After so many pages by OCR the others are put off, for other processes to read; None for never.
-
-    Yields:
-        Each page as soon as it is read. For each member of a container: `MemberStarted`, None after each of its
-        pages, as a sign of life, and its outcome with its pages.
-
-    Returns:
-        The outcome, without pages and members. A container's is ok if it could be opened, whatever became of its
-        members; its reason says what was left out.
+        forgotten: documents of which only that is told.
     """
-    if not data:
-        return Extraction("skipped", "the file is empty", "empty")
-    if len(data) > options.max_file_bytes:
-        reason = f"the file has {len(data)} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
-        return Extraction("rejected", reason, "too_large")
-    detected = identify(data, suffix, options)
-    if detected.kind not in CONTAINERS:
-        return (yield from _yield_pages(data, detected, options, passwords, pages, ocr_pages))
-    outcome = _outcome(detected)
-
-    def extract(member: bytes, what: Detected) -> Generator[PageText, None, Extraction]:
-        if not member:
-            return Extraction("skipped", "the member is empty", "empty")
-        # Nothing is put off inside a container: another process would have to unpack it all again.
-        return (yield from _yield_pages(member, what, options, passwords))
-
-    try:
-        outcome.reason = yield from Members(data, detected, options, passwords, extract).run(skip)
-    except ExtractionProblem as problem:
-        outcome.status, outcome.reason_code, outcome.reason = problem.status, problem.code, problem.reason
-    return outcome
+    for found in chain([extraction], extraction.members):
+        row, pages = _extract_row(content, found)
+        if forgotten is not None and forgotten.covers(row["doc_id"], row["sha256"]):
+            row, pages = forgotten_row(row), []
+        yield row, pages
 
 
-def _outcome(detected: Detected) -> Extraction:
-    return Extraction(
-        "ok",
-        kind=detected.kind,
-        media_type=detected.media_type,
-        programming_language=detected.programming_language,
-    )
+def _extract_row(content: Content, extraction: Extraction) -> _Rows:
+    doc_id = document_id(content.sha256, extraction.locator)
+    # a document that was refused has no pages
+    found = extraction.pages if extraction.status == "ok" else []
+    pages = [_page_row(doc_id, page) for page in sorted(found, key=lambda page: page.page)]
+    row = {
+        "doc_id": doc_id,
+        "file_sha256": content.sha256,
+        "locator": extraction.locator,
+        "sha256": extraction.sha256 or content.sha256,
+        "size": extraction.size,
+        "status": extraction.status,
+        "reason": extraction.reason,
+        "reason_code": extraction.reason_code,
+        "kind": extraction.kind,
+        "media_type": extraction.media_type,
+        "title": extraction.title,
+        "programming_language": extraction.programming_language,
+        "encoding": extraction.encoding,
+        "encoding_confidence": extraction.encoding_confidence,
+        "n_pages": len(extraction.pages),
+    }
+    digest = sha256_json([row, pages])
+    return {**row, "suffix": content.suffix, "attempt": content.attempt, "digest": digest}, pages
 
 
-def _yield_pages(
-    data: bytes,
-    detected: Detected,
-    options: ExtractOptions,
-    passwords: Sequence[str],
-    pages: Sequence[int] | None = None,
-    ocr_pages: int | None = None,
-) -> Generator[PageText, None, Extraction]:
-    """The pages of a document that is no container; return its outcome without them."""
-    outcome = _outcome(detected)
-    seen: list[PageText] = []
-    try:
-        if detected.kind == "pdf":
-            extraction = extract_pdf(data, options, passwords=passwords, pages=pages, ocr_pages=ocr_pages)
-            outcome.title = yield from _noted(extraction, seen)
-        elif detected.kind == "image":
-            from tasks.ingest.pictures.image import extract_image  # only here: Pillow is long to load
-
-            yield from _noted(extract_image(data, options, pages=pages, ocr_pages=ocr_pages), seen)
-        elif detected.kind in ("text", "code"):
-            seen.append(_read_text(data, detected, options, outcome))
-            yield seen[0]
-        else:
-            raise _unsupported(detected)
-    except ExtractionProblem as problem:
-        outcome.status, outcome.reason_code, outcome.reason = problem.status, problem.code, problem.reason
-        return outcome
-    note, outcome.pages = outcome.reason, seen
-    judge_pages(outcome, options.ocr)
-    outcome.pages = []
-    if note and outcome.status != "ok":
-        outcome.reason = f"{outcome.reason}; {note}"
-    return outcome
+def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What stays of a row of `extracts` when its document is forgotten: where it was, and its digest."""
+    kept = {name: row[name] for name in ("doc_id", "file_sha256", "locator", "sha256", "size", "media_type")}
+    told = {"status": "skipped", "reason": FORGOTTEN_REASON, "reason_code": FORGOTTEN, "kind": "", "n_pages": 0}
+    nothing = dict.fromkeys(("title", "programming_language", "encoding", "encoding_confidence"))
+    digest = sha256_json([{**kept, **told, **nothing}, []])
+    return {**kept, **told, **nothing, "suffix": row["suffix"], "attempt": row["attempt"], "digest": digest}
 
 
-def _noted(extraction: Generator[PageText, None, _Title], seen: list[PageText]) -> Generator[PageText, None, _Title]:
-    """The same pages, noted on their way."""
-    while True:
-        try:
-            page = next(extraction)
-        except StopIteration as end:
-            title: _Title = end.value
-            return title
-        seen.append(page)
-        yield page
+def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
+    """A row of `pages`; the error's code stands in the document's row."""
+    row = {"doc_id": doc_id, **page.to_dict()}
+    del row["error_code"]
+    return row
 
 
-def _read_text(data: bytes, detected: Detected, options: ExtractOptions, outcome: Extraction) -> PageText:
-    """The one page of text or code; what is learnt of the whole document goes into the outcome."""
-    reader = _READERS.get(detected.media_type)
-    if reader is None:
-        decoded = decode(data)
-        found = Parsed(decoded.text, decoded.encoding, decoded.confidence)
-    else:
-        found = reader(data, options)
-    outcome.encoding, outcome.title, outcome.reason = found.encoding, found.title, found.note
-    outcome.encoding_confidence = found.confidence if found.encoding else None
-    outcome.programming_language = found.programming_language or outcome.programming_language
-    if found.media_type:
-        outcome.kind, outcome.media_type = "text", found.media_type
-    return PageText(1, found.text, "text", "decoder", found.confidence)
+def _extract_contents(
+    work: Work, settings: SegmentSettings, files: SourceFiles, journal: Journal, forgotten: Tombstones
+) -> dict[Content, list[_Rows]]:
+    """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
+    missing = [content for content in settings.contents if content not in journal]
+    total = len(settings.contents)
+    made: dict[Content, list[_Rows]] = {}
+    room = HELD_CHARACTERS
+    if not missing:
+        return made
+    pool = work.machine.pool()
+    # the longest first, so that no process is left alone with one at the end
+    waiting = iter(sorted(missing, key=lambda item: (-files.sizes.get(item.sha256, 0), item)))
+    finished: SimpleQueue[Future[Extraction]] = SimpleQueue()
+    jobs: dict[Future[Extraction], Content] = {}
+
+    def submit(n: int) -> None:
+        for content in islice(waiting, n):
+            path = Path(files.paths[content.sha256])
+            job = ExtractJob(path, content.sha256, content.suffix, settings.options, files.passwords)
+            future = pool.submit(job)
+            jobs[future] = content
+            future.add_done_callback(finished.put)
+
+    submit(QUEUED_PER_WORKER * work.machine.workers)
+    for done in range(total - len(missing) + 1, total + 1):
+        future = finished.get()
+        content, extraction = jobs.pop(future), future.result()
+        submit(1)
+        journal.save(content, extraction)
+        size = _CHARACTERS_OF_ROW + sum(len(page.text) + _CHARACTERS_OF_ROW // 2 for page in extraction.pages)
+        if not extraction.members and size <= room:  # made now, while this process would wait, and not read back
+            room -= size
+            made[content] = list(extract_rows(content, extraction, forgotten))
+        work.progress.update(done, total, "files")
+    return made
 
 
-def _unsupported(detected: Detected) -> ExtractionProblem:
-    """Why a file is not read that is neither a document nor a container of such."""
-    if detected.media_type == ENCRYPTED_OFFICE:
-        return ExtractionProblem("rejected", "encrypted", "an Office document that needs a password; save it without")
-    if detected.media_type == SQLITE:
-        reason = "a SQLite file is read by the query in sqlite_query, which is not set"
-        return ExtractionProblem("skipped", "unsupported", reason)
-    reason = f"not a PDF, an image, code, text or a container of such, but {detected.media_type}"
-    return ExtractionProblem("skipped", "unsupported", reason)
+def extract_tools() -> dict[str, str]:
+    """Versions of the engines that read documents; asked of their packages, for importing pypdf takes 0.2 s."""
+    from tasks.ingest.pictures.ocr import engine_version
+
+    versions = {name: version(name) for name in ("pypdf", "pypdfium2")}
+    return {**versions, "tesseract": engine_version() or "not found"}
+
+
+@stage(
+    "extract",
+    version=3,
+    unit="file",
+    modules=("tasks.ingest.pool.worker",),
+    tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES},
+    unkeyed=("files",),
+)
+def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str:
+    """Extract the text of a batch of files, page by page, in killable child processes."""
+    doubtful = 0
+    with Journal(work.scratch) as journal, TableWriter(work.out / "pages.parquet", PAGES) as pages:
+        forgotten = read_tombstones(work.store)
+        made = _extract_contents(work, settings, files, journal, forgotten)
+
+        def rows() -> Iterator[dict[str, Any]]:
+            nonlocal doubtful
+            for content in sorted(settings.contents):
+                for row, own_pages in made.pop(content, None) or extract_rows(
+                    content, journal.load(content), forgotten
+                ):
+                    doubtful += is_doubtful(row["status"], row["reason_code"])
+                    pages.write(own_pages)
+                    yield row
+
+        work.counts["rows"] = write_table(work.out / "extracts.parquet", EXTRACTS, rows())
+    work.counts["pages"] = pages.count
+    work.counts["units"] = len(settings.contents)
+    work.counts["doubtful"] = doubtful
+    work.tools.update(extract_tools())
+    work.tools["passwords"] = files.passwords_noted
+    return union_digest([work.out / "extracts.parquet"])

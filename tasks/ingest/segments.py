@@ -1,79 +1,29 @@
-"""Segments: the extracted pages of a batch of files, append-only, each one artefact.
+"""Segments: which contents are extracted already, and how the others are cut into batches, each one artefact.
 
 Extraction of a file is addressed by its bytes, its suffix and the options, never by its path. A run looks up which
 contents are in no segment yet, sorts them by digest, and cuts them into segments; the cut depends on what stands in
-the segment alone, so after a kill the same segments come out. Finished documents go to a journal on disk at once: a
-kill loses only those in work, and memory holds a bounded number of them.
+the segment alone, so after a kill the same segments come out.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from importlib.metadata import version
-from itertools import chain, islice
-from pathlib import Path
-from queue import SimpleQueue
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from storage.digest import plain, sha256_json
+from storage.digest import plain
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import EXTRACTS, PAGES
 from storage.store import Store
-from storage.tables import TableWriter, read_columns, read_rows, union_digest, write_table
-from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
-from storage.tombstones import REASON as FORGOTTEN_REASON
-from tasks.ingest.journal import Content, Journal, is_doubtful
-from tasks.ingest.pool.parts import ExtractJob
-from tasks.ingest.records import Extraction, ExtractOptions, PageText
-from tasks.stage import Work, stage
+from storage.tables import read_columns, read_rows
+from tasks.ingest.extract import extract
+from tasks.ingest.journal import Content, is_doubtful
+from tasks.ingest.records import ExtractOptions
 
 SEGMENT_BYTES = 32 * 2**20
 SEGMENT_FILES = 4096
-QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
-HELD_CHARACTERS = 12 * 2**20  # of text in rows that are made while other files of a segment are still extracted
-_CHARACTERS_OF_ROW = 5_000  # what a document takes beside its text, about, and a page half of it
-
-
-@dataclass(frozen=True)
-class SegmentSettings:
-    """What a segment extracts, and how."""
-
-    options: ExtractOptions
-    contents: tuple[Content, ...]
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Paths of the files of a segment and the passwords to open them; no part of the cache key.
-
-    Attributes:
-        paths: Place of each file, by sha256.
-        sizes: Bytes of each file, by sha256.
-        passwords: Tried on encrypted documents.
-        passwords_noted: Digest of the passwords by the key of this home (see `passwords_digest`).
-    """
-
-    paths: Mapping[str, str]
-    sizes: Mapping[str, int]
-    passwords: tuple[str, ...] = field(default=(), repr=False)
-    passwords_noted: str = ""
-
-    def of(self, contents: Iterable[Content]) -> Sources:
-        """Return the part of some contents."""
-        wanted = {content.sha256 for content in contents}
-        paths = {sha256: self.paths[sha256] for sha256 in wanted if sha256 in self.paths}
-        return replace(self, paths=paths, sizes={sha256: self.sizes[sha256] for sha256 in wanted})
-
-
-def document_id(sha256: str, locator: str = "") -> str:
-    """Identity of a document: the bytes of its file, and its place inside of it."""
-    return hashlib.sha256(f"{sha256}\x00{locator}".encode()).hexdigest()
 
 
 class Cuttable(Protocol):
@@ -236,141 +186,3 @@ def _may_change(code: str, located: Located, retry_failed: bool, ocr_ready: bool
 
 def _words(digests: str) -> set[str]:
     return set(digests.split(",")) - {""}
-
-
-_Rows = tuple[dict[str, Any], list[dict[str, Any]]]  # of `extracts` and of `pages`
-
-
-def extract_rows(content: Content, extraction: Extraction, forgotten: Tombstones | None = None) -> Iterator[_Rows]:
-    """Rows of `extracts` for a file and the members in it, each with its rows of `pages`.
-
-    Args:
-        forgotten: documents of which only that is told.
-    """
-    for found in chain([extraction], extraction.members):
-        row, pages = _extract_row(content, found)
-        if forgotten is not None and forgotten.covers(row["doc_id"], row["sha256"]):
-            row, pages = forgotten_row(row), []
-        yield row, pages
-
-
-def _extract_row(content: Content, extraction: Extraction) -> _Rows:
-    doc_id = document_id(content.sha256, extraction.locator)
-    # a document that was refused has no pages
-    found = extraction.pages if extraction.status == "ok" else []
-    pages = [_page_row(doc_id, page) for page in sorted(found, key=lambda page: page.page)]
-    row = {
-        "doc_id": doc_id,
-        "file_sha256": content.sha256,
-        "locator": extraction.locator,
-        "sha256": extraction.sha256 or content.sha256,
-        "size": extraction.size,
-        "status": extraction.status,
-        "reason": extraction.reason,
-        "reason_code": extraction.reason_code,
-        "kind": extraction.kind,
-        "media_type": extraction.media_type,
-        "title": extraction.title,
-        "programming_language": extraction.programming_language,
-        "encoding": extraction.encoding,
-        "encoding_confidence": extraction.encoding_confidence,
-        "n_pages": len(extraction.pages),
-    }
-    digest = sha256_json([row, pages])
-    return {**row, "suffix": content.suffix, "attempt": content.attempt, "digest": digest}, pages
-
-
-def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What stays of a row of `extracts` when its document is forgotten: where it was, and its digest."""
-    kept = {name: row[name] for name in ("doc_id", "file_sha256", "locator", "sha256", "size", "media_type")}
-    told = {"status": "skipped", "reason": FORGOTTEN_REASON, "reason_code": FORGOTTEN, "kind": "", "n_pages": 0}
-    nothing = dict.fromkeys(("title", "programming_language", "encoding", "encoding_confidence"))
-    digest = sha256_json([{**kept, **told, **nothing}, []])
-    return {**kept, **told, **nothing, "suffix": row["suffix"], "attempt": row["attempt"], "digest": digest}
-
-
-def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
-    """A row of `pages`; the error's code stands in the document's row."""
-    row = {"doc_id": doc_id, **page.to_dict()}
-    del row["error_code"]
-    return row
-
-
-def _extract_contents(
-    work: Work, settings: SegmentSettings, files: Sources, journal: Journal, forgotten: Tombstones
-) -> dict[Content, list[_Rows]]:
-    """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
-    missing = [content for content in settings.contents if content not in journal]
-    total = len(settings.contents)
-    made: dict[Content, list[_Rows]] = {}
-    room = HELD_CHARACTERS
-    if not missing:
-        return made
-    pool = work.machine.pool()
-    # the longest first, so that no process is left alone with one at the end
-    waiting = iter(sorted(missing, key=lambda item: (-files.sizes.get(item.sha256, 0), item)))
-    finished: SimpleQueue[Future[Extraction]] = SimpleQueue()
-    jobs: dict[Future[Extraction], Content] = {}
-
-    def submit(n: int) -> None:
-        for content in islice(waiting, n):
-            path = Path(files.paths[content.sha256])
-            job = ExtractJob(path, content.sha256, content.suffix, settings.options, files.passwords)
-            future = pool.submit(job)
-            jobs[future] = content
-            future.add_done_callback(finished.put)
-
-    submit(QUEUED_PER_WORKER * work.machine.workers)
-    for done in range(total - len(missing) + 1, total + 1):
-        future = finished.get()
-        content, extraction = jobs.pop(future), future.result()
-        submit(1)
-        journal.save(content, extraction)
-        size = _CHARACTERS_OF_ROW + sum(len(page.text) + _CHARACTERS_OF_ROW // 2 for page in extraction.pages)
-        if not extraction.members and size <= room:  # made now, while this process would wait, and not read back
-            room -= size
-            made[content] = list(extract_rows(content, extraction, forgotten))
-        work.progress.update(done, total, "files")
-    return made
-
-
-def extract_tools() -> dict[str, str]:
-    """Versions of the engines that read documents; asked of their packages, for importing pypdf takes 0.2 s."""
-    from tasks.ingest.pictures.ocr import engine_version
-
-    versions = {name: version(name) for name in ("pypdf", "pypdfium2")}
-    return {**versions, "tesseract": engine_version() or "not found"}
-
-
-@stage(
-    "extract",
-    version=3,
-    unit="file",
-    modules=("tasks.ingest.pool.worker",),
-    tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES},
-    unkeyed=("files",),
-)
-def extract(work: Work, settings: SegmentSettings, *, files: Sources) -> str:
-    """Extract the text of a batch of files, page by page, in killable child processes."""
-    doubtful = 0
-    with Journal(work.scratch) as journal, TableWriter(work.out / "pages.parquet", PAGES) as pages:
-        forgotten = read_tombstones(work.store)
-        made = _extract_contents(work, settings, files, journal, forgotten)
-
-        def rows() -> Iterator[dict[str, Any]]:
-            nonlocal doubtful
-            for content in sorted(settings.contents):
-                for row, own_pages in made.pop(content, None) or extract_rows(
-                    content, journal.load(content), forgotten
-                ):
-                    doubtful += is_doubtful(row["status"], row["reason_code"])
-                    pages.write(own_pages)
-                    yield row
-
-        work.counts["rows"] = write_table(work.out / "extracts.parquet", EXTRACTS, rows())
-    work.counts["pages"] = pages.count
-    work.counts["units"] = len(settings.contents)
-    work.counts["doubtful"] = doubtful
-    work.tools.update(extract_tools())
-    work.tools["passwords"] = files.passwords_noted
-    return union_digest([work.out / "extracts.parquet"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tasks.tokens.tokenizer import Tokenizer
+    from tasks.tokens.tokenizers import Tokenizer
 
 _SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 

@@ -11,7 +11,7 @@ import torch
 from model import PRESETS, ModelConfig, TrainConfig, Transformer, count_parameters, preset
 from storage.errors import UserError
 from tasks.bundle import Bundle
-from tasks.tokens.tokenizer import AsciiTokenizer, Tokenizer
+from tasks.tokens.tokenizers import AsciiTokenizer, Tokenizer
 
 MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory
 

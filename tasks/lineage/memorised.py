@@ -13,9 +13,9 @@ from storage.manifest import ArtifactRef
 from tasks.machine import Machine
 from tasks.run import Run
 from tasks.tracing.echoes import load_segments
-from tasks.tracing.index import trace_indexes
 from tasks.tracing.sources import datasets_of, sources_of, training_texts
 from tasks.tracing.spans import check_min_words, covered_chars, outstanding, shared_spans
+from tasks.tracing.trace_index import trace_indexes
 
 SHOWN_SPANS = 10
 SHOWN_DOCUMENTS = 3

@@ -22,7 +22,7 @@ from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from tasks.exposure import continued, exposure_report, exposures
 from tasks.forgetting.targets import find_targets
-from tasks.generation.prompts import given_id
+from tasks.generation.prompt_files import given_id
 
 COMPLETIONS_FILE = "completions.parquet"
 COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]

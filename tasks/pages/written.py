@@ -20,7 +20,7 @@ from tasks.apart import TABLE_BYTES_PER_FILE
 
 if TYPE_CHECKING:
     from tasks.evaluation_report.collect import Measured
-    from tasks.ingest.segments import Sources
+    from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
     from tasks.run import Run
 
@@ -55,7 +55,7 @@ class Outcome:
 
     run: Run
     metrics: Mapping[str, float] = field(default_factory=dict)
-    sources: Sources | None = None
+    sources: SourceFiles | None = None
     measured: Measured | None = None
     promoted: Promotion | None = None
 

@@ -23,8 +23,8 @@ from tasks.registry.promote import trained_on
 from tasks.run import Run
 from tasks.settings import ModelSettings, Settings
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenizer import TOKENIZER_FILE
-from tasks.training import train
+from tasks.tokens.tokenizers import TOKENIZER_FILE
+from tasks.train import train
 
 CARRIER = "small"  # a preset all of whose fields are replaced
 FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid")  # of the network; they shape no weight

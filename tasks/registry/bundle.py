@@ -19,7 +19,7 @@ SERVED_CODE = (
     "tasks/__init__.py",
     "tasks/bundle.py",
     "tasks/tokens/__init__.py",
-    *(f"tasks/tokens/{name}.py" for name in ("interface", "subword", "tables", "tokenizer")),
+    *(f"tasks/tokens/{name}.py" for name in ("interface", "subword", "tables", "tokenizers")),
 )
 _MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 

@@ -10,8 +10,8 @@ from storage.registry import ModelVersion, Registry, find_version, model_name, r
 from storage.schemas import COUNTS_FILE
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.run import Run
-from tasks.tokens.tokenizer import TOKENIZER_FILE
-from tasks.training import sync_run, train
+from tasks.tokens.tokenizers import TOKENIZER_FILE
+from tasks.train import sync_run, train
 
 
 class UnknownModel(UserError):

@@ -39,7 +39,7 @@ from tasks.gates.facts import curated_of
 from tasks.gates.verdicts import Verdict, failed, read_verdicts
 from tasks.model_card import model_card, parameters_of
 from tasks.registry.bundle import prepare_bundle, requirements, signature
-from tasks.training import sync_run, train
+from tasks.train import sync_run, train
 
 LOCK = "promote"
 DECIDES = "val/bits_per_byte"

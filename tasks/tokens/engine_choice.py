@@ -23,8 +23,8 @@ from tasks.tokens.engines import (
     TiktokenEngine,
     engine_errors,
 )
-from tasks.tokens.texts import Texts, character_start, texts_of, whole_characters
-from tasks.tokens.tokenizer import SPECIAL_TOKENS, ByteTokenizer, EngineTokenizer, TableTokenizer, Tokenizer
+from tasks.tokens.text_arrays import Texts, character_start, texts_of, whole_characters
+from tasks.tokens.tokenizers import SPECIAL_TOKENS, ByteTokenizer, EngineTokenizer, TableTokenizer, Tokenizer
 
 # Less text is encoded by the reference before another engine is imported, set up and compared with it.
 WORTH_AN_ENGINE = 2**20

@@ -28,8 +28,8 @@ import numpy as np
 
 from tasks.tokens.subword import spelled_bytes
 from tasks.tokens.tables import code_points
-from tasks.tokens.texts import Texts, batches, whole_characters
-from tasks.tokens.tokenizer import (
+from tasks.tokens.text_arrays import Texts, batches, whole_characters
+from tasks.tokens.tokenizers import (
     N_SPECIAL,
     UNK,
     ByteTokenizer,

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks.tokens.engines import EngineError, engine_errors
 from tasks.tokens.subword import byte_spellings, cut_text
-from tasks.tokens.tokenizer import MIN_BPE_VOCAB, SPECIAL_TOKENS, BpeTokenizer, check_vocab_size
+from tasks.tokens.tokenizers import MIN_BPE_VOCAB, SPECIAL_TOKENS, BpeTokenizer, check_vocab_size
 
 WORTH_A_TRAINER = 2**22  # bytes of text; less is learned from by the reference in a moment
 SAMPLE_UNITS = 8

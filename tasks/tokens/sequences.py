@@ -10,7 +10,7 @@ import numpy as np
 
 from storage.schemas import SHARD_FILE
 from tasks.tokens.index import load_index
-from tasks.tokens.tokenizer import PAD
+from tasks.tokens.tokenizers import PAD
 
 if TYPE_CHECKING:
     from model.data import SpanSource

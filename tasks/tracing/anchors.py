@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import UserError
-from tasks.curate.dedup.words import I64, U64, Hashes, read_batches, word_runs
+from tasks.text.words import I64, U64, Hashes, read_batches, word_runs
 
 ANCHOR_WORDS = 6
 STRIDE = 3

@@ -18,8 +18,8 @@ from storage.store import Store
 from storage.tables import read_rows, write_table
 from tasks.stage import Work, stage
 from tasks.tracing.anchors import FOUND_WORDS
-from tasks.tracing.index import TracedSegment
 from tasks.tracing.spans import SharedSpan, covered_chars, outstanding, shared_spans
+from tasks.tracing.trace_index import TracedSegment
 
 ECHOES_FILE = "echoes.parquet"
 METRICS_FILE = "metrics.parquet"

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from storage.errors import UserError
 from storage.tables import read_columns
-from tasks.curate.dedup.words import I64, U64, Spanned, word_hashes
+from tasks.text.words import I64, U64, Spanned, word_hashes
 from tasks.tracing.anchors import ANCHOR_WORDS, FOUND_WORDS, STRIDE, Hits
-from tasks.tracing.index import TracedSegment
+from tasks.tracing.trace_index import TracedSegment
 
 MOST_STRETCHES = 16  # of a block of a text that are looked at in each segment, beside those that cover further words
 BLOCK_WORDS = 2048  # words of a text that are looked up at once

@@ -17,7 +17,7 @@ import numpy as np
 from storage.schemas import SHARD_FILE, TOKENS_FILE
 from storage.tables import read_columns
 from tasks.tokens.index import Index
-from tasks.tokens.tokenizer import Tokenizer
+from tasks.tokens.tokenizers import Tokenizer
 from tasks.train_report.journal import Sample
 
 N_PROMPTS = 2

@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> str:
 def test_on_the_command_line(tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def run_flow(module: str, name: str, options: Any) -> dict[str, Any]:
+    def run_flow(flow: str, options: Any) -> dict[str, Any]:
         asked.append(options.load())
         raise KeyboardInterrupt
 

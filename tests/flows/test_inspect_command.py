@@ -14,7 +14,7 @@ from model import PRESETS, ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE
 from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.inspection.subject import Subject
-from tasks.tokens.tokenizer import TOKENIZER_FILE, CharTokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, CharTokenizer
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.ingest.extract import yield_document
+from tasks.ingest.document import yield_document
 from tasks.ingest.records import Extraction, ExtractOptions, PageText
 
 

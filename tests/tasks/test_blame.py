@@ -12,7 +12,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.blame import documents_in, name_documents
 from tasks.tokens.index import load_index
-from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 
 
 def dataset_of(ran: Ran) -> ArtifactRef:

@@ -15,7 +15,7 @@ from tasks.curate.classifier import training
 from tasks.curate.classifier.features import BUCKETS, READ_CHARS, Features, featurise
 from tasks.curate.classifier.logistic import balanced, fit, sigmoid
 from tasks.curate.classifier.training import FOLDS, STRENGTHS, Trained, score_texts, train
-from tasks.curate.dedup.words import word_hashes, word_runs
+from tasks.text.words import word_hashes, word_runs
 
 TEXTS = ["", " \n ", "one", "one two", "ONE two one Two", "羊 羊", *(prose(400, seed) for seed in range(30))]
 

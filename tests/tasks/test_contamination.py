@@ -10,8 +10,8 @@ import pytest
 from dedup_samples import prose
 
 from storage.errors import UserError
-from tasks.curate.contamination import EvaluationSetSettings
-from tasks.curate.dedup import evaluation_grams
+from tasks.curate.evaluation_sets import EvaluationSetSettings
+from tasks.text import evaluation_grams
 
 QUESTION = prose(40, seed=1).replace("\n", " ")
 

@@ -21,7 +21,7 @@ from tasks.interchange import export_bundle
 from tasks.registry.base import BaseError, check_base, with_base
 from tasks.run import Run
 from tasks.settings import Settings, load_settings, parse_assignments
-from tasks.training import HISTORY_FILE
+from tasks.train import HISTORY_FILE
 
 STEPS = ("curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4")
 

@@ -12,7 +12,7 @@ from storage.store import StoreError
 from tasks.dataset_report import collect_dataset
 from tasks.dataset_report.figures import DatasetFigures, Slice
 from tasks.dataset_report.notes import notes
-from tasks.tokens.tokenizer import AsciiTokenizer
+from tasks.tokens.tokenizers import AsciiTokenizer
 
 
 @pytest.fixture(scope="module")

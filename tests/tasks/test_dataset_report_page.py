@@ -16,7 +16,7 @@ from tasks.dataset_report import collect_dataset, dataset_page, dataset_summary
 from tasks.dataset_report.figures import Packed
 from tasks.dataset_report.page import SECTIONS
 from tasks.dataset_report.sections import packing_words
-from tasks.tokens.tokenizer import AsciiTokenizer
+from tasks.tokens.tokenizers import AsciiTokenizer
 
 Make = Callable[[Path], Catalog]
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from tasks.dataset_report.vocabulary import Spelling, usage
-from tasks.tokens.tokenizer import (
+from tasks.tokens.tokenizers import (
     AsciiTokenizer,
     ByteTokenizer,
     CharTokenizer,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dedup_samples import all_pairs, edited, plain_words, planted, prose
 
-from tasks.curate.dedup import (
+from tasks.text import (
     NearPairs,
     Pairs,
     clusters,

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from dedup_samples import edited, peak_memory, plain_runs, prose
 
-from tasks.curate.dedup import (
+from tasks.text import (
     EvaluationSetError,
     containment,
     duplicate_paragraphs,
@@ -21,8 +21,8 @@ from tasks.curate.dedup import (
     overlapping_spans,
     signatures,
 )
-from tasks.curate.dedup.minhash import GRAM_WORDS
-from tasks.curate.dedup.words import BATCH_CHARS, word_pieces
+from tasks.text.minhash import GRAM_WORDS
+from tasks.text.words import BATCH_CHARS, word_pieces
 
 PAGE = prose(120, seed=1)
 MANUAL = f"{prose(3_000, seed=2)} {PAGE} {prose(3_000, seed=3)}"

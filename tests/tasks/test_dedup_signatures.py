@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from dedup_samples import edited, jaccard, peak_memory, plain_runs, plain_words, prose
 
-from tasks.curate.dedup import Signatures, signatures
-from tasks.curate.dedup.minhash import N_PERMUTATIONS, estimate
+from tasks.text import Signatures, signatures
+from tasks.text.minhash import N_PERMUTATIONS, estimate
 
 PINNED_MINIMA = "8f57358bbdc2f85e"
 TEXTS = ["", "one", "four words are few", "漢字" * 30, *(prose(20 + 40 * seed, seed) for seed in range(40)), " \n"]

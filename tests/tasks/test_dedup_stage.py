@@ -11,7 +11,7 @@ from dedup_samples import all_pairs
 from ingest_run import Ingestion, edited, home_at, ingest, prose, write
 
 from storage.home import Home
-from tasks.curate import duplicates
+from tasks.curate import dedup
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def files() -> dict[str, str]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests of the texts that were read to compare them."""
     seen: list[str] = []
-    original = duplicates._read_texts
+    original = dedup._read_texts
 
     def note(wanted: Sequence[Any], shelves: Sequence[Any]) -> list[str]:
         seen.extend(text.text_sha256 for text in wanted)
         return original(wanted, shelves)
 
-    monkeypatch.setattr(duplicates, "_read_texts", note)
+    monkeypatch.setattr(dedup, "_read_texts", note)
     return seen
 
 

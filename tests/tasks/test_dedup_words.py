@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from dedup_samples import plain_runs, plain_words, prose
 
-from tasks.curate.dedup.words import BATCH_CHARS, Hashes, Spanned, joined, read_batches, word_hashes, word_runs
+from tasks.text.words import BATCH_CHARS, Hashes, Spanned, joined, read_batches, word_hashes, word_runs
 
 PINNED_WORDS = ["0x48c07d5a8e0e72fa", "0x8bb5d581b6daf0cd"]
 PINNED_RUN = "0x6d219ab5f228acc0"

@@ -11,9 +11,8 @@ import pytest
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
-from tasks.evaluation import compare_evaluations
 from tasks.evaluation.bootstrap import paired_bootstrap
-from tasks.evaluation.compare import champion_figures
+from tasks.evaluation.compare import champion_figures, compare_evaluations
 from tasks.evaluation.tables import Evaluated, Evaluation, write_evaluation
 
 BIT = math.log(2)

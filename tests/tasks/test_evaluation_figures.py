@@ -21,11 +21,11 @@ from storage.manifest import Manifest
 from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
 from tasks.bundle import WEIGHTS_FILE, Bundle
-from tasks.evaluation import EvaluateSettings, Evaluation, evaluate, read_documents, read_evaluation
+from tasks.evaluation.evaluate import EvaluateSettings, evaluate
 from tasks.evaluation.sums import Sums
-from tasks.evaluation.tables import DIMENSIONS, Evaluated
+from tasks.evaluation.tables import DIMENSIONS, Evaluated, Evaluation, read_documents, read_evaluation
 from tasks.evaluation.windows import encode_documents
-from tasks.tokens.tokenizer import BOS, EOS, UNK
+from tasks.tokens.tokenizers import BOS, EOS, UNK
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def shared(tiny: Ran, found: Evaluation) -> dict[str, float]:
 def test_the_batch_size_changes_no_figure(
     tiny: Ran, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.evaluation.stage.TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr("tasks.evaluation.evaluate.TOKENS_AT_ONCE", 1)
     found, _ = measured(tiny, tmp_path, texts)
     assert found.metrics == pytest.approx(shared(tiny, found), rel=1e-6)
 
@@ -257,6 +257,6 @@ def test_documents_that_hold_nothing_to_predict_are_told(
 ) -> None:
     some = encode_documents(bundle, ["a", "b"])
     empty = replace(some, ids=some.ids[:0], lengths=np.zeros(2, np.int64))
-    monkeypatch.setattr("tasks.evaluation.stage.encode_documents", lambda *_: empty)
+    monkeypatch.setattr("tasks.evaluation.evaluate.encode_documents", lambda *_: empty)
     with pytest.raises(UserError, match=r"2 evaluation document\(s\) hold 0 ids and none to predict"):
         measured(tiny, tmp_path, ["a", "b"])

@@ -16,7 +16,8 @@ from flows.evaluate import evaluate_model
 from storage.catalog import read_state
 from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
-from tasks.evaluation.inputs import TextsError, evaluation_texts, read_texts, split_inputs
+from tasks.evaluation.split import split_inputs
+from tasks.evaluation.texts import TextsError, evaluation_texts, read_texts
 from tasks.settings import load_settings
 
 

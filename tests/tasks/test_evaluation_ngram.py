@@ -15,7 +15,7 @@ from storage.lineage import manifest_of
 from storage.tables import read_rows
 from tasks.evaluation.kneser_ney import KneserNey
 from tasks.evaluation.ngram import dataset_of, training_documents
-from tasks.tokens.tokenizer import BOS, EOS
+from tasks.tokens.tokenizers import BOS, EOS
 
 V = 9
 Gram = tuple[int, ...]

@@ -30,13 +30,13 @@ from storage.store import Store, open_store
 from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
 from tasks.blame import first_paths
-from tasks.evaluation.inputs import evaluation_texts
+from tasks.evaluation.texts import evaluation_texts
 from tasks.exposure import exposures
 from tasks.forgetting import sweep
 from tasks.forgetting.rewriting import samples_of
 from tasks.forgetting.sweep import finish_forgetting
 from tasks.forgetting.targets import find_targets
-from tasks.generation.stage import PROMPTS
+from tasks.generation.prompts import PROMPTS
 from tasks.lineage.why import explain
 from tasks.tokens.interface import Tokenizer
 from tasks.tokens.subword import BpeTokenizer
@@ -133,7 +133,7 @@ def holders_of(home: Home, words: str) -> list[str]:
 
 def tokens_stand(home: Home, words: str) -> bool:
     """Whether some words stand in a token shard, as the store's tokeniser reads it."""
-    from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
+    from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 
     (folder,) = (Path(home.store) / "tokenizer").iterdir()
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)

@@ -24,11 +24,11 @@ from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.bundle import Bundle
 from tasks.evaluation.windows import charged_nats, encode_documents
-from tasks.generation.prompts import Prompt, sample_prompts
+from tasks.generation.prompt_files import Prompt, sample_prompts
 from tasks.inspection.inspection import inspect_prompt
 from tasks.inspection.subject import Subject
 from tasks.interchange import export_bundle, import_folder
-from tasks.tokens.tokenizer import BOS, EOS, AsciiTokenizer, BpeTokenizer, HfTokenizer, Tokenizer
+from tasks.tokens.tokenizers import BOS, EOS, AsciiTokenizer, BpeTokenizer, HfTokenizer, Tokenizer
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
 BARE = ("tokenizer.bos=false", "tokenizer.eos=false")

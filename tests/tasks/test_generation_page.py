@@ -12,7 +12,7 @@ from generation_page_samples import HOSTILE, rich
 
 from tasks.generation.page import SECTIONS, generation_page
 from tasks.generation.preview import GenerationFigures, generation_summary, text_pieces
-from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer
+from tasks.tokens.tokenizers import AsciiTokenizer, BpeTokenizer
 
 
 def test_every_token_is_shaded_by_how_likely_it_was() -> None:

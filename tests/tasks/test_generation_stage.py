@@ -21,8 +21,8 @@ from storage.home import Home
 from storage.store import open_store
 from storage.tables import read_rows
 from tasks.bundle import Bundle, TextCompletion
-from tasks.generation.prompts import Prompt, read_prompts
-from tasks.tokens.tokenizer import BpeTokenizer, Tokenizer
+from tasks.generation.prompt_files import Prompt, read_prompts
+from tasks.tokens.tokenizers import BpeTokenizer, Tokenizer
 from tests.flows.runs import MARK, Command, answer, environment, invoke, kill_all, store_contents
 
 SHARDED = ["--max-new-tokens", "8", "--deterministic", "--set", "generate.shard_tokens=40"]

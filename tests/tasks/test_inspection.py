@@ -20,7 +20,7 @@ from tasks.inspection.inspection import InspectError, Inspection, inspect_prompt
 from tasks.inspection.labels import token_labels, visible
 from tasks.inspection.page import SECTIONS, page_data, to_html
 from tasks.inspection.subject import Subject
-from tasks.tokens.tokenizer import AsciiTokenizer, BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer
+from tasks.tokens.tokenizers import AsciiTokenizer, BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 16, "init_std": 0.3}
 HOSTILE = [

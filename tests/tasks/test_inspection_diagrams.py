@@ -14,7 +14,7 @@ from tasks.inspection.circuits import attention_detail, training_loop
 from tasks.inspection.diagrams import block_formula, block_parts, one_block, whole_model
 from tasks.inspection.flowchart import Box, Sum, Tap
 from tasks.inspection.subject import Subject
-from tasks.tokens.tokenizer import AsciiTokenizer
+from tasks.tokens.tokenizers import AsciiTokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 16, "n_layer": 2, "n_head": 4, "d_model": 16}
 VARIANTS: list[dict] = [

@@ -20,7 +20,7 @@ from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_columns, write_table
 from tasks.bundle import Bundle
 from tasks.interchange import ExchangeError, export_bundle, import_folder, read_hf_tokenizer, write_hf_tokenizer
-from tasks.tokens.tokenizer import (
+from tasks.tokens.tokenizers import (
     BOS,
     EOS,
     SPECIAL_TOKENS,

@@ -15,9 +15,9 @@ import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
+from tasks.ingest.extract import SegmentSettings, SourceFiles, document_id, extract
 from tasks.ingest.journal import Content, Journal
 from tasks.ingest.records import Extraction, PageText
-from tasks.ingest.segments import SegmentSettings, Sources, document_id, extract
 from tasks.machine import Machine
 from tasks.run import Run
 
@@ -381,5 +381,5 @@ def test_a_segment_can_be_made_without_a_pool_when_its_journal_is_whole(home: Ho
             with Journal(workspace.scratch) as journal:
                 journal.save(content, text("kept"))
             raise RuntimeError
-        extract(run, settings, files=Sources({}, {}))
+        extract(run, settings, files=SourceFiles({}, {}))
         assert machine._pool is None

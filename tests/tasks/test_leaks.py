@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dedup_samples import prose
 
-from tasks.curate.dedup import signatures
+from tasks.text import signatures
 
 N_SHELVES = 200
 DESCRIPTORS = 128

@@ -18,8 +18,8 @@ from flows.promote import promote_model
 from storage.errors import UserError
 from storage.home import Home
 from tasks.executor import on_ray, task_runner
+from tasks.ingest.extract import SourceFiles
 from tasks.ingest.journal import Content
-from tasks.ingest.segments import Sources
 from tasks.machine import Machine
 from tasks.registry.promote import Promotion
 from tasks.run import Run
@@ -123,7 +123,7 @@ def test_only_the_files_of_a_request_and_nothing_that_lives_go_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHEEPFOLD_RAY_CPUS", "2")
-    files = Sources({"a": "/a", "b": "/b"}, {"a": 1, "b": 2}).of([Content("b", ".txt")])
+    files = SourceFiles({"a": "/a", "b": "/b"}, {"a": 1, "b": 2}).of([Content("b", ".txt")])
     assert (files.paths, files.sizes) == ({"b": "/b"}, {"b": 2})
     with Machine(workers=3) as machine:
         assert machine.apart is machine.apart

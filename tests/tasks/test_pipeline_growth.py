@@ -22,7 +22,7 @@ from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.selection import hash_share
 from tasks.run import StageReport
 from tasks.tokens.index import load_index
-from tasks.tokens.tokenizer import BOS, EOS, load_tokenizer
+from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
 
 IN_TRAINING = 13  # a text whose hash puts it there
 

@@ -13,7 +13,7 @@ from storage.errors import UserError
 from storage.home import Home
 from tasks.run import Run
 from tasks.settings import Settings
-from tasks.tokens.tokenizer import ByteTokenizer
+from tasks.tokens.tokenizers import ByteTokenizer
 
 
 def asked(path: Path, *more: str) -> Settings:

@@ -17,7 +17,7 @@ from storage.tables import read_rows
 from tasks.checks import check_split, check_tokens
 from tasks.curate.redaction import STAND_INS, cut
 from tasks.curate.refine import refine_text
-from tasks.tokens.tokenizer import load_tokenizer
+from tasks.tokens.tokenizers import load_tokenizer
 
 PRIVATE = {
     "email": "mary.shepherd@fold-and-pen.org",

@@ -9,7 +9,7 @@ import pytest
 from tiny_run import direct_run, home_at, tiny_settings, write_texts
 
 from flows.evaluate import evaluate_model
-from flows.prepare import prepare_source
+from flows.prepare import ingest_and_prepare
 from flows.promote import promote_model
 from flows.train import train_model
 from storage.home import Home
@@ -39,7 +39,7 @@ def retrain(home: Home, source: Path, base: str) -> Round:
     with direct_run(home) as run:
         settings = continuing(run, load_settings(None, parse_assignments(CONTINUED)), base)
         settings = settings if settings.train.base else tiny_settings()
-        _, prepared, model = prepare_source(run, str(source), settings)
+        _, prepared, model = ingest_and_prepare(run, str(source), settings)
         read = already_read(run, base, model, prepared.dataset)
         checkpoint = read or train_model(run, settings, prepared, model)
         evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate)

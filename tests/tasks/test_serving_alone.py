@@ -282,7 +282,8 @@ def test_the_logged_model_holds_no_pickle(model_folder: Path) -> None:
 
 
 def test_a_version_that_outlived_its_store_is_taken_in_again(served_home: Home, tiny: Ran, tmp_path: Path) -> None:
-    from tasks.evaluation import EvaluateSettings, evaluate, read_metrics
+    from tasks.evaluation.evaluate import EvaluateSettings, evaluate
+    from tasks.evaluation.tables import read_metrics
     from tasks.registry.models import checkpoint_of
 
     empty = Home(tmp_path, str(tmp_path / "store"), served_home.tracking_uri).create()

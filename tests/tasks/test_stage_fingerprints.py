@@ -174,8 +174,8 @@ def test_a_module_without_source_is_refused_by_name() -> None:
 
 
 def test_the_training_stage_covers_the_network_but_not_the_plumbing() -> None:
-    modules = set(modules_of("tasks.training"))
-    assert {"tasks.training", "model.trainer", "model.transformer", "storage.tables"} <= modules
+    modules = set(modules_of("tasks.train"))
+    assert {"tasks.train", "model.trainer", "model.transformer", "storage.tables"} <= modules
     assert not modules & PLUMBING
 
 

@@ -91,7 +91,7 @@ def test_samples_change_no_bit(
     tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tiny.checkpoint is not None
-    monkeypatch.setattr("tasks.training.sampler_of", lambda *_: None)
+    monkeypatch.setattr("tasks.train.sampler_of", lambda *_: None)
     with direct_run(prepared_home) as run:
         without = train_in(run, tiny_source)
         assert bits(run, without) == bits(tiny.run, tiny.checkpoint)

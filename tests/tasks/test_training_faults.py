@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_run import direct_run, home_at, tiny_settings, write_texts
 
-from flows.prepare import prepare_source
+from flows.prepare import ingest_and_prepare
 from flows.train import train_model
 from model.data import Batch
 from model.order import order
@@ -22,7 +22,7 @@ from tasks.tokens.index import load_index
 def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, settings = write_texts(tmp_path / "texts"), tiny_settings()
     with direct_run(home_at(tmp_path / "home")) as run:
-        _, prepared, _ = prepare_source(run, str(source), settings)
+        _, prepared, _ = ingest_and_prepare(run, str(source), settings)
         dataset = prepared.dataset
         n = len(load_index(run.store.folder(dataset), "train"))
         guilty = int(order(n, seed=7, epoch=0)[2 * 4 + 1])  # the second one of step 3

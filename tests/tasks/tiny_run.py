@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from flows.evaluate import evaluate_model
 from flows.generate import sample
 from flows.ingest import Ingested
-from flows.prepare import Prepared, prepare_source
+from flows.prepare import Prepared, ingest_and_prepare
 from flows.retrain import plan_retraining
 from flows.state import publish
 from flows.train import train_model
@@ -98,7 +98,7 @@ def copy_of_store(ran: Ran, folder: Path, *without: str) -> Home:
 def train_in(run: Run, source: Path, settings: Settings | None = None) -> ArtifactRef:
     """Files to a trained model; returns the checkpoint."""
     settings = settings or tiny_settings()
-    _, prepared, base = prepare_source(run, str(source), settings)
+    _, prepared, base = ingest_and_prepare(run, str(source), settings)
     return train_model(run, settings, prepared, base)
 
 
@@ -145,7 +145,7 @@ class Ran:
 def run_prepare(home: Home, source: Path, settings: Settings | None = None, refresh: Collection[str] = ()) -> Ran:
     """Files to dataset."""
     with direct_run(home, refresh) as run:
-        ingested, prepared, _ = prepare_source(run, str(source), settings or tiny_settings())
+        ingested, prepared, _ = ingest_and_prepare(run, str(source), settings or tiny_settings())
         publish(run)
         return Ran(run.reports, ingested, prepared, run)
 
@@ -169,7 +169,7 @@ def run_whole(
 
 def run_in(run: Run, source: Path, settings: Settings) -> Ran:
     """Files to completions, in a run."""
-    ingested, prepared, base = prepare_source(run, str(source), settings)
+    ingested, prepared, base = ingest_and_prepare(run, str(source), settings)
     checkpoint = train_model(run, settings, prepared, base)
     evaluation, metrics = evaluate_model(run, checkpoint, prepared.evalset)
     completions = sample(run, settings, checkpoint, prepared.evalset)

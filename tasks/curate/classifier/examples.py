@@ -19,11 +19,11 @@ import numpy as np
 from storage.digest import sha256_file
 from storage.errors import UserError
 from tasks.curate.classifier.features import READ_CHARS
-from tasks.curate.dedup import keep_best, near_pairs, signatures
 from tasks.curate.hygiene import normalise_text
 from tasks.ingest.containers.tables import JSON_LINES, PARQUET
 from tasks.ingest.detection.detect import HEAD_BYTES, detect
 from tasks.ingest.text import decode
+from tasks.text import keep_best, near_pairs, signatures
 
 COLUMN = "text"
 MIN_EXAMPLES = 10

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasks.curate.dedup.words import I64, Hashes, distinct, read_batches, word_runs
+from tasks.text.words import I64, Hashes, distinct, read_batches, word_runs
 
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]

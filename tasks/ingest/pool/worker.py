@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.ingest.detection.detect import HEAD_BYTES, Detected, detect
-from tasks.ingest.extract import yield_document
+from tasks.ingest.document import yield_document
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_message
 from tasks.ingest.records import (
     BELL,

@@ -20,7 +20,7 @@ from storage.schemas import SHARD_FILE
 from tasks.corpora import export as exporting
 from tasks.corpora.export import Exported, export_corpus
 from tasks.tokens.index import load_index
-from tasks.tokens.tokenizer import load_tokenizer
+from tasks.tokens.tokenizers import load_tokenizer
 
 
 def prepare(folder: Path, *assignments: str) -> Ran:

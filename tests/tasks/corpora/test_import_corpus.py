@@ -22,8 +22,8 @@ from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_rows
 from storage.verify import check_store
 from tasks.corpora import parts as cutting
-from tasks.ingest.corpus import corpora_of
-from tasks.ingest.segments import document_id
+from tasks.ingest.corpus import split_by_reader
+from tasks.ingest.extract import document_id
 from tasks.ingest.snapshot import ListedFile
 from tasks.ingest.sources.resolve import resolve_sources
 from tasks.machine import Machine
@@ -257,7 +257,7 @@ def test_corpora_are_told_from_files_by_source_and_by_content() -> None:
         listed("d", "documents:/x", None),
         listed("e", "/y", None),
     ]
-    corpora, others = corpora_of(rows)
+    corpora, others = split_by_reader(rows)
     assert [row.path for row in corpora] == ["a", "c", "d"]
     assert [row.path for row in others] == ["b", "e"]
 

@@ -14,9 +14,7 @@ from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.bundle import Bundle
-from tasks.exams.questions import ExactMatch, MultipleChoice, Question
-from tasks.exams.scoring import score_choices, write_answers
-from tasks.exams.stages import (
+from tasks.exams.exam import (
     ANSWERS_FILE,
     ExamSettings,
     QuestionsSettings,
@@ -26,6 +24,8 @@ from tasks.exams.stages import (
     load_questions,
     read_exam_metrics,
 )
+from tasks.exams.questions import ExactMatch, MultipleChoice, Question
+from tasks.exams.scoring import score_choices, write_answers
 from tasks.run import Run
 
 CHOOSING = [

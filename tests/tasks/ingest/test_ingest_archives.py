@@ -20,9 +20,9 @@ import pytest
 from extraction import extract_document
 from ingest_samples import encrypted_pdf, text_pdf
 
-from tasks.ingest import extract as extract_module
+from tasks.ingest import document as document_module
 from tasks.ingest.containers import members as members_module
-from tasks.ingest.extract import yield_document
+from tasks.ingest.document import yield_document
 from tasks.ingest.records import Extraction, ExtractOptions, MemberStarted
 
 OPTIONS = ExtractOptions()
@@ -440,7 +440,7 @@ def test_a_gzip_member_that_ends_in_its_header_does_not_harm_the_others(build, l
 @pytest.mark.parametrize("error", [IndexError, struct.error, KeyError, AssertionError, MemoryError])
 @pytest.mark.parametrize("place", ["identify", "read_archive", "decode"])
 def test_whatever_a_parser_raises_is_the_row_of_that_member_alone(monkeypatch, place, error):
-    module = extract_module if place == "decode" else members_module
+    module = document_module if place == "decode" else members_module
     parse, hostile = getattr(module, place), gzip.compress(b"hostile", mtime=0)
     bad = b"hostile" if place == "decode" else hostile
 

@@ -16,7 +16,7 @@ import pytest
 from extraction import extract_document
 from pyarrow import parquet
 
-from tasks.ingest.extract import yield_document
+from tasks.ingest.document import yield_document
 from tasks.ingest.records import Extraction, ExtractOptions
 
 OPTIONS = ExtractOptions()
@@ -306,7 +306,7 @@ def test_a_sqlite_header_alone_is_corrupt(data):
 
 def test_no_heavy_library_is_imported_before_a_file_needs_it():
     code = (
-        "import sys; from tasks.ingest.extract import yield_document; "
+        "import sys; from tasks.ingest.document import yield_document; "
         "from tasks.ingest.records import ExtractOptions; "
         "list(yield_document(b'some words', '.txt', ExtractOptions())); "
         "print([name for name in ('numpy', 'pandas', 'pyarrow', 'duckdb', 'lxml', 'docx') if name in sys.modules])"

@@ -17,9 +17,9 @@ from storage.home import Home
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, find_version, read_models, registered_versions
 from storage.store import open_store
 from storage.tracking import Tracking
+from tasks.gates.gates import gates
 from tasks.gates.page import collect_gates, gates_page
 from tasks.gates.settings import GateSettings
-from tasks.gates.stage import gates
 from tasks.registry.promote import ChampionChanged, Promotion, move_aliases, roll_back
 from tasks.run import Run
 

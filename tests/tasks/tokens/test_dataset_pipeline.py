@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_run import Ran, direct_run, home_at, tiny_settings
 
-from flows.prepare import prepare_source
+from flows.prepare import ingest_and_prepare
 from flows.train import train_model
 from storage.home import Home
 from storage.tables import read_rows
@@ -38,7 +38,7 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
 def test_a_training_reads_what_the_dataset_counts(home: Home, tiny_source: Path, asked: tuple[str, ...]) -> None:
     settings = tiny_settings("train.max_steps=0", "train.max_tokens=1000", *asked)
     with direct_run(home) as run:
-        _, prepared, _ = prepare_source(run, str(tiny_source), settings)
+        _, prepared, _ = ingest_and_prepare(run, str(tiny_source), settings)
         checkpoint = train_model(run, settings, prepared)
         record = json.loads((run.store.folder(prepared.dataset) / "dataset.json").read_text())
         history = read_rows(run.store.folder(checkpoint) / "history.parquet")

@@ -26,8 +26,8 @@ from tasks.tokens.engines import (
     TableEngine,
     TiktokenEngine,
 )
-from tasks.tokens.texts import Texts, texts_of
-from tasks.tokens.tokenizer import (
+from tasks.tokens.text_arrays import Texts, texts_of
+from tasks.tokens.tokenizers import (
     SPECIAL_TOKENS,
     UNK,
     AsciiTokenizer,

@@ -22,11 +22,11 @@ from storage.schemas import SELECTION
 from tasks.run import Run
 from tasks.stage import Work, stage
 from tasks.tokens import merges
-from tasks.tokens.fit import FitSettings, check_tokenizer, fit_tokenizer, tokenizer
 from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenizer import BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer, WordTokenizer, load_tokenizer
+from tasks.tokens.tokenizer import FitSettings, check_tokenizer, fit_tokenizer, tokenizer
+from tasks.tokens.tokenizers import BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 
 TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's x=1;"
 

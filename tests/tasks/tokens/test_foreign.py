@@ -17,13 +17,13 @@ from tasks.checks.tokens import _framing_problems
 from tasks.dataset_report.artefacts import special_names
 from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines
 from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, GigatokenEngine, ReferenceEngine, TiktokenEngine
-from tasks.tokens.fit import FitSettings
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.shards import TokeniseSettings
 from tasks.tokens.subword import WORD_PATTERNS, cut_text
-from tasks.tokens.texts import texts_of
-from tasks.tokens.tokenizer import (
+from tasks.tokens.text_arrays import texts_of
+from tasks.tokens.tokenise import TokeniseSettings
+from tasks.tokens.tokenizer import FitSettings
+from tasks.tokens.tokenizers import (
     BpeTokenizer,
     HfTokenizer,
     TokenizerError,

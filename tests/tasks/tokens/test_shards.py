@@ -23,10 +23,11 @@ from storage.lineage import manifest_of
 from storage.manifest import Manifest
 from tasks.run import Run
 from tasks.stage import Work, stage
-from tasks.tokens import engine_choice, engines, shards
-from tasks.tokens.shards import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
-from tasks.tokens.texts import Texts, texts_of
-from tasks.tokens.tokenizer import (
+from tasks.tokens import engine_choice, engines
+from tasks.tokens import tokenise as module
+from tasks.tokens.text_arrays import Texts, texts_of
+from tasks.tokens.tokenise import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
+from tasks.tokens.tokenizers import (
     BOS,
     EOS,
     UNK,
@@ -119,7 +120,7 @@ def test_engine_and_row_groups_leave_no_trace_in_the_ids(kind: str, options: dic
 
 def test_a_fast_engine_writes_what_the_reference_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", 0)
-    monkeypatch.setattr(shards, "COMPARE_BYTES", 1)
+    monkeypatch.setattr(module, "COMPARE_BYTES", 1)
     made = encode(tmp_path / "a", BPE, DOCUMENTS)
     assert made["engine"].startswith("gigatoken ")
     assert encode(tmp_path / "b", BPE, DOCUMENTS, engine="reference")["engine"].startswith("tokenizers ")
@@ -129,7 +130,7 @@ def test_a_fast_engine_writes_what_the_reference_writes(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("block", [1, 2, 7, 300])
 def test_blocks_of_any_size_give_the_same_files(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encode(tmp_path / "a", BPE, DOCUMENTS)
-    monkeypatch.setattr(shards, "BLOCK_IDS", block)
+    monkeypatch.setattr(module, "BLOCK_IDS", block)
     encode(tmp_path / "b", BPE, DOCUMENTS)
     assert written(tmp_path / "a") == written(tmp_path / "b")
 
@@ -140,7 +141,7 @@ def test_stretches_of_any_size_give_the_same_files(
     kind: str, stretch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode(tmp_path / "a", KINDS[kind], DOCUMENTS)
-    monkeypatch.setattr(shards, "STRETCH_BYTES", stretch)
+    monkeypatch.setattr(module, "STRETCH_BYTES", stretch)
     encode(tmp_path / "b", KINDS[kind], DOCUMENTS)
     assert written(tmp_path / "a") == written(tmp_path / "b")
 
@@ -149,11 +150,11 @@ def test_stretches_of_any_size_give_the_same_files(
 @pytest.mark.parametrize("odd", [0, 1])
 def test_ids_are_counted_in_pairs_as_one_by_one(largest: int, odd: int) -> None:
     dtype = smallest_dtype(largest + 1)
-    ids = np.random.default_rng(largest).integers(0, largest + 1, shards.ID_PAIRS + odd).astype(dtype)
+    ids = np.random.default_rng(largest).integers(0, largest + 1, module.ID_PAIRS + odd).astype(dtype)
     ids[-1] = largest
     expected = np.bincount(ids, minlength=largest + 1) + 1
     counts = np.ones(largest + 1, dtype=np.int64)
-    shards.add_occurrences(counts, ids)
+    module.add_occurrences(counts, ids)
     assert counts.tolist() == expected.tolist()
 
 
@@ -198,9 +199,9 @@ def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
     texts = [prose(1), prose(2), "late " * 50]
     encode(tmp_path / "a", BPE, texts, rows_per_group=1, engine="reference")
     monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", 0)
-    monkeypatch.setattr(shards, "COMPARE_BYTES", compare_bytes)
+    monkeypatch.setattr(module, "COMPARE_BYTES", compare_bytes)
     monkeypatch.setattr(engine_choice, "_candidates", lambda tokenizer: [("gigatoken", engine)])
-    shards._engines.cache_clear()
+    module._engines.cache_clear()
     made = encode(tmp_path / "b", BPE, texts, rows_per_group=1)
     assert made["engine"].startswith("tokenizers ")
     assert told in made["engine_reason"]
@@ -343,7 +344,7 @@ def told_by_a_process(code: str, kind: str, texts: list[str], folder: Path) -> l
 PEAK = r"""
 import pathlib, re, sys
 sys.path.insert(0, sys.argv[1])
-from tasks.tokens.shards import tokenise_segment
+from tasks.tokens.tokenise import tokenise_segment
 made = tokenise_segment(*sys.argv[2:6], True, True, "auto", lambda done, total: None)
 peak = re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss knows the parent's, too
 print(made["engine"].split()[0], int(peak[1]) * 1024)

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.tokens.fit import CHAR_BELOW_BYTES, choose, fit_tokenizer
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.subword import PIECE_BYTES, cut_text
-from tasks.tokens.tokenizer import (
+from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer
+from tasks.tokens.tokenizers import (
     EOS,
     N_SPECIAL,
     SPECIAL_TOKENS,
@@ -241,7 +241,7 @@ def test_a_text_of_unknown_characters_loses_all_its_bytes_or_none(kind: str) -> 
 def test_fits_repeat_to_the_byte_in_processes_with_other_hash_seeds(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[3]);"
-        "from tasks.tokens.settings import TokenizerSettings; from tasks.tokens.fit import fit_tokenizer;"
+        "from tasks.tokens.settings import TokenizerSettings; from tasks.tokens.tokenizer import fit_tokenizer;"
         "text = pathlib.Path(sys.argv[1]).read_text(encoding='utf-8');"
         "texts = [text.encode(), text[::-1].encode()];"
         "[fit_tokenizer(texts, TokenizerSettings(kind=kind)).tokenizer.save(pathlib.Path(sys.argv[2], kind))"

@@ -22,8 +22,8 @@ from tasks.run import Run
 from tasks.settings import EvaluationSettings
 from tasks.tracing.contamination import by_exposure, read_contamination
 from tasks.tracing.echoes import ECHOES_FILE, read_echo_metrics
-from tasks.tracing.index import trace_indexes
 from tasks.tracing.sources import datasets_of, training_texts
+from tasks.tracing.trace_index import trace_indexes
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from trace_samples import longest_shared, segment_at
 
 from storage.errors import UserError
 from tasks.tracing import spans as module
-from tasks.tracing.index import TracedSegment
 from tasks.tracing.spans import SharedSpan, outstanding, shared_spans
+from tasks.tracing.trace_index import TracedSegment
 
 DOCUMENTS = {f"doc-{seed}": prose(60 + 40 * seed, seed) for seed in range(6)}
 

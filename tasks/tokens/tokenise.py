@@ -32,8 +32,8 @@ from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
 from tasks.tokens.engines import Encoded, Engine, EngineError, engine_errors
-from tasks.tokens.texts import Texts, batches, number_array, text_array, texts_of
-from tasks.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
+from tasks.tokens.text_arrays import Texts, batches, number_array, text_array, texts_of
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
 STRETCH_BYTES = 2**20  # of texts that are encoded and written before the next ones
 BLOCK_IDS = 2**18

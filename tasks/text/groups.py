@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from tasks.curate.dedup.words import I64
+from tasks.text.words import I64
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,20 @@
-"""The stages of the classifier: one trains it, one scores the documents of a segment with it.
-
-A score decides nothing; thresholds are the policy's.
-"""
+"""The stage `classifier`: learns good from bad texts by the user's examples."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.digest import sha256_file, sha256_json
+from storage.digest import sha256_file
 from storage.manifest import ArtifactRef
-from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
-from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.curate.classifier.examples import example_files, file_identities, read_examples, refuse_shared
-from tasks.curate.classifier.training import score_texts, train
+from tasks.curate.classifier.training import train
 from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
@@ -29,7 +23,6 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "weights.npy"
 METRICS_FILE = "metrics.json"
-BATCH_DOCUMENTS = 256
 
 logger = logging.getLogger("sheepfold")
 
@@ -53,11 +46,6 @@ class ClassifierStageSettings:
             ExamplesError: if one is not there, or is nothing that can be read.
         """
         return cls(file_identities("good", good), file_identities("bad", bad))
-
-
-@dataclass(frozen=True)
-class ScoreSettings:
-    """Settings of the stage; there are none: the classifier is an input."""
 
 
 @stage("classifier", version=1, unkeyed=("good_files", "bad_files"))
@@ -90,36 +78,6 @@ def classifier(
     work.counts["weak"] = int(bool(metrics["note"]))
     # of the weights alone: an example given twice alters a count, but no score
     return sha256_file(work.out / WEIGHTS_FILE)
-
-
-@stage("score", version=1, unit="document", tables={SCORES_FILE: SCORES})
-def score(work: Work, settings: ScoreSettings, *, documents: ArtifactRef, classifier: ArtifactRef) -> str:
-    """Score the documents of one segment: the probability that each is good."""
-    source = work.folder(documents) / DOCUMENTS_FILE
-    weights = work.folder(classifier) / WEIGHTS_FILE
-    size = unpacked_size(source)
-    made = work.apart(score_segment, size, source=str(source), weights=str(weights), out=str(work.out))
-    work.counts["rows"] = work.counts["units"] = made["rows"]
-    return str(made["digest"])
-
-
-def score_segment(source: str, weights: str, out: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Write the scores of a table of documents; returns their number and a digest."""
-    parameters = np.load(weights, allow_pickle=False)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        documents = stream_rows(Path(source), ["doc_id", "text"])
-        done = 0
-        while batch := list(islice(documents, BATCH_DOCUMENTS)):
-            scores = score_texts([row["text"] for row in batch], parameters).tolist()
-            for row, value in zip(batch, scores, strict=True):
-                yield {"doc_id": row["doc_id"], "score": value, "digest": sha256_json(value)}
-            done += len(batch)
-            progress(done, done)
-
-    table = Path(out) / SCORES_FILE
-    count = write_table(table, SCORES, rows())
-    return {"rows": count, "digest": union_digest([table])}
 
 
 def trained_classifier(run: Run, examples: ClassifierSettings) -> ArtifactRef | None:

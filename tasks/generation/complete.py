@@ -1,8 +1,4 @@
-"""The stages of generation: prompts are kept, each shard of them is completed, and the shards are joined.
-
-    prompts     prompts.parquet       one shard's prompts, so that completions lead back to them
-    complete    completions.parquet   its completions
-    generate    completions.parquet   those of all shards, in the order of the prompts
+"""The stage `complete`: a model's completions of one shard of prompts.
 
 A prompt that cannot be continued has one row with an `error`; the others go on. A prompt's noise is named by its id, so
 what it gets depends neither on its place nor on the shard that it is in.
@@ -13,54 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from storage.digest import sha256_json
 from storage.errors import UserError
-from storage.manifest import ArtifactRef, RefSet
+from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS, COMPLETIONS_FILE
-from storage.tables import TableWriter, read_rows, stream_rows, write_table
+from storage.tables import read_rows, write_table
 from tasks.apart import WORTH_A_PROCESS
 from tasks.bundle import Bundle
 from tasks.generation.completions import BATCH_SIZES, Progress, complete_prompts
-from tasks.generation.prompts import Prompt
+from tasks.generation.prompts import PROMPTS_FILE
 from tasks.settings import GenerateSettings
 from tasks.stage import Work, stage
-
-PROMPTS_FILE = "prompts.parquet"
-
-PROMPTS = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("prompt", pa.large_string(), nullable=False),
-        pa.field("fields", pa.large_string()),
-        pa.field("error", pa.string()),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class PromptsSettings:
-    """Identity of a list of prompts; the list comes as a resource."""
-
-    digest: str
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt]) -> PromptsSettings:
-        """Settings that name these prompts."""
-        return cls(sha256_json(list(prompts)))
-
-
-@stage("prompts", version=2, unkeyed=("prompts",))
-def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Prompt]) -> str:
-    """Keep a list of prompts in the store, so that completions lead back to it."""
-    work.counts["rows"] = write_table(work.out / PROMPTS_FILE, PROMPTS, map(asdict, prompts))
-    return settings.digest
 
 
 @stage(
@@ -158,33 +120,7 @@ def complete_shard(
         "tokens": sum(row["n_tokens"] for row in rows),
         "units": len(asked),
     }
-    return {"counts": counts, "digest": _Digest().over(rows)}
-
-
-@dataclass(frozen=True)
-class JoinSettings:
-    """Settings of the joining; there are none."""
-
-
-@stage("generate", version=2, tables={"completions.parquet": COMPLETIONS}, keep_with=("parts",))
-def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
-    """Join the completions of all shards, in the order of the prompts."""
-    digest, n_errors, n_tokens = _Digest(), 0, 0
-    with TableWriter(work.out / COMPLETIONS_FILE, COMPLETIONS) as writer:
-        for ref in parts.refs:
-            for row in stream_rows(work.folder(ref) / COMPLETIONS_FILE):
-                writer.write([row])
-                digest.add(row)
-                n_errors += row["error"] is not None
-                n_tokens += row["n_tokens"]
-    work.counts.update(rows=writer.count, errors=n_errors, tokens=n_tokens)
-    return digest.hexdigest()
-
-
-def joined(parts: Sequence[ArtifactRef]) -> RefSet:
-    """Completed shards as one input, which their order belongs to; without a digest where a plan would make one."""
-    made = all(ref.made for ref in parts)
-    return RefSet(tuple(parts), sha256_json([ref.digest for ref in parts]) if made else "")
+    return {"counts": counts, "digest": CompletionsDigest().over(rows)}
 
 
 @lru_cache(maxsize=1)
@@ -193,7 +129,7 @@ def _bundle(folder: str, digest: str, device: str) -> Bundle:
     return Bundle(Path(folder), device)
 
 
-class _Digest:
+class CompletionsDigest:
     """Logical digest of completions: over their rows in their order, however they are spread over tables.
 
     All columns count, also those that say how a text was made: shards of equal texts are joined under one key.

@@ -1,4 +1,4 @@
-"""What a model may be measured on beside the frozen evaluation set: a split, a text, a folder of texts, a table.
+"""The stage `texts`: what a model may be measured on beside the frozen evaluation set, from files of the user.
 
 Whatever it is becomes an artefact with the layout of an evaluation set, so that all that works on the one works on the
 other. Files are read as they are, each a document: nothing is cleaned, cut or left out.
@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 from storage.catalog import read_state
 from storage.digest import sha256_json
 from storage.errors import UserError
-from storage.manifest import ArtifactRef, RefSet
+from storage.manifest import ArtifactRef
 from storage.schemas import EVALSET
 from storage.tables import write_table
-from tasks.curate.evalset import evaluation_rows, frozen_evalset
-from tasks.curate.kept import kept_documents
+from tasks.curate.evalset import frozen_evalset
+from tasks.evaluation.split import SplitSettings, copy_split, split_inputs
 from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ PARQUET = ".parquet"
 COLUMN = "text"
 UNDETERMINED = "und"
 NAMES_SHOWN = 20
-
-State = dict[str, list[ArtifactRef]]
 
 
 class TextsError(UserError):
@@ -203,55 +201,6 @@ def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str
     work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, map(asdict, texts))
     work.counts["bytes"] = sum(len(item.text.encode()) for item in texts)
     return settings.digest
-
-
-@dataclass(frozen=True)
-class SplitSettings:
-    """Which side of a corpus."""
-
-    split: str
-
-
-@stage("split", version=1)
-def copy_split(
-    work: Work,
-    settings: SplitSettings,
-    *,
-    snapshot: ArtifactRef,
-    curated: ArtifactRef,
-    documents: RefSet,
-    measures: RefSet,
-) -> str:
-    """Copy the documents of one side of a corpus into a set to measure models on."""
-    wanted = kept_documents(work.store, curated, settings.split)
-    if not wanted:
-        raise TextsError(f"the corpus has no {settings.split} documents")
-    rows = evaluation_rows(work.store, wanted, snapshot, documents, measures)
-    work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, rows)
-    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
-    return sha256_json(rows)  # with what results are told apart by
-
-
-def split_inputs(state: State) -> dict[str, ArtifactRef | RefSet]:
-    """Inputs of `copy_split` from the artefacts of a corpus's last run.
-
-    Args:
-        state: see `storage.catalog.read_state`.
-
-    Raises:
-        TextsError: the corpus was never ingested, or not since documents were forgotten.
-    """
-    if not all(state.get(name) for name in ("snapshot", "curate", "refine", "measure")):
-        raise TextsError(
-            "the corpus has no documents yet, or some were forgotten since its last run: run `sheepfold ingest SOURCE` "
-            "or `run` first"
-        )
-    return {
-        "snapshot": state["snapshot"][0],
-        "curated": state["curate"][0],
-        "documents": RefSet.of(state["refine"]),
-        "measures": RefSet.of(state["measure"]),
-    }
 
 
 def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> ArtifactRef:

@@ -25,11 +25,11 @@ from storage.schemas import (
     VERIFIED_PAIRS,
 )
 from storage.tables import read_columns, read_places, stream_rows, unpacked_size, write_columns, write_table
-from tasks.curate.dedup import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
-from tasks.curate.dedup.minhash import N_PERMUTATIONS
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
 from tasks.curate.settings import DedupSettings
 from tasks.stage import Work, stage
+from tasks.text import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
+from tasks.text.minhash import N_PERMUTATIONS
 
 if TYPE_CHECKING:
     from tasks.run import Run

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from tasks.curate.dedup.words import I64, U64, Batch, Chosen, Hashes, Spanned, joined, read_batches, word_runs
+from tasks.text.words import I64, U64, Batch, Chosen, Hashes, Spanned, joined, read_batches, word_runs
 
 SHINGLE_WORDS = 5
 GRAM_WORDS = 13

@@ -35,7 +35,7 @@ from tasks.settings import ExecutionSettings, ModelSettings, TrainSettings
 from tasks.stage import Work, stage
 from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.sequences import open_sequences
-from tasks.tokens.tokenizer import TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.train_report.samples import Sampler, first_ids
 from tasks.train_report.watch import Watch, sync_journal
 

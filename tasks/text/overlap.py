@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasks.curate.dedup.minhash import GRAM_WORDS
-from tasks.curate.dedup.words import I64, U64, Hashes, distinct, word_pieces, word_runs
+from tasks.text.minhash import GRAM_WORDS
+from tasks.text.words import I64, U64, Hashes, distinct, word_pieces, word_runs
 
 # Documents of fewer runs (of fewer than 25 words: no two runs side by side) are not judged by containment: one single
 # stock phrase would make up all of such a text. If all of it is a document elsewhere, exact deduplication sees it.

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasks.curate.dedup.groups import Pairs, clusters
-from tasks.curate.dedup.minhash import N_PERMUTATIONS, U32, Signatures, estimate, shingle_sets
-from tasks.curate.dedup.words import I64, U64, distinct
+from tasks.text.groups import Pairs, clusters
+from tasks.text.minhash import N_PERMUTATIONS, U32, Signatures, estimate, shingle_sets
+from tasks.text.words import I64, U64, distinct
 
 TextsOf = Callable[[Sequence[int]], list[str]]
 

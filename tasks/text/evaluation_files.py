@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from storage.errors import UserError
-from tasks.curate.dedup.minhash import GRAM_WORDS
-from tasks.curate.dedup.words import U64, distinct, read_batches, word_runs
+from tasks.text.minhash import GRAM_WORDS
+from tasks.text.words import U64, distinct, read_batches, word_runs
 
 _FORMATS = {
     ".parquet": "parquet",

@@ -12,9 +12,9 @@ from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import GRAMS_FILE
-from tasks.curate.dedup import evaluation_files, evaluation_format, evaluation_grams
 from tasks.curate.hygiene import normalise_text
 from tasks.stage import Work, stage
+from tasks.text import evaluation_files, evaluation_format, evaluation_grams
 
 if TYPE_CHECKING:
     from tasks.run import Run

@@ -1,0 +1,46 @@
+"""Texts compared, as pure functions over texts and numpy arrays: signatures, pairs, clusters, overlap.
+
+`words` has the hashing that all of them rest on. `minhash` makes a document's signature; `near` finds pairs of
+near-duplicates and `groups` what to do with them; `overlap` finds text that stands in two places, `evaluation_files`
+reads the sets that no training text may repeat.
+"""
+
+from tasks.text.evaluation_files import EvaluationSetError, evaluation_files, evaluation_format, evaluation_grams
+from tasks.text.groups import Pairs, clusters, giant_clusters, keep_best
+from tasks.text.minhash import Signatures, gram_hashes, shingle_sets, signatures
+from tasks.text.near import NearPairs, near_pairs
+from tasks.text.overlap import (
+    Containment,
+    GramIndex,
+    common,
+    containment,
+    duplicate_paragraphs,
+    judged_share,
+    overlapping_spans,
+)
+from tasks.text.words import Hashes
+
+__all__ = [
+    "Containment",
+    "EvaluationSetError",
+    "GramIndex",
+    "Hashes",
+    "NearPairs",
+    "Pairs",
+    "Signatures",
+    "clusters",
+    "common",
+    "containment",
+    "duplicate_paragraphs",
+    "evaluation_files",
+    "evaluation_format",
+    "evaluation_grams",
+    "giant_clusters",
+    "gram_hashes",
+    "judged_share",
+    "keep_best",
+    "near_pairs",
+    "overlapping_spans",
+    "shingle_sets",
+    "signatures",
+]
