@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .generating.contrastive import contrastive_search
     from .generating.rows import Completion
     from .generation import generate, prompt_problem, stream
-    from .guards import OutOfMemory, TrainingDiverged
+    from .guards import OutOfMemory
     from .hf import from_hf, to_hf
     from .metrics import NllSum
     from .presets import PRESETS, preset
@@ -46,7 +46,7 @@ _HOMES = {
     "generating.contrastive": ["contrastive_search"],
     "generating.rows": ["Completion"],
     "generation": ["generate", "prompt_problem", "stream"],
-    "guards": ["OutOfMemory", "TrainingDiverged"],
+    "guards": ["OutOfMemory"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum"],
     "presets": ["PRESETS", "preset"],
@@ -81,7 +81,6 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "Trainer",
-    "TrainingDiverged",
     "Transformer",
     "beam_search",
     "contrastive_search",

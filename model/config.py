@@ -11,7 +11,6 @@ from .validation import Settings, check_bool, check_choice, check_int, check_num
 PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
 SCHEDULES = ("warmup_cosine", "cosine", "constant", "noam", "wsd")
-SPIKE_ACTIONS = ("report", "skip", "rollback")
 OVERFLOWS = ("roll", "stop", "refuse")
 
 
@@ -48,9 +47,8 @@ class TrainConfig(Settings):
         eval_every: optimiser steps between two evaluations; the last step is always evaluated.
         patience: evaluations in a row without a lower validation loss after which the run ends, with the weights of the
             best one; 0 never ends it early.
-        spike_action: reaction to a spike of loss or gradient norm: "report" it, "skip" the update, or "rollback" to the
-            last checkpoint and leave the sequences out.
-        spike_zscore: standard deviations above the mean of the last steps from which a value is a spike.
+        spike_zscore: standard deviations above the mean of the last steps from which a loss or gradient norm is
+            reported as a spike.
     """
 
     max_steps: int
@@ -72,13 +70,11 @@ class TrainConfig(Settings):
     seed: int = limited(1337, ge=0)
     eval_every: int = limited(100, ge=1)
     patience: int = limited(0, ge=0)
-    spike_action: str = "report"
     spike_zscore: float = limited(8.0, gt=0)
 
     def __post_init__(self) -> None:
         self.check_limits()
         check_int("max_steps", self.max_steps, 1)
-        check_choice("spike_action", self.spike_action, SPIKE_ACTIONS)
         self._check_schedule()
         self._check_decay()
         check_choice("precision", self.precision, PRECISIONS)

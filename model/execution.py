@@ -22,19 +22,16 @@ class Execution(Settings):
         recompute: compute the activations of each block again in the backward pass: less memory, a third more time.
         sharding: placement on several devices, "ddp" (each holds all weights) or "fsdp" (each holds a part of weights,
             gradients and optimiser state).
-        halve_batch: when a device runs out of memory, split micro-batches in halves instead of stopping; the effective
-            batch stays.
         keep: number of newest checkpoints that are kept; the one with the lowest validation loss is kept beside them.
     """
 
     compile: bool = False
     recompute: bool = False
     sharding: str = "ddp"
-    halve_batch: bool = True
     keep: int = limited(2, ge=1)
 
     def __post_init__(self) -> None:
         self.check_limits()
-        for name in ("compile", "recompute", "halve_batch"):
+        for name in ("compile", "recompute"):
             check_bool(name, getattr(self, name))
         check_choice("sharding", self.sharding, SHARDINGS)

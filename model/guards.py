@@ -16,7 +16,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,11 +26,8 @@ from .execution import Execution
 
 Rows = Sequence[Mapping[str, Any]]
 
-# names of what the guards write into a history's row
+# what is written into a history's row
 SPIKE_SCORE = "spike/score"  # how far a leap goes
-SPIKE_SKIPPED = "spike/skipped"  # 1 where the update was left out
-ROLLED_BACK_TO = "spike/rolled_back_to"  # the step whose state followed this one
-SPLIT = "memory/split"  # into how many parts micro-batches are cut from here on
 
 WINDOW = 64  # steps that a step is compared with
 FEWEST = 32  # of them before anything is judged: a spread of fewer values says little, and the first steps are wild
@@ -148,21 +144,6 @@ def _comparable(history: Rows) -> list[tuple[int, float]]:
     return losses
 
 
-class TrainingDiverged(RuntimeError):
-    """The run leaps again and again from the same state; going back to it once more would not help.
-
-    Attributes:
-        step: the optimiser step, from 1.
-    """
-
-    def __init__(self, spike: Spike, step: int, anchor: int, times: int) -> None:
-        self.step = step
-        super().__init__(
-            f"{spike} at step {step}, after {times} returns to the state of step {anchor} with other sequences each "
-            f"time: the data is not the cause. Lower lr, raise warmup_ratio or lower clip_norm"
-        )
-
-
 class OutOfMemory(RuntimeError):
     """A device has too little memory; says what to change.
 
@@ -190,8 +171,6 @@ class OutOfMemory(RuntimeError):
         if size > 1:
             smaller = -(-size // 2)
             remedies.append(f"batch_size={smaller} with grad_accum={-(-size * accum // smaller)}")
-            if not execution.halve_batch:
-                remedies.append("halve_batch=True, which does that by itself")
         remedies.append(f"a max_seq_len below {shape.max_seq_len}")
         if config.precision == "fp32" and device.type != "cpu":
             remedies.append("precision='bf16'")
@@ -234,18 +213,11 @@ def telling_of_memory(
         raise OutOfMemory(doing, device, shape, config, execution, error) from error
 
 
-def split(batch: Batch, parts: int) -> Iterator[Batch]:
-    """A micro-batch in so many parts of nearly equal numbers of rows, or in single rows where it has fewer.
-
-    Args:
-        batch: the micro-batch.
-        parts: at least 1.
-    """
-    n_rows = len(batch.inputs)
-    bounds = np.linspace(0, n_rows, min(parts, n_rows) + 1).round().astype(int).tolist()
-    for first, last in pairwise(bounds):
-        documents = None if batch.documents is None else batch.documents[first:last]
-        yield Batch(batch.inputs[first:last], batch.labels[first:last], documents)
+def _rows(batch: Batch) -> Iterator[Batch]:
+    """The rows of a micro-batch, each as one of its own."""
+    for row in range(len(batch.inputs)):
+        documents = None if batch.documents is None else batch.documents[row : row + 1]
+        yield Batch(batch.inputs[row : row + 1], batch.labels[row : row + 1], documents)
 
 
 def non_finite_weights(model: nn.Module) -> list[str]:
@@ -266,7 +238,7 @@ def non_finite_rows(
         weights: what gradients are taken of.
     """
     found = []
-    rows = (row for batch in batches for row in split(batch, len(batch.inputs)))
+    rows = (row for batch in batches for row in _rows(batch))
     for number, row in enumerate(rows):
         for weight in weights:
             weight.grad = None

@@ -20,7 +20,6 @@ from .checkpoint import Checkpoint, best_checkpoint, differences, load_checkpoin
 from .config import TrainConfig
 from .data import SequenceSource
 from .distributed import Ranks
-from .guards import SPLIT
 from .identity import execution_record, source_digest, warn_if_bits_may_differ
 from .saver import CheckpointSaver
 
@@ -167,7 +166,6 @@ class RunCheckpoints:
         if saved.scaler:
             stepper.scaler.load_state_dict(saved.scaler)
         history.extend(saved.history)
-        stepper.split = int(next((row[SPLIT] for row in reversed(history) if SPLIT in row), 1))
         changed = (
             saved.step < self.train_config.max_steps
             and self.val_source is not None

@@ -7,7 +7,7 @@ number, so that cutting the same sequences into other micro-batches gives the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,8 @@ from .config import TrainConfig
 from .data import IGNORE, Batch, trim
 from .distributed import SINGLE, Network, Ranks, is_sharded, pack_random, unpack_random, whole
 from .execution import Execution
-from .guards import OutOfMemory, is_out_of_memory, non_finite_rows, non_finite_weights, shown, split
-from .kernels import keep_freed_memory, release_freed_memory
+from .guards import non_finite_rows, non_finite_weights, shown, telling_of_memory
+from .kernels import keep_freed_memory
 from .optim import build_optimizer, set_learning_rate
 from .randomness import DROPOUT_STREAM, WEIGHTS_STREAM, RandomState, derive_seed
 from .transformer import Transformer
@@ -67,15 +67,11 @@ class StepResult:
         loss: mean negative log-likelihood over the step's valid labels, in nats; 0 if it had none.
         grad_norm: global norm before clipping; 0 if fp16's loss scaler skipped the update.
         tokens: number of valid labels.
-        applied: False if the update was left out because it was not accepted.
-        split: into how many parts each micro-batch was cut to fit into memory.
     """
 
     loss: float
     grad_norm: float
     tokens: int
-    applied: bool = True
-    split: int = 1
 
 
 class Stepper:
@@ -90,7 +86,6 @@ class Stepper:
 
     Attributes:
         network: the network as the ranks share it.
-        split: into how many parts each micro-batch is cut; doubles when memory runs out.
         notes: what is done in another way than asked for, a sentence each.
     """
 
@@ -108,7 +103,6 @@ class Stepper:
         self.config = config
         self.device = device
         self.ranks = ranks
-        self.split = 1
         if device.type == "cpu":
             keep_freed_memory()
         model.recompute = self.execution.recompute
@@ -120,14 +114,7 @@ class Stepper:
         self.random = self._random_stream(0)
         self._parameters = list(model.parameters())
 
-    def run(
-        self,
-        batches: Sequence[Batch],
-        lr: float,
-        step: int,
-        indices: Sequence[int],
-        accept: Callable[[float, float], bool] | None = None,
-    ) -> StepResult:
+    def run(self, batches: Sequence[Batch], lr: float, step: int, indices: Sequence[int]) -> StepResult:
         """Takes one optimiser step.
 
         Args:
@@ -135,60 +122,34 @@ class Stepper:
             lr: learning rate.
             step: number of this step, from 1, for messages.
             indices: numbers of the sequences, for messages.
-            accept: asked with (loss, gradient norm) before the weights change; where it says no, they stay.
 
         Raises:
             NonFiniteLoss: the loss is NaN or infinite, or the gradient is (in fp16: although the loss scale has fallen
                 below 1); the weights are as before.
-            OutOfMemory: the step does not fit into memory, even in parts if that is allowed.
+            OutOfMemory: the step does not fit into memory.
             ValueError: a token id lies outside the vocabulary.
         """
         (tokens,) = map(int, self.ranks.sum(sum(int((batch.labels != IGNORE).sum()) for batch in batches)))
         self.model.train()
-        (mean,) = self.ranks.sum(self._gradients(batches, max(1, tokens), step))
+        with self._telling_of_memory(f"step {step}"):
+            loss = self._backward(batches, max(1, tokens))
+        (mean,) = self.ranks.sum(loss)
         if not math.isfinite(mean):
             raise self._stopped(f"the loss is {mean}", step, indices, batches)
         set_learning_rate(self.optimizer, lr)
-        try:
-            norm, applied = self._update(mean, step, indices, batches, accept)
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                raise self._too_large(f"the update of step {step}", error) from error
-            raise
-        return StepResult(mean, norm, tokens, applied, self.split)
-
-    def _gradients(self, batches: Sequence[Batch], divisor: int, step: int) -> float:
-        """Adds up the gradients of the step's loss and returns it, in smaller parts if memory runs out."""
-        before = self.random.tensors()
-        while True:
-            self.optimizer.zero_grad(set_to_none=True)
-            try:
-                return self._backward(batches, divisor)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                # several ranks compute in step, and one of them cannot begin anew alone
-                may_split = self.execution.halve_batch and self.ranks.world_size == 1
-                if not may_split or self.split >= max(len(batch.inputs) for batch in batches):
-                    raise self._too_large(f"step {step}", error) from error
-            # Only here, where the error is gone and with it the attempt's tensors, memory is free again. Some of its
-            # gradients may be there already, so the whole step is computed anew, with the same random numbers.
-            self.split *= 2
-            self.random.load(before)
-            # what the allocators keep of it is of no use to libraries that allocate for themselves
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            elif self.device.type == "cpu":
-                release_freed_memory()
+        with self._telling_of_memory(f"the update of step {step}"):
+            norm = self._update(step, indices, batches)
+        return StepResult(mean, norm, tokens)
 
     def _backward(self, batches: Sequence[Batch], divisor: int) -> float:
+        """Adds up the gradients of the step's loss and returns it."""
+        self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         with self.random.running():
-            parts = [part for batch in batches for part in split(batch, self.split)]
-            for number, part in enumerate(parts, start=1):
-                with self.network.accumulating(more=number < len(parts)):
+            for number, batch in enumerate(batches, start=1):
+                with self.network.accumulating(more=number < len(batches)):
                     # A step without any label has loss 0 and gradient 0: the divisor only must not be 0.
-                    loss = self._nll(part) / divisor
+                    loss = self._nll(batch) / divisor
                     self.scaler.scale(loss).backward()
                 losses.append(loss.detach())
         return float(torch.stack(losses).sum())
@@ -208,15 +169,8 @@ class Stepper:
         with self._autocast():
             return self.network.nll(ids, targets, documents)
 
-    def _update(
-        self,
-        loss: float,
-        step: int,
-        indices: Sequence[int],
-        batches: Sequence[Batch],
-        accept: Callable[[float, float], bool] | None,
-    ) -> tuple[float, bool]:
-        """Clips and applies the gradients; returns their norm, and whether they were accepted."""
+    def _update(self, step: int, indices: Sequence[int], batches: Sequence[Batch]) -> float:
+        """Clips and applies the gradients; returns their norm."""
         self.scaler.unscale_(self.optimizer)
         max_norm = self.config.clip_norm if self.config.clip_norm > 0 else math.inf
         total = whole(torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None]))
@@ -226,18 +180,16 @@ class Stepper:
         finite = math.isfinite(norm)
         if not finite and not self.scaler.is_enabled():
             raise self._stopped(f"the gradient's norm is {norm}", step, indices, batches)
-        applied = not finite or accept is None or accept(loss, norm)
-        if applied:
-            self.scaler.step(self.optimizer)  # leaves the weights alone if an fp16 gradient overflowed
+        self.scaler.step(self.optimizer)  # leaves the weights alone if an fp16 gradient overflowed
         self.scaler.update()
         if finite:
-            return norm, applied
+            return norm
         # Each skipped step halves the scale. Below 1 it makes gradients smaller than they are: what overflows then
         # is not the scaling's doing, and no smaller scale will mend it.
         if self.scaler.get_scale() < 1:
             what = f"at every loss scale down to 1, the gradient's norm is {norm}"
             raise self._stopped(what, step, indices, batches)
-        return 0.0, applied
+        return 0.0
 
     def _stopped(self, what: str, step: int, indices: Sequence[int], batches: Sequence[Batch]) -> NonFiniteLoss:
         """The error, with what can be found out about its cause."""
@@ -260,10 +212,8 @@ class Stepper:
         suspects = [indices[row] for row in rows if row < len(indices)]
         return NonFiniteLoss(what, step, indices, f"Alone, only {shown(suspects)} are so: look at them.", suspects)
 
-    def _too_large(self, doing: str, error: BaseException) -> OutOfMemory:
-        if self.split > 1:
-            doing = f"{doing}, even with micro-batches in {self.split} parts,"
-        return OutOfMemory(doing, self.device, self.model.config, self.config, self.execution, error)
+    def _telling_of_memory(self, doing: str) -> AbstractContextManager[None]:
+        return telling_of_memory(doing, self.device, self.model.config, self.config, self.execution)
 
     def _compile(self) -> None:
         if is_sharded(self.ranks, self.execution.sharding):

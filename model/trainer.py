@@ -27,13 +27,12 @@ from .config import TrainConfig
 from .data import SequenceSource
 from .distributed import SINGLE, Ranks, check_share
 from .execution import Execution
-from .guards import SPLIT, EarlyStop, telling_of_memory
+from .guards import SPIKE_SCORE, EarlyStop, SpikeDetector, telling_of_memory
 from .identity import full_identity, weights_digest
 from .kernels import release_freed_memory
 from .order import Group, Order
 from .run_checkpoints import RunCheckpoints
 from .schedule import learning_rate
-from .spikes import SpikeGuard
 from .step import NonFiniteLoss, Stepper, new_stepper
 from .stopping import StopRequest, TrainingStopped
 from .transformer import Transformer
@@ -89,7 +88,7 @@ class Trainer:
         on_checkpoint: called with (step) before a checkpoint becomes visible, so that the caller can first
             make durable what belongs to the steps it covers.
         on_event: called with (step, kind, message) where something happens that the person should know: "advice",
-            "execution", "kernel", "spike", "memory" or "early stop". Without it, all but the kernel are warnings.
+            "execution", "kernel", "spike" or "early stop". Without it, all but the kernel are warnings.
         on_progress: called with (step, max_steps, metrics) at the end of each step.
         on_sample: called with (step, network) after an evaluation, where one process trains; it may let the network
             write something, but must change nothing of it and draw from no global random stream.
@@ -101,7 +100,7 @@ class Trainer:
 
     Raises:
         ValueError: there are no sequences to train on, a group reaches beyond them, the ranks cannot share a step,
-            patience is asked for without sequences to evaluate on, or a rollback without a folder for checkpoints.
+            or patience is asked for without sequences to evaluate on.
     """
 
     def __init__(
@@ -149,8 +148,7 @@ class Trainer:
         self.documents_of = documents_of
         self.execution = execution
         self.stop = stop
-        folder = None if self.checkpoint_dir is None else self.checkpoint_dir / "rollback"
-        self._spikes = SpikeGuard(train_config, folder, lambda step, message: self._tell(step, "spike", message))
+        self._spikes = SpikeDetector(train_config.spike_zscore)
         self._early_stop = EarlyStop(train_config.patience)
         if train_config.patience and val_source is None:
             raise ValueError(
@@ -167,7 +165,6 @@ class Trainer:
             NonFiniteLoss: a loss or gradient is NaN or infinite; good checkpoints stay.
             OSError: a checkpoint cannot be written.
             OutOfMemory: the network, a step or an evaluation does not fit into memory.
-            TrainingDiverged: the run leaps again and again, whatever sequences it reads.
             TrainingStopped: it was asked to stop; the step it stopped after is saved.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
@@ -195,8 +192,6 @@ class Trainer:
         step, is_last = resumed_from, self._is_last(resumed_from, history)
         if not is_last:
             self._tell_what_to_know(stepper, step)
-        if step == 0 and self._spikes.rollbacks:
-            self._spikes.keep_anchor(checkpoints.state(stepper, step, history), self.ranks)
         while not is_last:
             step += 1
             started = time.perf_counter()
@@ -221,12 +216,8 @@ class Trainer:
             stopping, is_due = self.ranks.any(
                 self.stop is not None and self.stop.asked and not is_last, checkpoints.is_due
             )
-            is_anchor = self._spikes.is_anchor(step)
-            if is_last or is_best or is_anchor or stopping or is_due:
+            if is_last or is_best or stopping or is_due:
                 checkpoints.save(stepper, step, history, best=is_best)
-            if is_anchor:
-                checkpoints.wait()
-                self._spikes.keep_anchor(checkpoints.state(stepper, step, history), self.ranks)
             if self.on_progress:
                 self.on_progress(step, self.train_config.max_steps, metrics)
             if stopping:
@@ -246,9 +237,8 @@ class Trainer:
         parts = self.ranks.share(indices.reshape(config.grad_accum, config.batch_size))
         batches = [self.train_source.batch(part) for part in parts]
         lr = learning_rate(step - 1, config)
-        split = stepper.split
         try:
-            result = stepper.run(batches, lr, step, indices.tolist(), self._spikes.accept(history))
+            result = stepper.run(batches, lr, step, indices.tolist())
         except NonFiniteLoss as error:
             if self.documents_of is None:
                 raise
@@ -260,19 +250,15 @@ class Trainer:
             "lr": lr,
             "grad_norm": result.grad_norm,
         }
-        if result.split > split:
-            row[SPLIT] = float(result.split)
-            self._tell(
-                step,
-                "memory",
-                f"memory ran out; from step {step} on each micro-batch of {config.batch_size} sequences is computed in "
-                f"{result.split} parts, with the same effective batch. The result may differ in the last bits",
-            )
-        self._spikes.after(row, result.applied, history, stepper, lambda: self._documents(indices.tolist()))
+        spike = self._spikes.judge(history, result.loss, result.grad_norm)
+        if spike is not None:
+            row[SPIKE_SCORE] = spike.score
+            if not history or SPIKE_SCORE not in history[-1]:  # of several in a row, the first one is told
+                self._tell(step, "spike", f"step {step} leaps: {spike}. {self._documents(indices)}".removesuffix(". "))
         return row
 
-    def _documents(self, indices: Sequence[int]) -> str:
-        return "" if self.documents_of is None or not self.ranks.is_first else self.documents_of(indices)
+    def _documents(self, indices: np.ndarray) -> str:
+        return "" if self.documents_of is None or not self.ranks.is_first else self.documents_of(indices.tolist())
 
     def _tell(self, step: int, kind: str, message: str) -> None:
         if self.on_event is not None:
@@ -299,9 +285,8 @@ class Trainer:
 
     def _evaluate(self, stepper: Stepper, step: int) -> float:
         assert self.val_source is not None
-        rows = max(1, self.train_config.batch_size // stepper.split)
         with self._telling_of_memory(f"the evaluation after step {step}"):
-            found = stepper.network.evaluate(self.val_source, rows, self.device)
+            found = stepper.network.evaluate(self.val_source, self.train_config.batch_size, self.device)
         if found.tokens and not math.isfinite(found.loss):
             raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
         return found.loss

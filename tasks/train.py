@@ -346,7 +346,7 @@ def train(
     """
     import torch
 
-    from model import ModelConfig, NonFiniteLoss, OutOfMemory, TrainingDiverged
+    from model import ModelConfig, NonFiniteLoss, OutOfMemory
     from model.checkpoint import load_weights
     from model.stopping import StopRequest, TrainingStopped, stoppable
 
@@ -391,7 +391,7 @@ def train(
                 stop,
             )
         watch.finish(load_weights(result.weights, network), result.steps)
-    except (NonFiniteLoss, OutOfMemory, TrainingDiverged) as error:
+    except (NonFiniteLoss, OutOfMemory) as error:
         watch.end("FAILED")
         told = f"the training stopped: {error}"
         if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import multiprocessing
@@ -114,10 +113,9 @@ def stopped_training(ranks: Ranks, *, step: int, **settings: Any) -> Outcome:
     return told(trainer.fit())
 
 
-def leaping_training(ranks: Ranks, *, action: str, folder: str, sharding: str = "ddp") -> Outcome:
-    """Trains on text of which one step's sequences are noise, and does about it what the configuration says."""
-    config = dataclasses.replace(guarded_cases.PLAIN, spike_action=action)
-    return _guarded(config, guarded_cases.source_with_noise(), None, folder, sharding, ranks)
+def leaping_training(ranks: Ranks, *, folder: str, sharding: str = "ddp") -> Outcome:
+    """Trains on text of which one step's sequences are noise."""
+    return _guarded(guarded_cases.PLAIN, guarded_cases.source_with_noise(), None, folder, sharding, ranks)
 
 
 def patient_training(ranks: Ranks, *, folder: str, sharding: str = "ddp") -> Outcome:

@@ -186,20 +186,14 @@ def test_every_validation_sequence_counts_once_however_the_batches_go_round(n_va
     assert_like(first["history"], alone(**settings)["history"])
 
 
-@pytest.mark.parametrize(("sharding", "action"), [("ddp", "skip"), ("ddp", "rollback"), ("fsdp", "rollback")])
-def test_ranks_do_the_same_about_a_leap(sharding: str, action: str, tmp_path: Path) -> None:
-    settings = {"action": action, "sharding": sharding, "folder": str(tmp_path / "run")}
-    first, second = run_ranks(rank_cases.leaping_training, tmp_path, **settings)
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_ranks_find_the_same_leap_and_one_tells_of_it(sharding: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    first, second = run_ranks(rank_cases.leaping_training, tmp_path, sharding=sharding, folder=folder)
     assert "error" not in first, first
     assert first["history"] == second["history"]
-    if sharding == "ddp":
-        assert first["weights"] == second["weights"]
     assert (first["events"], second["events"]) == ([[LEAP, "spike"]], [])
-    (row,) = (row for row in first["history"] if "spike/score" in row)
-    assert (row["step"], row["spike/skipped"], row.get("spike/rolled_back_to")) == (
-        *(LEAP, 1.0),
-        50.0 if action == "rollback" else None,
-    )
+    assert [row["step"] for row in first["history"] if "spike/score" in row] == [LEAP]
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)

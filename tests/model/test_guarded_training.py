@@ -1,4 +1,4 @@
-"""Runs in which something goes wrong: leaps, broken weights, no more progress; and the same bits after a kill."""
+"""Runs in which something goes wrong: leaps, broken weights, no more progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded_cases import LEAP, LEARNED, N_SEQUENCES, NETWORK, PLAIN, ROWS, STEPS, source_with_noise, sources_to_learn
+from guarded_cases import LEAP, LEARNED, N_SEQUENCES, NETWORK, PLAIN, ROWS, source_with_noise, sources_to_learn
 from interrupted_runs import Interrupted, assert_same_run, stop_at
 
 from model import (
@@ -26,7 +26,6 @@ from model import (
     load_checkpoint,
 )
 from model.data import Batch
-from model.guards import TrainingDiverged
 from model.order import order
 from model.step import Stepper
 
@@ -39,8 +38,8 @@ class Events(list[tuple[int, str, str]]):
             self.append((step, kind, message))
 
 
-def run(action: str, folder: Path | None = None, **settings: Any) -> TrainResult:
-    config = dataclasses.replace(PLAIN, spike_action=action, **settings.pop("config", {}))
+def run(folder: Path | None = None, **settings: Any) -> TrainResult:
+    config = dataclasses.replace(PLAIN, **settings.pop("config", {}))
     source = settings.pop("source", None) or source_with_noise()
     settings = {"checkpoint_seconds": 0, "on_event": Events(), **settings}
     return Trainer(NETWORK, config, source, checkpoint_dir=folder, **settings).fit()
@@ -53,8 +52,8 @@ def assert_same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Te
 
 def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
     events = Events()
-    found = run("report", on_event=events, documents_of=lambda numbers: f"Read: {len(numbers)} of them.")
-    unwatched = run("report", config={"spike_zscore": 1e9})
+    found = run(on_event=events, documents_of=lambda numbers: f"Read: {len(numbers)} of them.")
+    unwatched = run(config={"spike_zscore": 1e9})
     (row,) = (row for row in found.history if "spike/score" in row)
     assert row["step"] == LEAP and row["spike/score"] > 8
     assert [{k: v for k, v in row.items() if k != "spike/score"} for row in found.history] == unwatched.history
@@ -65,85 +64,12 @@ def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
 
 def test_without_a_listener_a_leap_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=f"step {LEAP} leaps"):
-        run("report", on_event=None)
+        run(on_event=None)
 
 
-def test_the_update_of_a_leap_is_left_out(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        run("skip", tmp_path, on_progress=stop_at(LEAP))
-    before, after = (load_checkpoint(tmp_path / f"step-{step:08d}") for step in (LEAP - 1, LEAP))
-    assert_same_tensors(before.weights, after.weights)
-    assert_same_tensors(before.optimizer, after.optimizer)
-    assert after.history[-1]["spike/skipped"] == 1.0
-
-
-def test_a_leap_leads_back_and_on_with_the_next_sequences(tmp_path: Path) -> None:
-    events = Events()
-    with pytest.raises(Interrupted):
-        run("rollback", tmp_path, on_progress=stop_at(LEAP), on_event=events)
-    back, now = load_checkpoint(tmp_path / "rollback/step-00000050"), load_checkpoint(tmp_path)
-    assert_same_tensors(back.weights, now.weights)
-    assert_same_tensors(back.optimizer, now.optimizer)
-    assert (now.step, now.history[-1]["spike/rolled_back_to"]) == (LEAP, 50.0)
-    assert "its update is left out, and the run goes on from the state of step 50" in events[0][2]
-    read: list[int] = []
-    source = source_with_noise()
-
-    class Recorded:
-        def __len__(self) -> int:
-            return len(source)
-
-        def batch(self, indices: np.ndarray) -> Batch:
-            read.extend(indices.tolist())
-            return source.batch(indices)
-
-    result = run("rollback", tmp_path, source=Recorded())
-    assert [row["step"] for row in result.history] == list(range(1, STEPS + 1))
-    assert read == order(N_SEQUENCES, PLAIN.seed, 0)[LEAP * ROWS : STEPS * ROWS].tolist()
-
-
-@pytest.mark.parametrize("action", ["skip", "rollback"])
-@pytest.mark.parametrize("pause", [0, 3600], ids=["saved-each-step", "saved-rarely"])
-def test_a_run_with_a_leap_ends_with_the_same_bits_after_interruptions(
-    action: str, pause: float, tmp_path: Path
-) -> None:
-    undisturbed = run(action, tmp_path / "whole", checkpoint_seconds=3600)
-    assert any("spike/skipped" in row for row in undisturbed.history)
-    for step in (LEAP - 1, LEAP, LEAP + 2, 71):
-        with pytest.raises(Interrupted):
-            run(action, tmp_path / "killed", checkpoint_seconds=pause, on_progress=stop_at(step))
-    resumed = run(action, tmp_path / "killed")
-    assert resumed.resumed_from > 0 or action == "skip"
-    assert_same_run(undisturbed, resumed)
-
-
-def test_a_run_that_leaps_whatever_it_reads_is_stopped(tmp_path: Path) -> None:
-    source = source_with_noise(LEAP, N_SEQUENCES // ROWS)
-    with pytest.raises(
-        TrainingDiverged, match=f"at step {LEAP + 3}, after 3 returns to the state of step 50 with other"
-    ):
-        run("rollback", tmp_path, source=source)
-
-
-def test_a_rollback_without_its_states_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        run("rollback", tmp_path, on_progress=stop_at(LEAP - 1))
-    for place in (tmp_path / "rollback").iterdir():
-        place.rename(tmp_path / f"gone-{place.name}")
-    with pytest.raises(FileNotFoundError, match=f"step {LEAP} is to be undone, but .* has no state of step 55"):
-        run("rollback", tmp_path)
-
-
-def test_half_precision_leaves_a_leap_out_too(tmp_path: Path) -> None:
-    result = run("skip", tmp_path, config={"precision": "fp16"})
-    assert [row["step"] for row in result.history if "spike/skipped" in row] == [LEAP]
-
-
-def test_guards_that_need_something_refuse_to_go_without(build_source: Callable[..., SpanSource]) -> None:
-    with pytest.raises(ValueError, match="spike_action='rollback' goes back to a checkpoint; give a checkpoint_dir"):
-        run("rollback")
+def test_patience_without_sequences_to_evaluate_on_is_refused(build_source: Callable[..., SpanSource]) -> None:
     with pytest.raises(ValueError, match="patience=3 waits for the validation loss"):
-        run("report", config={"patience": 3})
+        run(config={"patience": 3})
 
 
 # The end of progress: the network learns few sequences by heart, and the validation loss turns.
@@ -232,7 +158,7 @@ def test_of_a_step_the_guilty_sequences_and_their_documents_are_named(
 
     monkeypatch.setattr(Stepper, "_nll", nll)
     with pytest.raises(NonFiniteLoss) as caught:
-        run("report", tmp_path, source=source, documents_of=documents_of)
+        run(tmp_path, source=source, documents_of=documents_of)
     assert (caught.value.step, caught.value.suspects) == (7, [guilty])
     assert f"Alone, only [{guilty}] are so: look at them. Document of [{guilty}]." in str(caught.value)
     saved = load_checkpoint(tmp_path)

@@ -164,15 +164,15 @@ def test_the_error_says_what_to_change(model_config: ModelConfig) -> None:
         error = RuntimeError("DefaultCPUAllocator: can't allocate memory\nlong trace")
         return str(OutOfMemory("step 7", torch.device(device), model_config, config, execution, error))
 
-    plain = text(TrainConfig(5, batch_size=7, grad_accum=2), Execution(halve_batch=False))
+    plain = text(TrainConfig(5, batch_size=7, grad_accum=2), Execution())
     assert plain.startswith("step 7 does not fit into the memory of cpu with batch_size=7, max_seq_len=16")
     assert "batch_size=4 with grad_accum=4" in plain
-    assert "halve_batch=True" in plain and "a max_seq_len below 16" in plain and "recompute=True" in plain
+    assert "a max_seq_len below 16" in plain and "recompute=True" in plain
     assert plain.endswith("(DefaultCPUAllocator: can't allocate memory)")
     assert "bf16" not in plain  # takes no less memory where float32 weights are cast, and time on most CPUs
     assert "precision='bf16'" in text(TrainConfig(5), Execution(), "cuda")
     small = text(TrainConfig(5, batch_size=1), Execution(recompute=True))
-    assert "grad_accum=" not in small and "recompute=True" not in small and "halve_batch" not in small
+    assert "grad_accum=" not in small and "recompute=True" not in small
 
 
 def test_the_rows_that_are_not_finite_by_themselves_are_found(

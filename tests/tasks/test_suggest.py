@@ -84,7 +84,7 @@ def test_steps_are_timed_in_the_processes_that_will_train(home: Home, tmp_path: 
 
 
 def test_what_is_computed_in_another_way_is_another_device() -> None:
-    assert ExecutionSettings(halve_batch=False, keep=5).words() == ""
+    assert ExecutionSettings(keep=5).words() == ""
     assert ExecutionSettings(compile=True).words() == "compiled"
     assert (
         ExecutionSettings(processes=2, recompute=True, sharding="fsdp").words()
