@@ -8,9 +8,11 @@ run, so that plans and prompts at the keyboard start without it.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar
@@ -31,8 +33,11 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+logger = logging.getLogger("sheepfold")
+
 # A lost run is queued again by an automation; one that ends its worker each time has to stop somewhere.
 MAX_ATTEMPTS = 5
+AWAY_SECONDS = 120.0  # that Prefect's server may take to come back
 
 
 class PipelineFlow(Generic[AnyOptions]):
@@ -50,7 +55,15 @@ class PipelineFlow(Generic[AnyOptions]):
         from prefect import flow as prefect_flow
 
         def body(**parameters: Any) -> dict[str, Any]:
-            return self.function(self.options(**parameters))
+            attempt = 1
+            while True:
+                try:
+                    return self.function(self.options(**parameters))
+                except Exception as error:
+                    attempt += 1
+                    if attempt > MAX_ATTEMPTS or not _server_was_away(error):
+                        raise
+                    logger.warning("Prefect's server was away; the flow goes on with what is finished")
 
         fields = self.options.model_fields
         parameters = [
@@ -83,6 +96,25 @@ def flow(options: type[AnyOptions]) -> Callable[[Callable[[AnyOptions], dict[str
         return PipelineFlow(function, options)
 
     return decorate
+
+
+def _server_was_away(error: BaseException | None) -> bool:
+    """Return True if an error came from Prefect's server not listening, once it listens again.
+
+    Each subflow and task has a client of its own, and Prefect's clients try again only after they were connected once.
+    """
+    import httpx
+    from prefect.settings import PREFECT_API_URL
+
+    while error is not None and not isinstance(error, httpx.ConnectError):
+        error = error.__cause__ or error.__context__
+    until = time.monotonic() + AWAY_SECONDS
+    while error is not None and time.monotonic() < until:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{PREFECT_API_URL.value()}/health", trust_env=False).is_success:
+                return True
+        time.sleep(1)
+    return False
 
 
 def _run_name() -> str:
