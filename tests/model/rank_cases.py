@@ -171,18 +171,6 @@ def spoilt_training(ranks: Ranks, *, rank: int, call: int, how: str, **settings:
     return told(trainer_of(ranks=ranks, **settings).fit())
 
 
-def talking(ranks: Ranks) -> Outcome:
-    """Uses everything that ranks can say to each other."""
-    states = ranks.gather({"a": torch.full((3,), ranks.rank, dtype=torch.uint8)})
-    ranks.barrier()
-    return {
-        "sum": ranks.sum(ranks.rank + 0.5, 10.0),
-        "any": ranks.any(False, ranks.rank == 1, True),
-        "first": ranks.from_first(["step-1", None] if ranks.is_first else "something else"),
-        "gathered": [state["a"].tolist() for state in states],
-    }
-
-
 def run_ranks(
     case: Callable[..., Outcome], place: Path, /, deadline_seconds: float = DEADLINE, **settings: Any
 ) -> list[Outcome]:

@@ -45,11 +45,6 @@ def run(folder: Path | None = None, **settings: Any) -> TrainResult:
     return Trainer(NETWORK, config, source, checkpoint_dir=folder, **settings).fit()
 
 
-def assert_same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
-
-
 def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
     events = Events()
     found = run(on_event=events, documents_of=lambda numbers: f"Read: {len(numbers)} of them.")
