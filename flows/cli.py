@@ -108,7 +108,12 @@ def run_flow(flow: str, options: Any) -> dict[str, Any]:
 
     place = Home.from_environment(options.home).create()
     with ends_in_order(), prefect_api(place):
-        result: dict[str, Any] = resolve_name(flow)(options.model_copy(update={"home": str(place.path)}))
+        try:
+            result: dict[str, Any] = resolve_name(flow)(options.model_copy(update={"home": str(place.path)}))
+        except RuntimeError as error:
+            if not str(error).startswith("Failed to reach API"):
+                raise
+            raise UserError(f"Prefect: {error}. Start the server (`sheepfold up`), or unset PREFECT_API_URL") from error
     return result
 
 
@@ -175,7 +180,7 @@ def train(options: models.TrainOptions, as_json: AsJson = False) -> None:
     _show(options, run_flow("flows.train:train", options), as_json)
 
 
-@command(models.EvaluateOptions, leave_out=("config", "settings"))
+@command(models.EvaluateOptions)
 def evaluate(options: models.EvaluateOptions, as_json: AsJson = False) -> None:
     """Measure a model on the corpus's frozen evaluation set or other texts, beside its baselines."""
     if not options.tasks:
@@ -189,19 +194,19 @@ def evaluate(options: models.EvaluateOptions, as_json: AsJson = False) -> None:
     answer(result, as_json, lambda found: print_document({name: found[name] for name in ("metrics", "answers")}))
 
 
-@command(models.CorpusOptions)
-def promote(options: models.CorpusOptions, as_json: AsJson = False) -> None:
+@command(models.SettingsOptions)
+def promote(options: models.SettingsOptions, as_json: AsJson = False) -> None:
     """Register the corpus's latest training, and make it champion if it passes the gates."""
     _show(options, run_flow("flows.promote:promote", options), as_json)
 
 
-@command(models.CompareOptions, leave_out=("config", "settings", "refresh"))
+@command(models.CompareOptions)
 def compare(options: models.CompareOptions, as_json: AsJson = False) -> None:
     """Compare two models on the corpus's frozen evaluation set: figures, slices, documents, completions."""
     _show_pair(run_flow("flows.compare:compare", options), as_json)
 
 
-@command(models.AblateOptions, leave_out=("config", "settings", "refresh"))
+@command(models.AblateOptions)
 def ablate(options: models.AblateOptions, as_json: AsJson = False) -> None:
     """Train a model again without a source of its documents, and compare the two; nothing is registered."""
     result = run_flow("flows.compare:ablate", options)
@@ -220,14 +225,14 @@ def _show_pair(result: dict[str, Any], as_json: bool) -> None:
     say(f"page: {result['page']}")
 
 
-@command(models.LmEvalOptions, leave_out=("config", "settings", "refresh"))
+@command(models.LmEvalOptions)
 def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
     """Evaluate a model on tasks of lm-evaluation-harness."""
     import_module("tasks.harness")  # refused where it is not installed, before anything starts
     answer(run_flow("flows.upkeep:lm_eval", options), as_json)
 
 
-@command(models.GenerateOptions, leave_out=("config",))
+@command(models.GenerateOptions)
 def generate(
     options: Any,
     prompt: Annotated[str, typer.Argument(help="A prompt; or use --prompts.")] = "",

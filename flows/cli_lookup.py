@@ -1,4 +1,4 @@
-"""Commands that look things up, check or measure them; none of them changes what a home holds."""
+"""Commands that look things up, check or measure them; only `verify --repair` changes what a store holds."""
 
 from __future__ import annotations
 

@@ -8,11 +8,10 @@ run, so that plans and prompts at the keyboard start without it.
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar
@@ -33,11 +32,9 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-logger = logging.getLogger("sheepfold")
-
 # A lost run is queued again by an automation; one that ends its worker each time has to stop somewhere.
 MAX_ATTEMPTS = 5
-AWAY_SECONDS = 120.0  # that Prefect's server may take to come back
+AWAY_SECONDS = 240.0  # that Prefect's server may take to come back, as with its own clients
 
 
 class PipelineFlow(Generic[AnyOptions]):
@@ -55,15 +52,7 @@ class PipelineFlow(Generic[AnyOptions]):
         from prefect import flow as prefect_flow
 
         def body(**parameters: Any) -> dict[str, Any]:
-            attempt = 1
-            while True:
-                try:
-                    return self.function(self.options(**parameters))
-                except Exception as error:
-                    attempt += 1
-                    if attempt > MAX_ATTEMPTS or not _server_was_away(error):
-                        raise
-                    logger.warning("Prefect's server was away; the flow goes on with what is finished")
+            return self.function(self.options(**parameters))
 
         fields = self.options.model_fields
         parameters = [
@@ -91,30 +80,27 @@ class PipelineFlow(Generic[AnyOptions]):
 
 def flow(options: type[AnyOptions]) -> Callable[[Callable[[AnyOptions], dict[str, Any]]], PipelineFlow[AnyOptions]]:
     """Make a function of an option model a flow of the function's name."""
-
-    def decorate(function: Callable[[AnyOptions], dict[str, Any]]) -> PipelineFlow[AnyOptions]:
-        return PipelineFlow(function, options)
-
-    return decorate
+    return lambda function: PipelineFlow(function, options)
 
 
-def _server_was_away(error: BaseException | None) -> bool:
-    """Return True if an error came from Prefect's server not listening, once it listens again.
+def reach_server(request: Callable[[], R], has_begun: Callable[[], bool] = lambda: False) -> R:
+    """Return the answer to a request to Prefect's server; where nobody listens, ask again until somebody does.
 
-    Each subflow and task has a client of its own, and Prefect's clients try again only after they were connected once.
+    Prefect's clients do that themselves only after they were connected once, and every request here has a new client.
+
+    Args:
+        has_begun: True if the request was answered, and what fails now is what followed.
     """
     import httpx
-    from prefect.settings import PREFECT_API_URL
 
-    while error is not None and not isinstance(error, httpx.ConnectError):
-        error = error.__cause__ or error.__context__
     until = time.monotonic() + AWAY_SECONDS
-    while error is not None and time.monotonic() < until:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{PREFECT_API_URL.value()}/health", trust_env=False).is_success:
-                return True
+    while True:
+        try:
+            return request()
+        except httpx.ConnectError:
+            if has_begun() or time.monotonic() > until:
+                raise
         time.sleep(1)
-    return False
 
 
 def _run_name() -> str:
@@ -147,9 +133,11 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
         assert outer is not None and outer.flow is not None
         if outer.flow.name == name:
             return function(*args, **kwargs)
+        begun: list[bool] = []
         result: list[R] = []
 
         def body() -> Any:
+            begun.append(True)
             inner = FlowRunContext.get()
             assert inner is not None
             travels = outer.flow.with_options(name=name)  # Ray pickles the flow with each task, and this body it cannot
@@ -164,7 +152,7 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
             persist_result=False,
         )(body)
         before = [] if run.last_subflow is None else [run.last_subflow]
-        run.last_subflow = made(wait_for=before)
+        run.last_subflow = reach_server(lambda: made(wait_for=before), lambda: bool(begun))
         return result[0]
 
     return call

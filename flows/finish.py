@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flows.context import reach_server
 from flows.report import RunResult, run_report, sample_table
 from flows.state import publish
 from storage.atomic import write_file
@@ -44,7 +45,7 @@ def leave(topic: str, description: str, text: str) -> None:
     if in_flow():
         from prefect.artifacts import create_markdown_artifact
 
-        create_markdown_artifact(text, key=f"sheepfold-{topic}", description=description)
+        reach_server(lambda: create_markdown_artifact(text, key=f"sheepfold-{topic}", description=description))
 
 
 def finish(

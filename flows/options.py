@@ -55,29 +55,14 @@ class Options(BaseModel):
 
 
 class CorpusOptions(Options):
-    """Options of flows on a corpus, and the settings that have no option of their own."""
+    """Options of flows on a corpus."""
 
     corpus: str = Field(
         "default",
         description="Name of the corpus; its tokeniser, evaluation set and models are kept under it.",
         json_schema_extra={"minLength": 1, "maxLength": LONGEST_CORPUS_NAME},
     )
-    config: str | None = Field(None, description="Configuration file, TOML or JSON.")
-    settings: dict[str, Any] | None = Field(
-        None,
-        description='Further settings by dotted name, such as {"train.lr": 0.001}.',
-        json_schema_extra={"typed": "Further setting, section.name=value"},
-    )
     refresh: str | None = Field(None, description="Stages to compute again, separated by commas.")
-
-    def load(self) -> Settings:
-        """Return the settings of a run: defaults, configuration file, environment, settings, options."""
-        options = {}
-        for name, field in type(self).model_fields.items():
-            extra = field.json_schema_extra
-            if isinstance(extra, Mapping) and "setting" in extra:
-                options[str(extra["setting"])] = getattr(self, name)
-        return load_settings(self.config, self.settings, options)
 
     def stages_to_refresh(self) -> list[str]:
         """Return the names of the stages to compute again.
@@ -95,7 +80,27 @@ class CorpusOptions(Options):
         return names
 
 
-class IngestOptions(CorpusOptions):
+class SettingsOptions(CorpusOptions):
+    """Options of flows that take the settings which have no option of their own."""
+
+    config: str | None = Field(None, description="Configuration file, TOML or JSON.")
+    settings: dict[str, Any] | None = Field(
+        None,
+        description='Further settings by dotted name, such as {"train.lr": 0.001}.',
+        json_schema_extra={"typed": "Further setting, section.name=value"},
+    )
+
+    def load(self) -> Settings:
+        """Return the settings of a run: defaults, configuration file, environment, settings, options."""
+        options = {}
+        for name, field in type(self).model_fields.items():
+            extra = field.json_schema_extra
+            if isinstance(extra, Mapping) and "setting" in extra:
+                options[str(extra["setting"])] = getattr(self, name)
+        return load_settings(self.config, self.settings, options)
+
+
+class IngestOptions(SettingsOptions):
     """Options of flows that read documents."""
 
     source: str = Field(
@@ -163,7 +168,7 @@ class EvaluateOptions(CorpusOptions):
         return self
 
 
-class _GenerateOptions(CorpusOptions):
+class _GenerateOptions(SettingsOptions):
     prompts: str | None = Field(None, description="File of prompts: text (one per line), JSONL, CSV or Parquet.")
     template: str | None = Field(None, description="Template of a prompt: text with {column} in it.")
     model: Model = "champion"
@@ -188,7 +193,7 @@ GenerateOptions: Any = create_model("GenerateOptions", __base__=_GenerateOptions
 GenerateOptions.__doc__ = "Options of `generate`: every sampling parameter is one."
 
 
-class CompareOptions(CorpusOptions):
+class CompareOptions(SettingsOptions):
     """Options of `compare`."""
 
     a: str = Field(description="First model: alias, version, models:/ address, run id or folder.")
@@ -210,9 +215,10 @@ class AblateOptions(CorpusOptions):
     prompts: BothPrompts = None
 
 
-class LmEvalOptions(CorpusOptions):
+class LmEvalOptions(Options):
     """Options of `lm_eval`."""
 
+    corpus: str = Field("default", description="Name of the corpus.")
     tasks: str = Field(description="Names of the harness's tasks, separated by commas.", json_schema_extra=OPTION)
     model: Model = "champion"
     include: str | None = Field(None, description="Folder with further tasks as YAML.")
@@ -226,12 +232,3 @@ class CleanupOptions(Options):
     grace_days: float = Field(7, description="Keep artefacts made or used within so many days.", ge=0)
     at_least: int = Field(8, description="Join small segments when there are so many.", ge=2)
     dry_run: bool | None = Field(None, description="Only report what would be joined and removed.")
-
-
-class ForgetOptions(Options):
-    """Options of `forget`."""
-
-    thing: str = Field(description="Document to forget: id, path, folder or pattern of paths.")
-    corpus: str = Field("default", description="Name of the corpus.")
-    reason: str = Field("", description="Reason, kept with the tombstone.")
-    dry_run: bool | None = Field(None, description="Only report what would be done.")

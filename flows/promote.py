@@ -8,7 +8,7 @@ from typing import Any
 from flows.context import flow, open_run, subflow
 from flows.evaluate import evaluate_model
 from flows.finish import finish, result_of
-from flows.options import CorpusOptions
+from flows.options import SettingsOptions
 from flows.state import latest_training, remember_evaluation
 from storage.errors import UserError
 from storage.lineage import manifest_of
@@ -24,8 +24,8 @@ from tasks.run import Run
 from tasks.settings import Settings
 
 
-@flow(CorpusOptions)
-def promote(options: CorpusOptions) -> dict[str, Any]:
+@flow(SettingsOptions)
+def promote(options: SettingsOptions) -> dict[str, Any]:
     """Register the corpus's latest training, and make it champion if it passes the gates."""
     settings = options.load()
     with open_run(options) as run:

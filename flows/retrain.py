@@ -52,7 +52,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
 def plan(options: RetrainOptions) -> Run:
     """Go the way of `retrain` without computing anything; the run's reports say what would be computed.
 
-    Nothing is written and no source is downloaded.
+    No artefact is made and no source is downloaded.
     """
     settings = options.load()
     check_corpus_name(options.corpus)

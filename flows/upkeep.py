@@ -1,4 +1,7 @@
-"""The flows `cleanup`, `forget` and `lm_eval`: upkeep of a home, and an external evaluation, under Prefect."""
+"""The flows `cleanup` and `lm_eval`: upkeep of a home, and an external evaluation, under Prefect.
+
+Forgetting is no flow: Prefect's database would keep the names of what is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ from typing import Any
 from flows.cli_common import model_folder
 from flows.context import check_attempts, flow
 from flows.finish import leave
-from flows.options import CleanupOptions, ForgetOptions, LmEvalOptions
+from flows.options import CleanupOptions, LmEvalOptions
 from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store
 from tasks.compaction.compact import compact_home
 from tasks.machine import detect_device
 from tasks.pages.markdown import table
-from tasks.upkeep.forget import forget as forget_documents
 from tasks.upkeep.gc import collect_garbage
 
 
@@ -33,20 +35,11 @@ def cleanup(options: CleanupOptions) -> dict[str, Any]:
         "cleanup",
         "Joined and removed artefacts",
         f"{sum(map(len, compacted['joined'].values()))} segment(s) {can_be} joined into {len(compacted['joined'])}. "
-        f"{len(compacted['removed']) + cleared['artefacts']} artefact(s) and {cleared['work']} unfinished work(s), "
+        f"{len(compacted['removed']) + len(cleared['removed'])} artefact(s) and {cleared['work']} unfinished work(s), "
         f"{cleared['bytes'] / 2**20:,.1f} MiB, {can_be} removed; {len(cleared['left'])} in use were left.\n\n"
         + "\n".join(table(names, [[str(item[name]) for name in names] for item in cleared["sizes"]])),
     )
     return {"compacted": compacted, "cleared": cleared}
-
-
-@flow(ForgetOptions)
-def forget(options: ForgetOptions) -> dict[str, Any]:
-    """Take documents out of the store for good, and list the models that saw them."""
-    check_attempts()
-    home = Home.from_environment(options.home)
-    store = open_store(home.store, home.cache)
-    return forget_documents(home, store, options.thing, options.reason, options.corpus, bool(options.dry_run))
 
 
 @flow(LmEvalOptions)

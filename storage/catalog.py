@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 CORPUS_REF = "corpus"
 LISTED = "listed"  # in a corpus's state: its list of files without what was forgotten, until the next run makes another
-_GLOB = re.compile(r"([*?[])")  # what DuckDB would take for a pattern in the name of a folder
 
 
 # tables of the whole corpus: name, stage, file and schema; the view `all_NAME` has their rows and files
@@ -184,14 +183,14 @@ class Catalog:
         """Create a view over the files of a stage, or an empty table with the columns of the schema."""
         paths = [self._path(ref, table) for ref in self.state.get(stage, [])]
         if paths:
-            listed = ", ".join(_quote(_GLOB.sub(r"[\1]", str(path))) for path in paths)
+            listed = ", ".join(quoted(literal_path(path)) for path in paths)
             self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
             return
         # through a file: DuckDB takes no Arrow table without importing pandas
         with tempfile.TemporaryDirectory() as folder:
             empty = Path(folder, "empty.parquet")
             pq.write_table(schema.empty_table(), empty)
-            self.connection.execute(f"create table {name} as from read_parquet({_quote(str(empty))}, filename = true)")
+            self.connection.execute(f"create table {name} as from read_parquet({quoted(str(empty))}, filename = true)")
 
     def _segments(self, name: str, stage: str, table: str) -> None:
         """Create a table with the segment of each file of a per-segment stage."""
@@ -234,8 +233,14 @@ def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.List
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(parts).astype(np.uint32)))
 
 
-def _quote(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text as a literal in SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def literal_path(path: Path) -> str:
+    """Return a path for DuckDB, which would take some signs in the name of a folder for a pattern."""
+    return re.sub(r"([*?[])", r"[\1]", str(path))
 
 
 def _distinct(names: list[str]) -> list[str]:

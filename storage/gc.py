@@ -160,8 +160,9 @@ def find_garbage(
     before = time.time() - grace
     store = copy.copy(store)  # which has no listings yet
     known = _Manifests(store)
+    owned = store.unfinished(owned=True)  # before the idle: what loses its owner meanwhile is in both, not in none
     idle = store.unfinished()
-    work = [*store.unfinished(owned=True), *(item for item in idle if item.touched > before)]
+    work = [*owned, *(item for item in idle if item.touched > before)]
     marked: set[Name] = set()
     known.mark(
         [

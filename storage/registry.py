@@ -86,10 +86,9 @@ def read_models(store: Store, corpus: str) -> Models:
 
 
 def write_models(store: Store, corpus: str, models: Models) -> None:
-    """Write the record of a corpus's registered checkpoints, unless it is unchanged."""
-    if models != read_models(store, corpus):
-        value = {"models": [asdict(item) for item in models.models.values()], "aliases": dict(models.aliases)}
-        store.write_ref(MODELS_REF + corpus, value)
+    """Write the record of a corpus's registered checkpoints; on S3 only if nobody wrote it since it was read."""
+    value = {"models": [asdict(item) for item in models.models.values()], "aliases": dict(models.aliases)}
+    store.write_ref(MODELS_REF + corpus, value)
 
 
 @dataclass(frozen=True)

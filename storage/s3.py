@@ -137,12 +137,16 @@ class S3Store(Store):
         raise self._absent(ref)
 
     def touch(self, ref: ArtifactRef) -> bool:
-        record = self._objects(ref.stage, ref.key).get(MANIFEST_NAME)
+        objects = self._objects(ref.stage, ref.key)
+        record = objects.get(MANIFEST_NAME)
         if record is None or time.time() - record.modified <= USE_SECONDS:
             return record is not None
         name = f"{ref.stage}/{ref.key}/{MANIFEST_NAME}"
         found = self._get(name)
-        return found is not None and self._put(name, found[0], {"e_tag": found[1]}) is not None
+        etag = None if found is None else self._put(name, found[0], {"e_tag": found[1]})
+        if etag is not None:
+            self._know(ref.stage, ref.key, {**objects, MANIFEST_NAME: _Object(record.size, etag, time.time())})
+        return etag is not None
 
     def last_used(self, stage: str, key: str, fresh: bool = False) -> float:
         return max((found.modified for found in self._objects(stage, key, fresh).values()), default=0.0)
@@ -218,7 +222,7 @@ class S3Store(Store):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_file(folder / MANIFEST_NAME, text)
                 write_file(folder / ETAG_NAME, etag.encode())
-        return parse_manifest(text, f"{self.address}/{place}"), objects
+        return parse_manifest(text, f"{self.address}/{place}/{MANIFEST_NAME}"), objects
 
     def _fetch(self, manifest: Manifest, folder: Path, names: tuple[str, ...]) -> bool:
         """Download the files of an artefact that are not in the cache; returns False if one is gone."""
@@ -254,7 +258,7 @@ class S3Store(Store):
         there = self._objects(stage, key, fresh=True).get(MANIFEST_NAME)
         made = self.root / ".work" / stage / key / "complete"
         if there is None and made.is_dir():
-            self._upload(made, parse_manifest((made / MANIFEST_NAME).read_bytes(), str(made)), None)
+            self._upload(made, parse_manifest((made / MANIFEST_NAME).read_bytes(), f"{made}/{MANIFEST_NAME}"), None)
             there = self._known[stage][key][MANIFEST_NAME]
         return None if there is None else there.etag
 

@@ -101,7 +101,7 @@ class Store:
             text = (folder / MANIFEST_NAME).read_bytes()
         except GONE:
             return None
-        return parse_manifest(text, str(folder))
+        return parse_manifest(text, f"{folder}/{MANIFEST_NAME}")
 
     def keys(self, stage: str) -> list[str]:
         """Return the keys of a stage's artefacts, complete or not, in order."""
@@ -187,7 +187,7 @@ class Store:
         publish(made, self.root / manifest.stage / manifest.key, discard)
         shutil.rmtree(discard, ignore_errors=True)
 
-    def add(self, kind: str, source: Path | Mapping[str, Path], digest: str | None = None) -> ArtifactRef:
+    def add(self, kind: str, sources: Mapping[str, Path]) -> ArtifactRef:
         """Copy files from outside into the store as an artefact without inputs; harmless if it is there.
 
         The copies are hashed while they are written, so key and digest are those of the bytes in the store even if a
@@ -195,13 +195,11 @@ class Store:
 
         Args:
             kind: the artefact's stage.
-            source: one file, kept under its own name, or files by the names that they get.
-            digest: output digest of the artefact; by default that of the files' names and contents.
+            sources: files by the names that they get.
 
         Raises:
             UserError: if a source cannot be read.
         """
-        sources = {source.name: source} if isinstance(source, Path) else dict(source)
         outside = [name for name in (kind, *sources) if not stays_inside(name) or name == MANIFEST_NAME]
         if outside or not sources:
             raise ValueError(f"store.add needs at least one file and plain names, not {outside or 'no file'}")
@@ -217,7 +215,7 @@ class Store:
                         workspace.out.rmdir()
                         copies.rename(workspace.out)
                         created = datetime.now(UTC).isoformat(timespec="microseconds")
-                        made = Manifest(kind, 1, key, digest or sha256_json(files), {}, {}, [], created=created)
+                        made = Manifest(kind, 1, key, sha256_json(files), {}, {}, [], created=created)
                         manifest = self.commit(workspace, made)
             finally:
                 shutil.rmtree(copies.parent, ignore_errors=True)
@@ -261,9 +259,14 @@ class Store:
         self._write_record(_removed(stage, key), text)
 
     def removed_manifest(self, stage: str, key: str) -> Manifest | None:
-        """Return the manifest of a removed artefact, if it was kept."""
-        found = self._read_record(_removed(stage, key))
-        return None if found is None else Manifest.from_json(found.decode("utf-8"))
+        """Return the manifest of a removed artefact, if it was kept.
+
+        Raises:
+            StoreError: if it cannot be read.
+        """
+        record = _removed(stage, key)
+        found = self._read_record(record)
+        return None if found is None else parse_manifest(found, f"{self.address}/{record}")
 
     def removed(self) -> list[tuple[str, str]]:
         """Return stage and key of the removed artefacts whose manifests were kept."""
@@ -419,18 +422,18 @@ def list_files(out: Path, manifest: Manifest) -> Manifest:
     return replace(manifest, files=entries)
 
 
-def parse_manifest(text: bytes, folder: str) -> Manifest:
+def parse_manifest(text: bytes, place: str) -> Manifest:
     """Return the manifest with this text.
 
     Raises:
-        StoreError: if it is not one; the message names the folder it lies in.
+        StoreError: if it is not one; the message names the place.
     """
     try:
         return Manifest.from_json(text.decode("utf-8"))
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(
-            f"{folder}/{MANIFEST_NAME} cannot be read ({error}); a commit never leaves such a file, so the disk or "
-            f"another program changed it: remove {folder} and run again"
+            f"{place} cannot be read ({error}); a commit never leaves such a file, so the disk or another program "
+            "changed it: remove it and run again"
         ) from error
 
 

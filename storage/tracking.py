@@ -277,14 +277,10 @@ class Tracking:
     def system_metrics(self, run_id: str, seconds: float = SYSTEM_SECONDS) -> Iterator[None]:
         """Log metrics of processors, memory, disk and network to a run while the context is open.
 
-        Steps continue after an interruption. Without psutil nothing is logged.
+        Steps continue after an interruption.
         """
-        try:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-        except ImportError as error:
-            logger.info("no system metrics in MLflow: %s; `pip install psutil` adds them", error)
-            yield
-            return
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
         uri = self.home.tracking_uri
         monitor = SystemMetricsMonitor(run_id, sampling_interval=seconds, resume_logging=True, tracking_uri=uri)
         monitor.start()

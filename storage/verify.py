@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -128,8 +129,8 @@ def _file_faults(
     for entry in manifest.files:
         path = folder / entry.name
         checked[DIGESTS] += 1
-        if sha256_file(path) != entry.sha256:
-            faults.append((DIGESTS, f"{path} is not what its manifest lists: --refresh {manifest.stage}"))
+        if fault := _content_fault(path, entry.sha256):
+            faults.append((DIGESTS, f"{path} {fault}: --refresh {manifest.stage}"))
         elif entry.name in tables:
             checked[SCHEMAS] += 1
             if not pq.read_schema(path).equals(tables[entry.name]):
@@ -140,7 +141,7 @@ def _file_faults(
 def _is_recorded(store: Store, ref: ArtifactRef) -> bool:
     try:
         return store.removed_manifest(ref.stage, ref.key) is not None
-    except ValueError:
+    except StoreError:
         return False
 
 
@@ -167,9 +168,19 @@ def find_damage(store: Store, stage: str, key: str) -> str:
         return f"{stage}/{key} lacks files, or has them cut short"
     folder = store.folder(manifest.ref)
     for entry in manifest.files:
-        if sha256_file(folder / entry.name) != entry.sha256:
-            return f"{folder / entry.name} is damaged: it is not what its manifest lists"
+        if fault := _content_fault(folder / entry.name, entry.sha256):
+            return f"{folder / entry.name} is damaged: it {fault}"
     return ""
+
+
+def _content_fault(path: Path, sha256: str) -> str:
+    """Return what is wrong with the bytes of a file, as the end of a sentence; empty if nothing is."""
+    try:
+        return "" if sha256_file(path) == sha256 else "is not what its manifest lists"
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
 
 
 @contextmanager

@@ -106,7 +106,6 @@ class Run:
         self._machine = machine
         self._refreshed: set[tuple[str, str]] = set()
         self._expected: dict[str, float] = {}
-        self._tools: dict[str, str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what a task on another machine needs."""
@@ -252,14 +251,10 @@ class Run:
         different = sorted(name for name in wanted if wanted[name] != known.settings.get(name))
         return f"changed setting: {', '.join(different)}" if different else "not in the store"
 
-    def compare_tools(self, stage: Stage, found: Manifest, tools: Callable[[], Mapping[str, str]]) -> None:
-        """Note in a plan that the code of a stage or its tools changed since an artefact was made."""
-        if not self.plan:
-            return
+    def compare_tools(self, stage: Stage, found: Manifest, tools: Mapping[str, str]) -> None:
+        """Note that the code of a stage or its tools changed since an artefact was made."""
         self.compare_code(stage, found.code)
-        if self._tools is None:
-            self._tools = dict(tools())
-        for name, now in self._tools.items():
+        for name, now in tools.items():
             then = found.tools.get(name)
             if then is not None and then != now:
                 self.note(

@@ -31,6 +31,7 @@ from flows.team.settings import (
     postgres_variables,
     team_folder,
 )
+from storage.errors import Unreachable
 from storage.home import Home
 
 SERVICES = PREFECT, MLFLOW, WORKER, GPU_WORKER = "prefect", "mlflow", "worker", "gpu-worker"
@@ -154,7 +155,7 @@ def register(command: list[str], variables: dict[str, str], schedules: bool | No
         options: further ones of `subprocess.run`.
 
     Raises:
-        httpx.HTTPError: if the server does not answer, or refuses.
+        Unreachable: if the server does not answer, or refuses.
         subprocess.CalledProcessError: if `prefect deploy` fails.
     """
     import yaml
@@ -168,12 +169,14 @@ def register(command: list[str], variables: dict[str, str], schedules: bool | No
         if automation["name"] not in known:
             ask("automations/", automation)
     before = {item["id"]: item["schedules"] for item in ask("deployments/filter", {})}
-    subprocess.run(command, env=variables, check=True, **options)
-    for item in ask("deployments/filter", {}):  # `prefect deploy` made every schedule as inactive as in the file
-        active = {schedule["slug"] for schedule in before.get(item["id"], []) if schedule["active"]}
-        for schedule in item["schedules"]:
-            if schedules or (schedules is None and schedule["slug"] in active):
-                ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
+    try:
+        subprocess.run(command, env=variables, check=True, **options)
+    finally:
+        for item in ask("deployments/filter", {}):  # `prefect deploy` made every schedule as inactive as in the file
+            active = {schedule["slug"] for schedule in before.get(item["id"], []) if schedule["active"]}
+            for schedule in item["schedules"]:
+                if schedules or (schedules is None and schedule["slug"] in active):
+                    ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
     crashed = {"tags": {"all_": ["sheepfold"]}, "state": {"type": {"any_": ["CRASHED"]}}}
     for run in ask("flow_runs/filter", {"flow_runs": crashed}):
         ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}})
@@ -187,18 +190,21 @@ def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, metho
         method: by default POST with a body, else GET.
 
     Raises:
-        httpx.HTTPError: if the server does not answer, or refuses.
+        Unreachable: if the server does not answer, or refuses.
     """
     user, _, password = variables.get("PREFECT_API_AUTH_STRING", "").partition(":")
     address, auth = f"{variables['PREFECT_API_URL']}/{path}", (user, password) if user else None
     until = time.monotonic() + BUSY_SECONDS
-    while True:
-        answer = CLIENT.request(method or ("GET" if body is None else "POST"), address, json=body, auth=auth)
-        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > until:
-            break
-        time.sleep(1)  # SQLite is locked
-    if answer.status_code != httpx.codes.CONFLICT:
-        answer.raise_for_status()
+    try:
+        while True:
+            answer = CLIENT.request(method or ("GET" if body is None else "POST"), address, json=body, auth=auth)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > until:
+                break
+            time.sleep(1)  # SQLite is locked
+        if answer.status_code != httpx.codes.CONFLICT:
+            answer.raise_for_status()
+    except httpx.HTTPError as error:
+        raise Unreachable(f"Prefect's server does not do what it is asked ({error}): look at its log") from error
     return answer.json() if answer.content else None
 
 

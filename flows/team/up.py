@@ -12,6 +12,7 @@ from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from xmlrpc.client import Fault, ServerProxy
 
 import httpx
 import psutil
@@ -26,7 +27,6 @@ from flows.team.programs import (
     POOLS,
     PREFECT,
     PREFECT_SCHEMA,
-    PROGRAM,
     SERVICES,
     WORKER,
     ask_prefect,
@@ -197,8 +197,6 @@ stdout_logfile_maxbytes=10MB
 
 
 def _rpc(home: Home) -> Any:
-    from xmlrpc.client import ServerProxy
-
     from supervisor.xmlrpc import SupervisorTransport
 
     transport = SupervisorTransport(serverurl=f"unix://{team_folder(home) / 'supervisor.sock'}")
@@ -206,10 +204,10 @@ def _rpc(home: Home) -> Any:
 
 
 def program_states(home: Home) -> dict[str, dict[str, Any]]:
-    """Return supervisord's information about each program; empty if it does not run."""
+    """Return supervisord's information about each program; empty if it does not run, or is about to end."""
     try:
         return {item["name"]: item for item in _rpc(home).getAllProcessInfo()}
-    except (OSError, HTTPException):
+    except (OSError, HTTPException, Fault):
         return {}
 
 
@@ -253,9 +251,7 @@ def bring_down(home: Home, say: Say) -> list[str]:
 
 
 def _stop(home: Home, say: Say) -> list[str]:
-    from xmlrpc.client import Fault
-
-    running = {process.environ()[PROGRAM].rpartition(":")[2] for process in processes(home)}
+    running = {name for name in SERVICES if processes(home, name)}
     if program_states(home):
         supervisor = _rpc(home)
         pid = supervisor.getPID()

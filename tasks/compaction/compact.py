@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from storage.catalog import read_state
+from storage.catalog import corpora, read_state
 from storage.digest import canonical_json
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
@@ -97,8 +97,8 @@ def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
     """Segments that become one: small ones, of the same corpora, read by the same tools with the same options."""
     segments = present_segments(item for item in store.manifests(extract.name) if item.version == extract.version)
     users: dict[str, list[str]] = {}
-    for name in store.refs("corpus/"):
-        for ref in read_state(store, name.partition("/")[2]).get(extract.name, []):
+    for name in corpora(store):
+        for ref in read_state(store, name).get(extract.name, []):
             users.setdefault(ref.key, []).append(name)
     alike: dict[str, list[Manifest]] = {}
     for found in _without_rivals(segments):
@@ -152,10 +152,7 @@ def _size(store: Store, segment: Manifest) -> int:
 def _tidy(store: Store, joined: Sequence[Manifest], before: float) -> Iterator[str]:
     """Remove what was joined and is not used any more: measures and texts first, and the segment last."""
     in_use = {
-        (ref.stage, ref.key)
-        for name in store.refs("corpus/")
-        for refs in read_state(store, name.partition("/")[2]).values()
-        for ref in refs
+        (ref.stage, ref.key) for name in corpora(store) for refs in read_state(store, name).values() for ref in refs
     }
     for old in {ref.key: ref for found in joined for ref in found.input_refs(SEGMENTS)}.values():
         segment = store.find(old.stage, old.key)

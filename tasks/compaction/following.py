@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from storage.catalog import read_state
+from storage.catalog import corpora, read_state
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet, describe_inputs
 from storage.schemas import CUTS_FILE, FILES, FILES_FILE
@@ -53,9 +53,10 @@ class _Corpus:
 def corpora_with(store: Store, joined: Sequence[Manifest]) -> list[str]:
     """The corpora that still stand at what joined segments replace."""
     replaced = {ref.key for manifest in joined for ref in manifest.input_refs(SEGMENTS)}
-    names = [name.partition("/")[2] for name in store.refs("corpus/")]
     return [
-        name for name in names if not replaced.isdisjoint(ref.key for ref in read_state(store, name).get("extract", []))
+        name
+        for name in corpora(store)
+        if not replaced.isdisjoint(ref.key for ref in read_state(store, name).get("extract", []))
     ]
 
 

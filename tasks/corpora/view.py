@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage import schemas
+from storage.catalog import literal_path, quoted
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE, SCORES_FILE, SELECTION_FILE
@@ -226,8 +227,8 @@ def _connect(paths: Sequence[Path], memory_bytes: int = 0, spill: Path | None = 
     connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": False, "threads": 1})
     if memory_bytes:
         connection.execute(f"set memory_limit = '{memory_bytes}B'")
-        connection.execute(f"set temp_directory = {_text(str(spill) if spill else '')}")
-    connection.execute(f"set allowed_paths = [{', '.join(_text(str(path)) for path in paths)}]")
+        connection.execute(f"set temp_directory = {quoted(str(spill) if spill else '')}")
+    connection.execute(f"set allowed_paths = [{', '.join(quoted(str(path)) for path in paths)}]")
     connection.execute("set enable_external_access = false")
     connection.execute("set TimeZone = 'UTC'")  # else a time as text is that of the machine's place
     connection.execute("set lock_configuration = true")
@@ -240,14 +241,4 @@ def _define(connection: duckdb.DuckDBPyConnection, name: str, path: Path | None)
         connection.register(f"no_{name}", _TABLES[name].empty_table())
         connection.execute(f"create or replace view {name} as select * from no_{name}")
     else:
-        connection.execute(f"create or replace view {name} as select * from read_parquet({_text(literal_path(path))})")
-
-
-def literal_path(path: Path) -> str:
-    """A path as DuckDB has to be told it: a star in a folder's name is no pattern."""
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
-
-
-def _text(value: str) -> str:
-    """A string in SQL."""
-    return "'" + value.replace("'", "''") + "'"
+        connection.execute(f"create or replace view {name} as select * from read_parquet({quoted(literal_path(path))})")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from storage.catalog import quoted
 from tasks.corpus_report.figures import (
     FATES,
     RULE_OF_THUMB,
@@ -240,7 +241,7 @@ def _worst_pages(catalog: Catalog) -> list[WorstPage]:
     )
     if not worst:
         return []
-    listed = ", ".join(sorted({_quoted(row["doc_id"]) for row in worst}))
+    listed = ", ".join(sorted({quoted(row["doc_id"]) for row in worst}))
     texts = {
         (row["doc_id"], row["page"]): row["text"]
         for row in catalog.query(
@@ -347,7 +348,3 @@ def _recorded(catalog: Catalog, stage: str, count: str) -> int:
     """What a stage of the last run counted on its way."""
     manifests = (catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get(stage, []))
     return sum(manifest.counts.get(count, 0) for manifest in manifests if manifest is not None)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -3,5 +3,5 @@
 questions   reading a file of questions; every broken line is named
 scoring     what a model answers: the choice of highest likelihood, or what greedy generation writes
 figures     accuracies with their intervals, and what guessing would reach
-stages      questions kept in the store; a model and questions to a table of answers
+exam        questions kept in the store; a model and questions to a table of answers
 """

@@ -134,8 +134,10 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
         for contents in cuts
     ]
     in_store = sorted({segment for segment in chosen.values() if segment is not None})
-    for ref in in_store if run.plan else ():
-        run.compare_tools(extract, manifest_of(run.store, ref), extract_tools)
+    if run.plan and in_store:
+        tools = extract_tools()
+        for ref in in_store:
+            run.compare_tools(extract, manifest_of(run.store, ref), tools)
     made = extract.map(run, calls)
     show_found(run, extract, in_store)
     placed = {content: segment for content, segment in chosen.items() if segment is not None}

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from storage.catalog import Catalog, read_state
+from storage.catalog import Catalog, quoted, read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
@@ -164,12 +164,11 @@ def _document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, An
     if not read_state(store, corpus):
         return None
     catalog = Catalog(store, corpus)
-    quoted = thing.removeprefix("./").replace("'", "''")
-    absolute = str(Path(thing).expanduser().absolute()).replace("'", "''")
-    beginning = f"or starts_with(doc_id, '{quoted}')" if _DIGITS.fullmatch(thing) else ""
+    name, absolute = quoted(thing.removeprefix("./")), quoted(str(Path(thing).expanduser().absolute()))
+    beginning = f"or starts_with(doc_id, {name})" if _DIGITS.fullmatch(thing) else ""
     files = catalog.query(
-        f"select * from files where path = '{quoted}' or doc_id = '{quoted}' or concat(rtrim(source, '/'), '/', path) "
-        f"= '{absolute}' {beginning} order by path"
+        f"select * from files where path = {name} or doc_id = {name} {beginning} "
+        f"or concat(rtrim(source, '/'), '/', path) = {absolute} order by path"
     )
     if not files:
         return None

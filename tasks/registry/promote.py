@@ -249,6 +249,11 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
         known = read_models(store, corpus)
         former = registry.recorded(known.aliases[CHAMPION], CHAMPION).checkpoint.digest
         target = _rollback_target(known, to)
+        if (target or former) not in known.models:
+            raise UserError(
+                f"the version to go back to ({(target or former)[:12]}) was promoted from another store: name one by "
+                f"--to, of {', '.join(item.version for item in known.models.values())}"
+            )
         moved = target not in (None, former)
         if target is not None and moved:
             models = dict(known.models)

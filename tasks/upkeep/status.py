@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from storage.catalog import corpora
 from storage.home import Home
 from storage.registry import CHAMPION, ModelVersion, find_version, registered_versions
 from storage.store import Store
@@ -20,16 +21,16 @@ def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, An
     Args:
         corpus: whose champion is shown as `champion`.
     """
-    corpora = [name.partition("/")[2] for name in store.refs("corpus/")]
+    known = corpora(store)
     versions = registered_versions(store)
-    champions = {name: _champion(versions, name) for name in corpora}
+    champions = {name: _champion(versions, name) for name in known}
     return {
         "home": str(home.path),
         "store": home.store,
         # without a server, each command starts one of its own and ends it
         "prefect_api_url": os.environ.get("PREFECT_API_URL"),
         "mlflow_tracking_uri": home.shown_tracking_uri,
-        "corpora": corpora,
+        "corpora": known,
         "artifacts": {stage: len(store.keys(stage)) for stage in store.stages()},
         CHAMPION: champions[corpus] if corpus in champions else _champion(versions, corpus),
         "champions": champions,

@@ -1,62 +1,61 @@
-"""A flow whose tasks meet a Prefect server that was away for a moment."""
+"""A Prefect server that is away: for a moment while a subflow begins, or when a command starts."""
 
 from __future__ import annotations
 
+import os
 import socket
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 
-from flows.context import flow
-from flows.options import Options
-
-pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
+from flows.context import reach_server
 
 
 def refused() -> None:
     """Ask an address at which nobody listens, as Prefect's client does when its server was killed."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    try:
-        httpx.get(f"http://127.0.0.1:{port}/api/admin/version", trust_env=False)
-    except httpx.ConnectError as error:
-        raise RuntimeError("Failed to reach API") from error
+    httpx.get(f"http://127.0.0.1:{port}/api/task_runs", trust_env=False)
 
 
-def failing(times: int) -> tuple[Any, list[int]]:
+def request(failing: Callable[[], bool], calls: list[int]) -> str:
+    calls.append(len(calls))
+    if failing():
+        refused()
+    return "answer"
+
+
+def test_what_was_refused_is_asked_for_again() -> None:
     calls: list[int] = []
-
-    @flow(Options)
-    def wandering(options: Options) -> dict[str, Any]:
-        calls.append(len(calls))
-        if len(calls) <= times:
-            refused()
-        return {"calls": len(calls)}
-
-    return wandering, calls
+    assert reach_server(partial(request, lambda: len(calls) < 3, calls)) == "answer"
+    assert len(calls) == 3
 
 
-def test_a_flow_goes_on_when_the_server_is_back() -> None:
-    wandering, _ = failing(2)
-    assert wandering(Options()) == {"calls": 3}
-
-
-def test_a_flow_whose_connections_are_refused_again_and_again_fails() -> None:
-    wandering, calls = failing(100)
-    with pytest.raises(RuntimeError, match="Failed to reach API"):
-        wandering(Options())
-    assert len(calls) == 5
-
-
-def test_another_error_is_not_tried_again() -> None:
-    calls: list[str | None] = []
-
-    @flow(Options)
-    def broken(options: Options) -> dict[str, Any]:
-        calls.append(options.home)
-        raise ValueError("no server has to do with it")
-
-    with pytest.raises(ValueError, match="no server"):
-        broken(Options())
+def test_what_has_begun_is_not_begun_again() -> None:
+    calls: list[int] = []
+    with pytest.raises(httpx.ConnectError):
+        reach_server(partial(request, lambda: True, calls), has_begun=lambda: bool(calls))
     assert len(calls) == 1
+
+
+def test_a_server_that_stays_away_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.context.AWAY_SECONDS", 0.0)
+    with pytest.raises(httpx.ConnectError):
+        reach_server(partial(request, lambda: True, []))
+
+
+def test_a_command_whose_server_does_not_run_says_so_in_a_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "promote", "--home", str(tmp_path)],
+        env={**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("sheepfold: Prefect: Failed to reach API at http://127.0.0.1:9/api")
+    assert "Traceback" not in done.stderr

@@ -18,6 +18,7 @@ from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.gc import find_garbage, remove_garbage
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
+from storage.registry import Models, read_models, write_models
 from storage.s3 import S3Error, S3Store, S3Unreachable, _Object
 from storage.store import StoreError, open_store
 from storage.verify import check_store, repair
@@ -433,5 +434,29 @@ def test_a_name_that_another_machine_moved_since_it_was_read_is_not_overwritten(
 def test_a_file_from_outside_is_added_once(here: S3Store, there: S3Store, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
-    ref = here.add("tokenizer_file", path)
-    assert there.add("tokenizer_file", path) == ref and contents(there, ref) == {"tokenizer.json": b"{}"}
+    ref = here.add("tokenizer_file", {path.name: path})
+    assert there.add("tokenizer_file", {path.name: path}) == ref and contents(there, ref) == {"tokenizer.json": b"{}"}
+
+
+def test_of_two_machines_that_record_models_at_once_the_second_is_refused(here: S3Store, there: S3Store) -> None:
+    ours, theirs = read_models(here, "default"), read_models(there, "default")
+    write_models(there, "default", Models(theirs.models, {"champion": "b"}))
+    with pytest.raises(StoreError, match="models/default"):
+        write_models(here, "default", Models(ours.models, {"champion": "a"}))
+    assert read_models(here, "default").aliases == {"champion": "b"}
+
+
+def test_the_use_of_an_artefact_is_recorded_once_while_a_listing_is_believed(
+    here: S3Store, s3_address: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.s3.LISTING_SECONDS", 1000.0)
+    monkeypatch.setattr("storage.s3.USE_SECONDS", 0.0)  # any record is old
+    ref = put(here, "pages", "a")
+    there, put_requests = opened(s3_address, tmp_path / "there"), []
+    assert there.keys("pages") == [ref.key]
+    monkeypatch.setattr("storage.s3.USE_SECONDS", 3600.0)
+    listed = there._known["pages"][ref.key]["manifest.json"]
+    there._known["pages"][ref.key]["manifest.json"] = replace(listed, modified=0.0)  # it was used long ago
+    proxy.decide = lambda method, path: (method == "PUT" and put_requests.append(path)) or PASS  # type: ignore[func-returns-value]
+    assert there.touch(ref) and there.touch(ref)
+    assert len(put_requests) == 1

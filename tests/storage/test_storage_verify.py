@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from s3 import Objects
 from storage import s3, schemas, verify
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, Manifest, RefSet, StageFacts, describe_inputs
-from storage.store import Store, open_store
+from storage.store import Store, StoreError, open_store
 from storage.verify import check_store
 
 Put = Callable[..., ArtifactRef]
@@ -72,6 +74,30 @@ def test_a_table_damaged_where_its_schema_lies_is_a_problem_and_no_crash(
     path = store.folder(refs["evaluate"]) / "metrics.parquet"
     flip(path, place)
     assert problems(store) == {"file digests": [f"{path} is not what its manifest lists: --refresh evaluate"]}
+
+
+def test_a_file_on_a_bad_sector_is_a_problem_and_the_rest_is_checked_all_the_same(
+    store: Store, refs: dict[str, ArtifactRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, original = store.folder(refs["train"]) / "weights.safetensors", verify.sha256_file
+
+    def sha256_file(path: Path) -> str:
+        if path == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path)
+
+    monkeypatch.setattr(verify, "sha256_file", sha256_file)
+    flip(store.folder(refs["evaluate"]) / "metrics.parquet", 4)
+    first, second = problems(store)[verify.DIGESTS]
+    assert f"{bad} cannot be read (Input/output error): --refresh train" in (first, second)
+
+
+def test_a_damaged_record_of_a_removed_artefact_is_named(store: Store, refs: dict[str, ArtifactRef]) -> None:
+    store.remove("train", refs["train"].key, keep_manifest=True)
+    (record,) = (store.root / ".removed").rglob("*.json")
+    record.write_text('{"format": 1')
+    with pytest.raises(StoreError, match=rf"{record} cannot be read"):
+        store.removed_manifest("train", refs["train"].key)
 
 
 def test_a_missing_input_is_found_for_each_artefact_made_from_it(store: Store, refs: dict[str, ArtifactRef]) -> None:

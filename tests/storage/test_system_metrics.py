@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import uuid
 from collections import Counter
@@ -57,16 +56,6 @@ def test_a_short_look_leaves_nothing_and_no_thread_behind(tracking: Tracking, ru
         pass
     assert steps(tracking, run_id, MEMORY) == []
     assert not [thread for thread in threading.enumerate() if "system metrics" in thread.name.lower()]
-
-
-def test_without_psutil_there_are_none_and_all_else_goes_on(
-    tracking: Tracking, run_id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow.system_metrics.system_metrics_monitor", None)
-    with caplog.at_level("INFO", "sheepfold"), tracking.system_metrics(run_id, seconds=0.01):
-        pass
-    assert "pip install psutil" in caplog.text
-    assert steps(tracking, run_id, MEMORY) == []
 
 
 def test_what_is_noted_of_the_machine_is_no_part_of_the_curve(tracking: Tracking, run_id: str) -> None:

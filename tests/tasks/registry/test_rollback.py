@@ -96,6 +96,11 @@ def test_what_cannot_be_taken_back_is_told(home: Home, tmp_path: Path) -> None:
     empty = home_at(tmp_path / "none")
     with pytest.raises(UserError, match="corpus default has no champion to take back"):
         roll_back(empty, open_store(empty.store), "default")
+    store = open_store(home.store)
+    known = read_models(store, "default")
+    write_models(store, "default", Models(known.models, {**known.aliases, "previous": "0123456789abcdef"}))
+    with pytest.raises(UserError, match=r"\(0123456789ab\) was promoted from another store: name one by --to, of 1"):
+        roll_back(home, store, "default")
     record_alias(home, "previous", "")
     with pytest.raises(UserError, match="version 3 is the first champion, so there is none to go back to"):
         roll_back(home, open_store(home.store), "default")
