@@ -183,15 +183,7 @@ def train(options: models.TrainOptions, as_json: AsJson = False) -> None:
 @command(models.EvaluateOptions)
 def evaluate(options: models.EvaluateOptions, as_json: AsJson = False) -> None:
     """Measure a model on the corpus's frozen evaluation set or other texts, beside its baselines."""
-    if not options.tasks:
-        _show(options, run_flow("flows.evaluate:evaluate", options), as_json)
-        return
-    from flows.show import print_document
-    from tasks.exams.questions import read_questions
-
-    read_questions(Path(options.tasks))  # a broken file is refused before anything starts
-    result = run_flow("flows.evaluate:evaluate", options)
-    answer(result, as_json, lambda found: print_document({name: found[name] for name in ("metrics", "answers")}))
+    _show(options, run_flow("flows.evaluate:evaluate", options), as_json)
 
 
 @command(models.SettingsOptions)

@@ -1,10 +1,9 @@
-"""The flow `evaluate`: measure a model on the corpus's frozen evaluation set, on other texts, or by questions."""
+"""The flow `evaluate`: measure a model on the corpus's frozen evaluation set or on other texts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from flows.context import flow, open_run, subflow
@@ -24,10 +23,7 @@ from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents, read_metrics
 from tasks.evaluation.texts import evaluation_texts, texts_name
 from tasks.evaluation_report.collect import Measured
-from tasks.exams.exam import ANSWERS_FILE, ExamSettings, QuestionsSettings, exam, keep_questions, read_exam_metrics
-from tasks.exams.questions import read_questions
 from tasks.executor import act
-from tasks.pages.markdown import table
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
 from tasks.run import Run
@@ -44,10 +40,7 @@ from tasks.tracing.trace_index import trace_indexes
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Measure a model beside its baselines and sample its text; on documents newer than its training, too, if asked."""
     with open_run(options) as run:
-        checkpoint = checkpoint_of(run, options.model)
-        if options.tasks:
-            return _ask_questions(run, options.model, checkpoint, Path(options.tasks).expanduser().resolve())
-        return _measure(run, options, checkpoint)
+        return _measure(run, options, checkpoint_of(run, options.model))
 
 
 def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dict[str, Any]:
@@ -85,21 +78,6 @@ def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dic
         completions=completions_path(run, made),
     )
     return finish(run, result, measured=measured)
-
-
-def _ask_questions(run: Run, model: str, checkpoint: ArtifactRef, file: Path) -> dict[str, Any]:
-    """Put questions to a model; returns its accuracy beside that of guessing."""
-    asked = read_questions(file)
-    kept = keep_questions(run, QuestionsSettings.of(asked), questions=asked)
-    made = exam(run, ExamSettings(), checkpoint=checkpoint, questions=kept)
-    folder = run.store.folder(made)
-    metrics = read_exam_metrics(folder)
-    version = version_of(run, checkpoint)
-    if version is not None:
-        act(run, "track", partial(log_evaluation, run, version, kept, metrics), [made])
-    rows = [[name, f"{value:.4g}"] for name, value in metrics.items()]
-    leave("exam", f"{len(asked)} questions for {model}", "\n".join(table(["figure", "value"], rows)))
-    return {**result_of(run, metrics=metrics).to_dict(), "answers": str(folder / ANSWERS_FILE)}
 
 
 @subflow("evaluate")

@@ -157,12 +157,9 @@ class EvaluateOptions(CorpusOptions):
     stride: int | None = Field(
         None, description="Tokens from one window to the next; 0 is as it was judged (default: 0).", ge=0
     )
-    tasks: str | None = Field(None, description="JSON Lines file of questions to ask instead of texts.")
 
     @model_validator(mode="after")
     def _one_measurement(self) -> Self:
-        if self.tasks and (self.on or self.column or self.stride):
-            raise UserError("--tasks puts questions, not documents: leave out --on, --column and --stride")
         if self.drift and (self.on or self.stride):
             raise UserError("--drift is measured against the usual evaluation: leave out --on and --stride, or --drift")
         return self

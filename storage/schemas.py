@@ -219,11 +219,3 @@ ECHO_SPANS = _schema(
 CONTAMINATION = _schema("contamination", "doc_id grams:int64 seen:int64 share:float64")
 
 # One row for every question that was put to a model; the columns of choices are empty where it had to write.
-ANSWERS = _schema(
-    "answers",
-    """
-    id type prompt:large_string answer:large_string choices:[large_string] logprobs:[float64]
-    logprobs_by_byte:[float64] prediction:large_string prediction_by_bytes:large_string? right:bool
-    right_by_bytes:bool?
-    """,
-)

@@ -10,6 +10,7 @@ runs in an environment of its own, where the two packages cannot share one.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import UserError
 from tasks.bundle import Bundle
-from tasks.exams.scoring import common_length, encode, score_ids
 
 try:
     from lm_eval import simple_evaluate
@@ -29,6 +29,8 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
+
+    from model.likelihood import Likelihood
 
 MAX_NEW_TOKENS = 256  # of an answer whose task does not say
 _SAMPLING = ("max_new_tokens", "stop", "temperature", "top_k", "top_p")
@@ -133,6 +135,42 @@ class SheepfoldLM(LM):
         """Tell the harness's cache, if it keeps one."""
         for request, value in zip(requests, found, strict=True):
             self.cache_hook.add_partial(kind, request.args, value)
+
+
+def encode(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of texts as training had them: behind the id that begins a text, if there is one."""
+    begin = [] if bundle.start_id is None else [bundle.start_id]
+    return [[*begin, *ids.tolist()] for ids in bundle.tokenizer.encode(list(texts))]
+
+
+def score_ids(bundle: Bundle, asked: Sequence[tuple[list[int], int]]) -> list[Likelihood]:
+    """Log-likelihood of ids behind others.
+
+    A first id that nothing stands before, which no network predicts, is charged as if all were equally likely.
+
+    Args:
+        asked: ids, and how many of them stand before those that are scored.
+    """
+    from model.likelihood import Continuation, Likelihood, continuation_likelihoods
+
+    # nothing predicts a first id
+    continuations = [Continuation(ids, max(0, len(ids) - max(1, before))) for ids, before in asked]
+    found = continuation_likelihoods(bundle.model, continuations)
+    charge = math.log(bundle.tokenizer.vocab_size)
+    return [
+        Likelihood(item.logprob - charge, False) if ids and not before else item
+        for item, (ids, before) in zip(found, asked, strict=True)
+    ]
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two sequences begin with alike."""
+    n = 0
+    for ours, theirs in zip(one, other, strict=False):
+        if ours != theirs:
+            break
+        n += 1
+    return n
 
 
 def _moved_space(context: str, continuation: str) -> tuple[str, str]:

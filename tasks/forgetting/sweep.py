@@ -60,8 +60,8 @@ QUOTING_WORDS, QUOTING_LETTERS = 5, 24
 _DENSE = "\u0e00"
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
 KEPT = (
-    *("train", "bundle", "suggest", "tokenizer", "evaluate", "exam", "gates"),
-    *("complete", "generate", "prompts", "questions"),
+    *("train", "bundle", "suggest", "tokenizer", "evaluate", "gates"),
+    *("complete", "generate", "prompts"),
 )
 TRIMMED = ("curate", "ablate")
 LISTS = ("snapshot",)

@@ -19,10 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from runs import Command, answer, environment, invoke
 
-from storage.home import Home
-from storage.registry import Registry, find_version
 from storage.store import Store
-from storage.tracking import Tracking
 from tasks.exposure import exposures
 
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
@@ -192,30 +189,6 @@ def test_a_prompt_at_the_keyboard_commits_nothing(first: dict[str, Any], home: P
     made = answer(home, "generate", "The import statement", "--max-new-tokens", "8", "--seed", "3")
     assert made["completions"] is None and made["page"] == ""
     assert sorted((home / "store").glob("*/*")) == before
-
-
-@pytest.mark.prefect
-@pytest.mark.usefixtures("prefect_server")
-def test_a_model_is_put_questions_from_a_file(first: dict[str, Any], home: Path, tmp_path: Path) -> None:
-    file = tmp_path / "questions.jsonl"
-    questions = [
-        {"type": "multiple_choice", "prompt": "The import", "choices": ["statement", "qqq"], "answer": 0},
-        {"type": "exact_match", "prompt": "The", "answer": "nothing of the kind", "max_new_tokens": 4},
-    ]
-    file.write_text("".join(json.dumps(question) + "\n" for question in questions))
-    found = answer(home, "evaluate", "--tasks", str(file))
-    assert found["metrics"]["exam/multiple_choice/chance"] == 0.5
-    assert found["metrics"]["exam/exact_match/accuracy"] == 0
-    assert Path(found["answers"]).is_file()
-    assert "exam/multiple_choice/chance: 0.5" in invoke(home, "evaluate", "--tasks", str(file)).stdout
-    place = Home(home, str(home / "store"), f"sqlite:///{home / 'mlflow.db'}")
-    tracking = Tracking(place)
-    champion = find_version(Registry(tracking, "default").versions(), "champion", "default")
-    assert champion is not None
-    points = tracking.client.get_logged_model(champion.model_id).metrics or []
-    assert ("exam/multiple_choice/chance", 0.5, "questions") in {
-        (one.key, one.value, one.dataset_name) for one in points
-    }
 
 
 @pytest.mark.prefect

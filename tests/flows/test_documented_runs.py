@@ -84,7 +84,6 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     (folder / "letters").mkdir()
     shutil.copyfile(prose[12], folder / "letters" / prose[12].name)
     questions = {
-        "questions.jsonl": '{"type": "exact_match", "id": "1", "prompt": "2 + 2 =", "answer": "4"}\n',
         "questions.csv": "question\nWhat is a sheepfold?\n",
         "eval.jsonl": '{"text": "A text that is only measured, never trained on, and long enough to be looked at."}\n',
     }

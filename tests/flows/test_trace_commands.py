@@ -1,4 +1,4 @@
-"""What `why --text`, `evaluate --tasks` and `lm-eval` refuse."""
+"""What `why --text` and `lm-eval` refuse."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ def test_why_asks_for_a_thing_or_a_text(tmp_path: Path, arguments: list[str]) ->
     done = invoke(tmp_path / "home", "why", *arguments)
     assert done.exit_code == 1
     assert "give either a THING or --text TEXT" in done.stderr
-
-
-def test_a_broken_file_of_questions_is_named_before_anything_is_made(tmp_path: Path) -> None:
-    file = tmp_path / "questions.jsonl"
-    file.write_text('{"type": "multiple_choice"}\n')
-    done = invoke(tmp_path / "home", "evaluate", "--tasks", str(file))
-    assert done.exit_code == 1
-    assert "line 1: there is no `prompt`, expected a text" in done.stderr
-    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is not None, reason="the harness is installed")

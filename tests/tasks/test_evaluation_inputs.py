@@ -14,6 +14,7 @@ from tiny_run import Ran, copy_of_store, direct_run
 
 from flows.evaluate import evaluate_model
 from storage.catalog import read_state
+from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
 from tasks.evaluation.split import split_inputs
@@ -128,7 +129,7 @@ def test_a_split_is_measured_as_it_is_now(tiny: Ran, tmp_path: Path) -> None:
 
 def test_a_corpus_without_documents_has_no_splits(tmp_path: Path, tiny: Ran) -> None:
     assert split_inputs(read_state(tiny.run.store, "default"))["curated"] == tiny.ingested.curated
-    with pytest.raises(TextsError, match="the corpus has no documents yet, or some were forgotten since its last run"):
+    with pytest.raises(UserError, match="the corpus has no documents yet, or some were forgotten since its last run"):
         split_inputs({})
 
 

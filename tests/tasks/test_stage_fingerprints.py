@@ -183,15 +183,14 @@ def covered_by(stage: str) -> set[str]:
     return {name for module in all_stages()[stage].modules for name in modules_of(module)}
 
 
-@pytest.mark.parametrize("stage", ["complete", "exam"])
-def test_stages_that_generate_cover_the_network_that_a_bundle_loads_by_name(stage: str) -> None:
+def test_generation_covers_the_network_that_a_bundle_loads_by_name() -> None:
     needed = {"model.checkpoint", "model.generating.chooser", "model.generation", "model.sampling", "model.transformer"}
-    assert needed <= covered_by(stage)
+    assert needed <= covered_by("complete")
 
 
 @pytest.mark.parametrize(
     ("module", "changed", "unchanged"),
-    [("model.sampling", ["complete", "exam"], ["curate"]), ("tasks.exams.questions", ["exam"], ["train", "complete"])],
+    [("model.sampling", ["complete"], ["curate"]), ("tasks.evaluation.split", ["split"], ["train", "complete"])],
 )
 def test_a_change_of_a_module_changes_the_code_of_the_stages_that_execute_it(
     monkeypatch: pytest.MonkeyPatch, module: str, changed: list[str], unchanged: list[str]

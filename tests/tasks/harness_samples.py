@@ -1,4 +1,4 @@
-"""A model with opinions for the tests of exams: after twenty steps of training one writes hardly anything."""
+"""A model with opinions for the tests of the harness: after twenty steps of training one writes hardly anything."""
 
 from __future__ import annotations
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from exam_samples import noted, outspoken
+from harness_samples import noted, outspoken
 from tiny_run import Ran
 
 pytest.importorskip("lm_eval")
 
 from tasks.bundle import Bundle
-from tasks.exams.scoring import encode
-from tasks.harness import SheepfoldLM
+from tasks.harness import SheepfoldLM, encode
 
 CHOICES = """
 task: flock
