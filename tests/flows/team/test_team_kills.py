@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from postgres_server import Postgres, postgres_server
@@ -25,6 +24,7 @@ from team_box import Box, new_box, waited
 from test_servers import free_port
 
 from flows.team.programs import MLFLOW, PREFECT, WORKER, processes
+from storage.errors import Unreachable
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
@@ -75,7 +75,7 @@ class Trainings:
         """Wait for its good end; a server may refuse for a moment when its database was away."""
 
         def completed() -> bool:
-            with suppress(httpx.HTTPError):
+            with suppress(Unreachable):
                 return bool(self.box.wait(run, "Completed"))
             return False
 
