@@ -103,6 +103,7 @@ def test_every_run_has_the_variables_that_all_runs_need(deployment: dict[str, An
     variables = deployment["work_pool"]["job_variables"]["env"]
     assert float(variables[HEARTBEAT]) * 3 <= silent_seconds()
     assert variables["PREFECT_CLIENT_MAX_RETRIES"] == "7"
+    assert variables["PREFECT_CLIENT_RETRY_EXTRA_CODES"] == "500"
     assert variables["PREFECT_LOGGING_EXTRA_LOGGERS"] == "sheepfold"
     assert variables["SHEEPFOLD_HOME"] == "{{ $SHEEPFOLD_HOME }}"
 
