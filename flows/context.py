@@ -220,7 +220,7 @@ def _tags(corpus: str) -> dict[str, str]:
     return {
         "prefect.flow_run_id": str(flow_run.id or ""),
         "prefect.flow_run_name": str(flow_run.name or ""),
-        "prefect.deployment": str(deployment.name or ""),
+        "prefect.deployment": reach_server(lambda: str(deployment.name or "")),
         "prefect.ui_url": "" if os.environ.get(EMBEDDED) else str(flow_run.ui_url or ""),
         "sheepfold.corpus": corpus,
     }

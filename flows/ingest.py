@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flows.context import flow, open_run, subflow
+from flows.context import flow, open_run, reach_server, subflow
 from flows.finish import finish, result_of
 from flows.options import WatchOptions
 from storage.manifest import ArtifactRef, RefSet
@@ -176,7 +176,8 @@ def announce(run: Run, source: str, now: ArtifactRef, least: float) -> None:
         return
     event = change(run.corpus, source, share, now.key)
     with get_client(sync_client=True) as client:  # answered, so that the next run repeats what the server did not get
-        client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
+        body = [event.model_dump(mode="json")]
+        reach_server(lambda: client.request("POST", "/events", json=body)).raise_for_status()
     record_announcement(run.store, run.corpus, now)
     get_run_logger().info("announced that %.1f %% of the documents of %s changed", 100 * share, run.corpus)
 
