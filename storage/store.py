@@ -433,7 +433,7 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(
             f"{place} cannot be read ({error}); a commit never leaves such a file, so the disk or another program "
-            "changed it: remove it and run again"
+            f"changed it: remove {place.removesuffix(f'/{MANIFEST_NAME}')} and run again"
         ) from error
 
 

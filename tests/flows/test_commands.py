@@ -283,7 +283,6 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
         (["sql", "selec 1"], "syntax error"),
         (["why", "nothing-of-that-name"], "nothing goes by"),
         (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
-        (["evaluate", "--tasks", "q.jsonl", "--on", "train"], "--tasks puts questions, not documents"),
         (["generate"], "give either a PROMPT or --prompts FILE"),
         (["ingest", ".", "--corpus", "team/x"], "'team/x' is no name for a corpus"),
         (["plan", ".", "--corpus", ".."], "'..' is no name for a corpus"),

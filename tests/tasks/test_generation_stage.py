@@ -171,8 +171,8 @@ def test_a_bad_setting_is_refused_by_its_name(bundle: Bundle, setting: dict[str,
 
 DYING = """
 import os, signal, sys
-from tasks.generation import stage
-whole, n_calls = stage.complete_shard, 0
+from tasks.generation import complete as module
+whole, n_calls = module.complete_shard, 0
 def dying(*args, **named):
     global n_calls
     n_calls += 1
@@ -180,7 +180,7 @@ def dying(*args, **named):
     if n_calls == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return made
-stage.complete_shard = dying
+module.complete_shard = dying
 from flows.cli import main
 main()
 """
