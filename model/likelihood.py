@@ -8,7 +8,7 @@ than the context is read in windows; each id is scored once, from as many ids be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -67,7 +67,6 @@ def continuation_likelihoods(
     continuations: Sequence[Continuation],
     *,
     batch_tokens: int = BATCH_TOKENS,
-    on_step: Callable[[int, int], None] | None = None,
 ) -> list[Likelihood]:
     """Log-likelihood of each continuation under a model, the same in any company but for the rounding of sums.
 
@@ -75,7 +74,6 @@ def continuation_likelihoods(
         model: the network; it is put into evaluation mode and back.
         continuations: what is to be scored.
         batch_tokens: ids that are read at once; it bounds memory.
-        on_step: told (windows read, windows in all) after each batch.
 
     Returns:
         One for each, in their order.
@@ -88,7 +86,7 @@ def continuation_likelihoods(
         _check(number, item, vocab_size)
     windows = [window for row, item in enumerate(continuations) for window in _windows(row, item, context)]
     windows.sort(key=lambda window: (window.width, window.row, window.begin))
-    logprobs, greedy, done = [0.0] * len(continuations), [True] * len(continuations), 0
+    logprobs, greedy = [0.0] * len(continuations), [True] * len(continuations)
     was_training = model.training
     model.eval()
     try:
@@ -97,9 +95,6 @@ def continuation_likelihoods(
                 for window, (logprob, likeliest) in zip(batch, _score(model, continuations, batch), strict=True):
                     logprobs[window.row] += logprob
                     greedy[window.row] &= likeliest
-                done += len(batch)
-                if on_step:
-                    on_step(done, len(windows))
     finally:
         model.train(was_training)
     return [Likelihood(*both) for both in zip(logprobs, greedy, strict=True)]

@@ -46,11 +46,10 @@ class TrainResult:
 
     Attributes:
         model: the trained network, in evaluation mode.
-        history: one row per optimiser step with step, tokens (labels read so far, also where a guard undid what was
-            learned from them), train/loss, lr, grad_norm, val/loss where an evaluation took place, and what `guards`
-            names where one stepped in. A row with val/source_changed (1) is the first after a resume with other
-            validation sequences: losses before and from there on do not compare. No clock values: equal runs have
-            equal histories.
+        history: one row per optimiser step with step, tokens (labels read so far), train/loss, lr, grad_norm, val/loss
+            where an evaluation took place, and spike/score where the loss or the gradient leapt. A row with
+            val/source_changed (1) is the first after a resume with other validation sequences: losses before and from
+            there on do not compare. No clock values: equal runs have equal histories.
         steps: optimiser steps done over all starts of the run.
         resumed_from: step of the checkpoint that this start went on from; 0 if it began anew.
         best_step: with patience, the step whose weights the network has: that with the lowest validation loss.

@@ -217,5 +217,3 @@ ECHO_SPANS = _schema(
 
 # How many of an evaluation document's runs of thirteen words stand in training text.
 CONTAMINATION = _schema("contamination", "doc_id grams:int64 seen:int64 share:float64")
-
-# One row for every question that was put to a model; the columns of choices are empty where it had to write.

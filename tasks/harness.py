@@ -144,12 +144,12 @@ def encode(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
 
 
 def score_ids(bundle: Bundle, asked: Sequence[tuple[list[int], int]]) -> list[Likelihood]:
-    """Log-likelihood of ids behind others.
+    """Return the log-likelihood of each sequence of token ids, given its first ids.
 
     A first id that nothing stands before, which no network predicts, is charged as if all were equally likely.
 
     Args:
-        asked: ids, and how many of them stand before those that are scored.
+        asked: token ids, and the number of ids at their beginning that are context and not scored.
     """
     from model.likelihood import Continuation, Likelihood, continuation_likelihoods
 
@@ -164,7 +164,7 @@ def score_ids(bundle: Bundle, asked: Sequence[tuple[list[int], int]]) -> list[Li
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids two sequences begin with alike."""
+    """Return the length of the longest common prefix of two sequences of token ids."""
     n = 0
     for ours, theirs in zip(one, other, strict=False):
         if ours != theirs:

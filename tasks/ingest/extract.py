@@ -38,7 +38,7 @@ _CHARACTERS_OF_ROW = 5_000  # what a document takes beside its text, about, and 
 
 @dataclass(frozen=True)
 class SegmentSettings:
-    """What a segment extracts, and how."""
+    """Settings of the stage: the contents of a segment and the options of extraction."""
 
     options: ExtractOptions
     contents: tuple[Content, ...]
@@ -46,7 +46,7 @@ class SegmentSettings:
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Where the bytes of files lie, and the passwords to open them; no part of the cache key.
+    """Paths, sizes and passwords of files, by their sha256; no part of the cache key.
 
     Attributes:
         paths: Place of each file, by sha256.
@@ -115,7 +115,7 @@ def _extract_row(content: Content, extraction: Extraction) -> _Rows:
 
 
 def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What stays of a row of `extracts` when its document is forgotten: where it was, and its digest."""
+    """Return the row of `extracts` that replaces the row of a forgotten document: identity, size and a reason."""
     kept = {name: row[name] for name in ("doc_id", "file_sha256", "locator", "sha256", "size", "media_type")}
     told = {"status": "skipped", "reason": FORGOTTEN_REASON, "reason_code": FORGOTTEN, "kind": "", "n_pages": 0}
     nothing = dict.fromkeys(("title", "programming_language", "encoding", "encoding_confidence"))

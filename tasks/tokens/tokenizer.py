@@ -55,7 +55,7 @@ FITTED = ("auto", "char", "word", "bpe")
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What a tokeniser depends on; see `tasks.settings.TokenizerSettings`.
+    """Settings of the stage: the part of `tasks.settings.TokenizerSettings` that shapes a tokeniser.
 
     Attributes:
         fit_bytes: 0 where nothing is fitted.

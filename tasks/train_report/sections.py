@@ -194,7 +194,7 @@ def events_section(figures: TrainingFigures) -> str:
         body += scrolled(table(head, rows, caption), "Events", tall=len(rows) > _TALL_FROM)
     else:
         body += element("p", "Nothing happened besides its steps: no interruption, no spike.")
-    why = "Interruptions, spikes, changes of the batch, and whatever else the training had to say."
+    why = "Interruptions, spikes, and whatever else the training had to say."
     return section("events", "Events", why, body)
 
 

@@ -19,7 +19,6 @@ LITTLE_SHARE = 0.15  # of the machine's limit below which something else than ar
 EVENTS = {
     "resumed": "resumed",
     "spike": "loss spike",
-    "memory": "batch in parts",
     "early stop": "early stop",
     "kernel": "attention kernel",
     "advice": "advice",
