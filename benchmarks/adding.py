@@ -110,9 +110,9 @@ def prepare(home: Path, sources: Sequence[str]) -> float:
     from flows.ingest import ingest_documents
     from flows.prepare import prepare_documents
     from storage.home import Home
-    from tasks.machine import Machine
-    from tasks.run import Run
-    from tasks.settings import load_settings, parse_assignments
+    from tasks.core.machine import Machine
+    from tasks.core.run import Run
+    from tasks.core.settings import load_settings, parse_assignments
 
     settings = load_settings(None, parse_assignments(["tokenizer.kind=bpe", f"tokenizer.vocab_size={VOCABULARY}"]))
     place = Home.from_environment(str(home)).create()

@@ -27,7 +27,7 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The stage's own function, in two processes that are started for it."""
     from storage.digest import sha256_file
     from storage.tables import unpacked_size
-    from tasks.apart import Apart
+    from tasks.core.apart import Apart
     from tasks.tokens.tokenise import tokenise_segment
 
     fingerprint = sha256_file(tokenizer)  # the stage has it from the manifest

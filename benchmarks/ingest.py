@@ -64,9 +64,9 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
     """Files to `documents` in the store, beside two loops of pypdfium2."""
     from flows.ingest import read_documents
-    from tasks.machine import Machine
-    from tasks.run import Run
-    from tasks.settings import Settings
+    from tasks.core.machine import Machine
+    from tasks.core.run import Run
+    from tasks.core.settings import Settings
 
     paths = _files(corpus / "documents", "*.pdf")
     _have_bytecode(paths[0])
@@ -181,7 +181,7 @@ def nasty(corpus: Path) -> Iterator[Row]:
     """Hostile PDFs: no lost row, and a text layer in as many files as the better engine finds by itself."""
     from tasks.ingest.pool.parts import ExtractJob
     from tasks.ingest.pool.pool import ExtractionPool
-    from tasks.ingest.records import ExtractOptions
+    from tasks.readers.records import ExtractOptions
 
     paths = _files(corpus / "nasty", "*.pdf")
     started = time.perf_counter()

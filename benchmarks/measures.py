@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.curate.measures import measure_documents
 from tasks.curate.policy import PolicySettings, refusals
+from tasks.text.measures import measure_documents
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus" / "documents"
 MANUALS = ("R-intro.pdf", "R-exts.pdf", "memman.pdf", "beameruserguide.pdf")

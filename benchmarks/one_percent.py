@@ -24,7 +24,7 @@ from statistics import median
 
 from benchmarks import texts
 from benchmarks.table import Row, report
-from tasks.sample import add_grain, draw_page, image_pdf, text_pdf, wrap_pages
+from tasks.sources.sample import add_grain, draw_page, image_pdf, text_pdf, wrap_pages
 
 GOAL = 0.05
 TEXTS, FULL_TEXTS = 5_000, 20_000

@@ -59,7 +59,7 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
     from storage.manifest import ArtifactRef
     from storage.store import open_store
     from tasks.tokens.index import groups_of
-    from tasks.train import CHECKPOINT_SECONDS, VALIDATION_SAMPLE, source_of
+    from tasks.training.train import CHECKPOINT_SECONDS, VALIDATION_SAMPLE, source_of
 
     store = open_store(store_folder)
     manifest = manifest_of(store, ArtifactRef("train", key, ""))

@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.table import Row, report
 from storage.home import Home
+from tasks.core.machine import Machine
 from tasks.ingest.pool.parts import ExtractJob
-from tasks.ingest.records import Extraction, ExtractOptions, PageText
-from tasks.machine import Machine
+from tasks.readers.records import Extraction, ExtractOptions, PageText
 
 WORKERS = 4
 SEGMENTS = 16
@@ -98,11 +98,11 @@ def seconds_of(home: Home, segments: int) -> float:
     """Wall time of extracting so many segments in a flow on the cluster."""
     from prefect import flow
 
-    from tasks.executor import task_runner
+    from tasks.core.executor import task_runner
+    from tasks.core.run import Run
+    from tasks.core.stage import Call
     from tasks.ingest.extract import SegmentSettings, SourceFiles, document_id, extract
     from tasks.ingest.journal import Content
-    from tasks.run import Run
-    from tasks.stage import Call
 
     @flow(name="ray-ingest", task_runner=task_runner(1), persist_result=False)
     def ingest() -> float:

@@ -20,7 +20,7 @@ import httpx
 from flows.team.programs import ask_prefect
 from flows.team.settings import TeamSettings
 from storage.home import Home
-from tasks.sample import build_sample
+from tasks.sources.sample import build_sample
 
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 

@@ -198,9 +198,9 @@ def default_training(name: str, steps: int, device: str) -> dict[str, Any]:
     if device == "cuda":  # where the rest of the project may be missing
         rows = SHAPES[name].rows
         return {"max_steps": steps, "batch_size": rows, "lr": 1e-3, "optimizer": "muon", "precision": "bf16"}
-    from tasks.settings import TrainSettings
-    from tasks.suggest import OPTIMIZER, batch_for
-    from tasks.train import train_config
+    from tasks.core.settings import TrainSettings
+    from tasks.training.suggest import OPTIMIZER, batch_for
+    from tasks.training.train import train_config
 
     rows = batch_for(SHAPES[name].context, device)
     return train_config(TrainSettings(), default_network(name), steps, batch_size=rows, optimizer=OPTIMIZER)

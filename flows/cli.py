@@ -81,11 +81,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 def _options_from_line(options: type[models.Options], given: dict[str, Any]) -> Any:
     """Return the option model of a command line: sources absolute, settings checked by name."""
-    from tasks.settings import parse_assignments, storable
+    from tasks.core.settings import parse_assignments, storable
 
     asked = {name: value for name, value in given.items() if value is not None and value != []}
     if "source" in asked:
-        from tasks.ingest.sources.resolve import resolve_sources
+        from tasks.sources.resolve import resolve_sources
 
         asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
     if "settings" in asked:
@@ -220,7 +220,7 @@ def _show_pair(result: dict[str, Any], as_json: bool) -> None:
 @command(models.LmEvalOptions)
 def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
     """Evaluate a model on tasks of lm-evaluation-harness."""
-    import_module("tasks.harness")  # refused where it is not installed, before anything starts
+    import_module("tasks.evaluation.harness")  # refused where it is not installed, before anything starts
     answer(run_flow("flows.upkeep:lm_eval", options), as_json)
 
 
@@ -265,10 +265,10 @@ def continue_prompt(
     """
     from storage.manifest import Manifest
     from storage.store import MANIFEST_NAME
-    from tasks.bundle import Bundle
+    from tasks.core.machine import Machine
     from tasks.generation.completions import BATCH_SIZES, complete_prompts
     from tasks.generation.prompt_files import one_prompt
-    from tasks.machine import Machine
+    from tasks.training.bundle import Bundle
 
     settings = options.load().generate
     asked = one_prompt(prompt, options.template or "")

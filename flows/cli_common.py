@@ -105,8 +105,8 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
     found = version and store.find(version.checkpoint.stage, version.checkpoint.key)
     if version and found and found.digest == version.checkpoint.digest:
         return store.folder(version.checkpoint)  # a prompt needs nothing else
+    from tasks.core.run import Run
     from tasks.registry.models import checkpoint_of
-    from tasks.run import Run
 
     run = Run(place.create(), corpus=corpus)
     return run.store.folder(checkpoint_of(run, model))

@@ -55,7 +55,7 @@ def compact(
     as_json: AsJson = False,
 ) -> None:
     """Join many small segments into few; no document is read or encoded again, and no digest changes."""
-    from tasks.compaction.compact import compact_home
+    from tasks.upkeep.compact import compact_home
 
     answer(compact_home(*open_home(home), at_least, grace_days, dry_run), as_json)
 
@@ -65,7 +65,7 @@ def export(
     model: ModelRef, folder: Target, corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False
 ) -> None:
     """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
-    from tasks.interchange import export_bundle
+    from tasks.training.interchange import export_bundle
 
     answer(asdict(export_bundle(model_folder(home, model, corpus), absolute(folder))), as_json)
 
@@ -73,7 +73,7 @@ def export(
 @others.command("import")
 def import_(hf_folder: HfFolder, folder: Target, as_json: AsJson = False) -> None:
     """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
-    from tasks.interchange import import_folder
+    from tasks.training.interchange import import_folder
 
     answer(asdict(import_folder(absolute(hf_folder), absolute(folder))), as_json)
 
@@ -89,7 +89,7 @@ def export_corpus(
 ) -> None:
     """Write the corpus of the last completed run as Parquet: token lists, documents, or training sequences."""
     from storage.catalog import read_state
-    from tasks.corpora.export import export_corpus as write_corpus
+    from tasks.ingest.export import export_corpus as write_corpus
 
     _, store = open_home(home)
     answer(asdict(write_corpus(store, read_state(store, corpus), absolute(folder), what, split)), as_json)

@@ -126,7 +126,7 @@ def sample(
     folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
 ) -> None:
     """Build a small corpus of text, code, PDFs and images from the standard library."""
-    from tasks.sample import build_sample
+    from tasks.sources.sample import build_sample
 
     written = build_sample(absolute(folder))
     answer({"folder": str(absolute(folder)), "files": len(written)}, as_json)
@@ -144,7 +144,7 @@ def count(
     as_json: AsJson = False,
 ) -> None:
     """Count a network's parameters, arithmetic and memory without building it."""
-    from tasks.network_cost import cost_at_a_glance, network_cost, published_sizes
+    from tasks.training.network_cost import cost_at_a_glance, network_cost, published_sizes
 
     if table:
         if vocab_size or context or target or assign:
@@ -167,10 +167,10 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
-    from tasks.bundle import Bundle
-    from tasks.inspection.inspection import InspectError, inspect_prompt, inspection_text, to_json
-    from tasks.inspection.page import write_page
-    from tasks.inspection.subject import Subject
+    from tasks.report.inspect.inspection import InspectError, inspect_prompt, inspection_text, to_json
+    from tasks.report.inspect.page import write_page
+    from tasks.report.inspect.subject import Subject
+    from tasks.training.bundle import Bundle
 
     if not prompt:
         raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')

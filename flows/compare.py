@@ -20,17 +20,17 @@ from storage.catalog import Catalog, waits_for_run
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
-from tasks.ablate import AblateSettings, documents_of
-from tasks.ablate import ablate as ablate_stage
+from tasks.core.run import Run
+from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.texts import evaluation_texts
 from tasks.generation.prompt_files import read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of, ensure_training_run
 from tasks.registry.promote import trained_on
-from tasks.run import Run
-from tasks.settings import Settings
 from tasks.tokens.dataset import dataset, settings_without
-from tasks.train import TrainStageSettings, train
+from tasks.training.ablate import AblateSettings, documents_of
+from tasks.training.ablate import ablate as ablate_stage
+from tasks.training.train import TrainStageSettings, train
 
 
 @flow(CompareOptions)
@@ -95,8 +95,8 @@ def _compare(
     run: Run, models: list[tuple[str, ArtifactRef]], evalset: ArtifactRef, settings: Settings, prompts: str | None
 ) -> dict[str, Any]:
     """Measure two named models on the same documents, let them continue the same prompts, and draw the page."""
-    from tasks.evaluation_report.pair_page import pair_table, write_pair_page
-    from tasks.evaluation_report.pairs import Side, collect_pair, pair_document
+    from tasks.report.evaluation.pair_page import pair_table, write_pair_page
+    from tasks.report.evaluation.pairs import Side, collect_pair, pair_document
 
     asked = read_prompts(Path(prompts).expanduser()) if prompts else sample_prompts(run.store, evalset)
     sides: list[Side] = []

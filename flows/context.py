@@ -20,10 +20,10 @@ from flows.embedded import EMBEDDED
 from flows.options import CorpusOptions, IngestOptions, Options
 from storage.errors import UserError
 from storage.home import Home, check_corpus_name
-from tasks.executor import in_flow, task_runner
-from tasks.ingest.records import Limits
-from tasks.machine import Machine
-from tasks.run import Run
+from tasks.core.executor import in_flow, task_runner
+from tasks.core.machine import Machine
+from tasks.core.run import Run
+from tasks.readers.records import Limits
 
 if TYPE_CHECKING:
     from prefect import Flow

@@ -15,6 +15,10 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.registry import CHAMPION, PREVIOUS, ModelVersion, find_version, read_models, registered_versions
 from storage.store import Store
+from tasks.core.executor import act
+from tasks.core.run import Run
+from tasks.core.settings import EvaluationSettings, Settings
+from tasks.core.stage import Call
 from tasks.evaluation.compare import champion_figures, other_figures
 from tasks.evaluation.evaluate import EvaluateSettings
 from tasks.evaluation.evaluate import evaluate as evaluate_stage
@@ -22,18 +26,14 @@ from tasks.evaluation.fresh import Drift, drift_between, fresh_documents
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents, read_metrics
 from tasks.evaluation.texts import evaluation_texts, texts_name
-from tasks.evaluation_report.collect import Measured
-from tasks.executor import act
+from tasks.lineage.contamination import ContaminationSettings, contamination
+from tasks.lineage.echoes import EchoSettings, echoes
+from tasks.lineage.gram_overlap import OverlapSettings, gram_overlap
+from tasks.lineage.trace_index import trace_indexes
+from tasks.lineage.training_texts import trained_texts
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
-from tasks.run import Run
-from tasks.settings import EvaluationSettings, Settings
-from tasks.stage import Call
-from tasks.tracing.contamination import ContaminationSettings, contamination
-from tasks.tracing.echoes import EchoSettings, echoes
-from tasks.tracing.gram_overlap import OverlapSettings, gram_overlap
-from tasks.tracing.sources import trained_texts
-from tasks.tracing.trace_index import trace_indexes
+from tasks.report.evaluation.collect import Measured
 
 
 @flow(EvaluateOptions)

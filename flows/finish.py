@@ -13,21 +13,21 @@ from flows.report import RunResult, run_report, sample_table
 from flows.state import publish
 from storage.atomic import write_file
 from storage.tracking import pages_under
-from tasks.corpus_report.page import write as corpus_page
-from tasks.dataset_report.page import write as dataset_page
-from tasks.evaluation_report.page import write as evaluation_page
-from tasks.executor import in_flow
-from tasks.gates.page import write as gates_page
-from tasks.generation.page import write as generation_page
-from tasks.pages.written import Outcome
-from tasks.run import Run
-from tasks.suggest import read_suggestion, suggest
-from tasks.train_report.page import write as training_page
+from tasks.core.executor import in_flow
+from tasks.core.run import Run
+from tasks.report.completions import write as generation_page
+from tasks.report.corpus.page import write as corpus_page
+from tasks.report.dataset.page import write as dataset_page
+from tasks.report.evaluation.page import write as evaluation_page
+from tasks.report.gates import write as gates_page
+from tasks.report.training.page import write as training_page
+from tasks.report.written import Outcome
+from tasks.training.suggest import read_suggestion, suggest
 
 if TYPE_CHECKING:
-    from tasks.evaluation_report.collect import Measured
     from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
+    from tasks.report.evaluation.collect import Measured
 
 # the evaluation's page links to the others
 PAGES = (corpus_page, dataset_page, training_page, gates_page, generation_page, evaluation_page)

@@ -12,6 +12,9 @@ from flows.options import GenerateOptions
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS_FILE
+from tasks.core.run import Run
+from tasks.core.settings import Settings
+from tasks.core.stage import Call
 from tasks.generation.complete import complete
 from tasks.generation.generate import JoinSettings, joined
 from tasks.generation.generate import generate as join_completions
@@ -19,9 +22,6 @@ from tasks.generation.prompt_files import Prompt, read_prompts, sample_prompts
 from tasks.generation.prompts import PromptsSettings, keep_prompts
 from tasks.generation.shards import cut_prompts
 from tasks.registry.models import checkpoint_of
-from tasks.run import Run
-from tasks.settings import Settings
-from tasks.stage import Call
 
 
 @flow(GenerateOptions)

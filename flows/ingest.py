@@ -10,6 +10,9 @@ from flows.finish import finish, result_of
 from flows.options import WatchOptions
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, MEASURES_FILE, SCORES_FILE
+from tasks.core.run import Run
+from tasks.core.settings import Settings
+from tasks.core.stage import Call
 from tasks.curate.classifier.classifier import trained_classifier
 from tasks.curate.classifier.score import ScoreSettings, score
 from tasks.curate.curate import CurationSettings, curate
@@ -30,9 +33,6 @@ from tasks.ingest.corpus import (
 from tasks.ingest.extract import SourceFiles, extract
 from tasks.ingest.snapshot import Listing, snapshot
 from tasks.lineage.changes import record_announcement, unannounced_share
-from tasks.run import Run
-from tasks.settings import Settings
-from tasks.stage import Call
 
 if TYPE_CHECKING:
     from prefect.events import Event

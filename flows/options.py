@@ -15,7 +15,7 @@ from model.config import Sampling
 from model.presets import PRESETS
 from storage.errors import UserError
 from storage.home import LONGEST_CORPUS_NAME
-from tasks.settings import AUTO, Settings, load_settings, setting
+from tasks.core.settings import AUTO, Settings, load_settings, setting
 
 OPTION: Any = {"option": True}  # required, and named on the command line all the same
 REPEATED = ("source", "settings", "refresh")  # on the command line once for each source, setting, stage

@@ -12,18 +12,18 @@ from flows.options import PrepareOptions
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import OVERLAP_FILE, TOKENS_FILE
+from tasks.core.run import Run
+from tasks.core.settings import Settings
 from tasks.curate.curate import check_split
 from tasks.curate.evalset import EvalsetSettings, freeze_evalset, has_split
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
 from tasks.curate.evalset_overlap import EvalsetOverlapSettings, evalset_overlap
 from tasks.registry.base import Base, check_base, with_base
-from tasks.run import Run
-from tasks.settings import Settings
-from tasks.suggest import context_of
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.groups import group_documents
 from tasks.tokens.tokenise import TokeniseSettings, tokenise
 from tasks.tokens.tokenizer import check_tokenizer, corpus_tokenizer, pinned_settings
+from tasks.training.suggest import context_of
 
 
 @dataclass(frozen=True)

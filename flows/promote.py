@@ -14,14 +14,14 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import Registry, read_models
+from tasks.core.executor import act
+from tasks.core.run import Run
+from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
-from tasks.executor import act
-from tasks.gates.facts import known_leaks
-from tasks.gates.gates import gates
+from tasks.evaluation.gate_facts import known_leaks
+from tasks.evaluation.gates import gates
 from tasks.registry.models import ensure_training_run, version_checkpoint
 from tasks.registry.promote import ChampionChanged, Promotion, Rival, champion_of, move_aliases, trained_on
-from tasks.run import Run
-from tasks.settings import Settings
 
 
 @flow(SettingsOptions)

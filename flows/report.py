@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from storage.tables import read_rows
-from tasks.evaluation_report.summary import metrics_table
-from tasks.pages.markdown import cell, table
-from tasks.pages.written import Page
-from tasks.run import StageReport
-from tasks.suggest import suggestion_text
+from tasks.core.run import StageReport
+from tasks.report.evaluation.summary import metrics_table
+from tasks.report.markdown import cell, table
+from tasks.report.written import Page
+from tasks.training.suggest import suggestion_text
 
 SAMPLES = 4
 SAMPLE = 200  # characters of a prompt, and of its continuation

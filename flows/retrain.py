@@ -13,9 +13,9 @@ from flows.prepare import ingest_and_prepare
 from flows.promote import model_entry, promote_model
 from flows.train import train_model
 from storage.home import Home, check_corpus_name
+from tasks.core.run import Run
+from tasks.core.settings import Settings
 from tasks.registry.base import already_read, check_unread, continuing
-from tasks.run import Run
-from tasks.settings import Settings
 
 
 @flow(RetrainOptions)

@@ -66,7 +66,7 @@ def _scaled(value: float, step: int, prefixes: str, unit: str) -> str:
 
 
 def _line(value: Any) -> str:
-    from tasks.inspection.labels import legible
+    from tasks.report.inspect.labels import legible
 
     return legible(" ".join(str(value).split()))
 

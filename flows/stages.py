@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from storage.manifest import StageFacts
-from tasks.stage import Stage
+from tasks.core.stage import Stage
 
 
 def all_stages() -> dict[str, Stage]:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from storage.catalog import LISTED, corpus_ref, read_state
 from storage.manifest import ArtifactRef
 from storage.store import StoreError
-from tasks.forgetting.sweep import refuse_forgotten
+from tasks.core.run import Run
 from tasks.ingest.snapshot import snapshot
-from tasks.run import Run
-from tasks.train import train
+from tasks.training.train import train
+from tasks.upkeep.forget_sweep import refuse_forgotten
 
 
 def latest_training(run: Run) -> ArtifactRef:

@@ -10,15 +10,15 @@ from flows.finish import finish, result_of
 from flows.options import TrainOptions
 from flows.prepare import Prepared, ingest_and_prepare
 from storage.manifest import ArtifactRef
-from tasks.executor import act
+from tasks.core.executor import act
+from tasks.core.run import Run
+from tasks.core.settings import AUTO, Settings
 from tasks.registry.base import Base, with_base
 from tasks.registry.models import ensure_training_run
-from tasks.run import Run
-from tasks.settings import AUTO, Settings
-from tasks.suggest import SUGGESTED, read_suggestion, suggest_settings
-from tasks.suggest import suggest as suggest_stage
-from tasks.train import TrainStageSettings, model_config, steps_of, train_config, vocab_size_of
-from tasks.train import train as train_stage
+from tasks.training.suggest import SUGGESTED, read_suggestion, suggest_settings
+from tasks.training.suggest import suggest as suggest_stage
+from tasks.training.train import TrainStageSettings, model_config, steps_of, train_config, vocab_size_of
+from tasks.training.train import train as train_stage
 
 
 @flow(TrainOptions)

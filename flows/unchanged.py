@@ -12,8 +12,8 @@ from flows.retrain import plan
 from storage.atomic import write_file
 from storage.digest import sha256_file, sha256_json
 from storage.registry import registered_versions
-from tasks.run import Run
-from tasks.settings import Settings
+from tasks.core.run import Run
+from tasks.core.settings import Settings
 
 RESULT_FILE = "result.json"
 COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")

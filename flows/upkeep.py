@@ -14,9 +14,9 @@ from flows.options import CleanupOptions, LmEvalOptions
 from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store
-from tasks.compaction.compact import compact_home
-from tasks.machine import detect_device
-from tasks.pages.markdown import table
+from tasks.core.machine import detect_device
+from tasks.report.markdown import table
+from tasks.upkeep.compact import compact_home
 from tasks.upkeep.gc import collect_garbage
 
 
@@ -45,7 +45,7 @@ def cleanup(options: CleanupOptions) -> dict[str, Any]:
 @flow(LmEvalOptions)
 def lm_eval(options: LmEvalOptions) -> dict[str, Any]:
     """Evaluate a model on tasks of lm-evaluation-harness."""
-    from tasks.harness import evaluate_tasks, task_manager
+    from tasks.evaluation.harness import evaluate_tasks, task_manager
 
     names = [name.strip() for name in options.tasks.split(",") if name.strip()]
     manager = task_manager(names, options.include or "")

@@ -11,7 +11,7 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 
 # Names of the files in artefacts that more than one module reads. They stand here so that a reader of a table does not
-# import the code that makes it, which would count as the reader's own code (see `tasks.fingerprint`).
+# import the code that makes it, which would count as the reader's own code (see `tasks.core.fingerprint`).
 FILES_FILE = "files.parquet"
 EXTRACTS_FILE = "extracts.parquet"
 PAGES_FILE = "pages.parquet"
@@ -180,7 +180,7 @@ COMPLETIONS = _schema(
 )
 
 # What was measured on a document; shares are 0 to 1. All but `n_chars`, `licence` and `pii` (in characters of the text)
-# describe its first `measured_chars` characters. What each is, and whose definition: `tasks.curate.measures`.
+# describe its first `measured_chars` characters. What each is, and whose definition: `tasks.text.measures`.
 MEASURES = _schema(
     "measures",
     """

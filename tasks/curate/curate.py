@@ -35,15 +35,15 @@ from storage.schemas import (
 )
 from storage.store import StoreError
 from storage.tables import read_columns, unpacked_size, write_columns, write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.kept import Shelf, folders_beside, holders, shelves_of
 from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
 from tasks.curate.policy import PolicySettings, may_be_refused, measures_needed, refusals
 from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
 from tasks.curate.settings import CurateSettings
-from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
 
 UNUSED = "none"  # the side of a cluster none of whose documents are in use
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text

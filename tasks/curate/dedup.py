@@ -25,14 +25,14 @@ from storage.schemas import (
     VERIFIED_PAIRS,
 )
 from storage.tables import read_columns, read_places, stream_rows, unpacked_size, write_columns, write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
 from tasks.curate.settings import DedupSettings
-from tasks.stage import Work, stage
 from tasks.text import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
 from tasks.text.minhash import N_PERMUTATIONS
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
 
 GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
 

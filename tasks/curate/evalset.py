@@ -21,15 +21,15 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EVALSET, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_columns, read_rows, write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.leaks import SignedShelf
-from tasks.stage import Work, stage
 from tasks.text import Hashes
 from tasks.text.words import joined
 
 if TYPE_CHECKING:
+    from tasks.core.run import Run
     from tasks.curate.settings import CurateSettings
-    from tasks.run import Run
 
 FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
 

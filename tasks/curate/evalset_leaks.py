@@ -23,8 +23,8 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, DROPPED_FILE, OVERLAP_FILE, RUNS_FILE, SELECTION_FILE
 from storage.tables import members, read_columns
+from tasks.core.stage import Work, stage
 from tasks.curate.evalset import load_grams
-from tasks.stage import Work, stage
 from tasks.text import GramIndex, judged_share
 from tasks.text.words import I64, U64
 

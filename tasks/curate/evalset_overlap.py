@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from storage.manifest import ArtifactRef
 from storage.schemas import EVALSET_OVERLAP, MEASURES_FILE, OVERLAP_FILE, RUNS_FILE
 from storage.tables import union_digest, unpacked_size, write_columns
+from tasks.core.stage import Work, stage
 from tasks.curate.evalset import load_grams
-from tasks.stage import Work, stage
 from tasks.text import GramIndex, Signatures, common
 
 

@@ -12,12 +12,12 @@ from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import GRAMS_FILE
+from tasks.core.stage import Work, stage
 from tasks.curate.hygiene import normalise_text
-from tasks.stage import Work, stage
-from tasks.text import evaluation_files, evaluation_format, evaluation_grams
+from tasks.readers.evaluation_files import evaluation_files, evaluation_format, evaluation_grams
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
 
 
 @dataclass(frozen=True)

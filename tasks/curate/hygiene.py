@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from tasks.core.option import STRICT, option
 from tasks.curate.beyond_ascii import beyond_ascii
 from tasks.curate.hyphenation import join_hyphenation
 from tasks.curate.mojibake import repair_mojibake
 from tasks.curate.running_heads import strip_running_heads
-from tasks.option import STRICT, option
 
 PAGE_BREAK = "\n\n"
 PRINT = ("pdf", "image")

@@ -14,10 +14,10 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
-from tasks.curate.measures import digest_of, measure_documents
-from tasks.curate.measures.language import look_in
-from tasks.stage import Work, stage
+from tasks.core.stage import Work, stage
 from tasks.text import Signatures, signatures
+from tasks.text.measures import digest_of, measure_documents
+from tasks.text.measures.language import look_in
 
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256

@@ -15,8 +15,8 @@ from storage.digest import plain, sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, NORMALISED
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.hygiene import NormaliseSettings, document_text
-from tasks.stage import Work, stage
 
 RECORD_COLUMNS = ["doc_id", "kind", "title", "programming_language", "status"]
 PAGE_COLUMNS = ["doc_id", "page", "text", "method", "confidence"]

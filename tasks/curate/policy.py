@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from tasks.option import STRICT, option
+from tasks.core.option import STRICT, option
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,12 +19,12 @@ from storage.manifest import ArtifactRef
 from storage.schemas import CUTS_FILE, DOCUMENTS_FILE, MEASURES_FILE, REFINED
 from storage.store import StoreError
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.curate import curate
 from tasks.curate.redaction import STAND_INS, cut, redact
-from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
 
 Span = tuple[int, int]
 Cuts = dict[str, list[Span]]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from tasks.option import STRICT, option
+from tasks.core.option import STRICT, option
 
 
 @dataclass(frozen=True, config=STRICT)

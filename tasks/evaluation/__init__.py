@@ -1,1 +1,1 @@
-"""Evaluation: how good a model is on documents that it never saw, beside its baselines, and against another model."""
+"""Evaluation: loss and bits per byte, baselines, comparisons, and the gates before promotion."""

@@ -18,7 +18,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import COUNTS_FILE
 from storage.tables import read_columns
-from tasks.bundle import Bundle
+from tasks.core.stage import Work, stage
 from tasks.evaluation.kneser_ney import KneserNey
 from tasks.evaluation.sums import BASELINES
 from tasks.evaluation.tables import (
@@ -32,7 +32,7 @@ from tasks.evaluation.tables import (
     write_evaluation,
 )
 from tasks.evaluation.windows import EncodedDocuments, charged_nats, encode_documents, predicted_places, windows_of
-from tasks.stage import Work, stage
+from tasks.training.bundle import Bundle
 
 if TYPE_CHECKING:
     from model.scoring import TokenScores

@@ -20,16 +20,16 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import EVALSET, SELECTION_FILE
 from storage.store import Store
 from storage.tables import read_columns, write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.evalset import evaluation_rows
 from tasks.curate.kept import Kept, kept_documents
 from tasks.evaluation.bootstrap import LEVEL, RESAMPLES, Difference
 from tasks.evaluation.compare import all_nats
 from tasks.evaluation.split import split_inputs
 from tasks.evaluation.tables import Evaluated
-from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import COUNTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store
+from tasks.core.stage import Work, stage
 from tasks.evaluation.kneser_ney import KneserNey
-from tasks.stage import Work, stage
 from tasks.tokens.index import load_index
 
 BYTES_PER_TOKEN = 8  # of the shards and tables that fitting reads, about

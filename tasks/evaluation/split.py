@@ -10,9 +10,9 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import EVALSET
 from storage.tables import write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.evalset import evaluation_rows
 from tasks.curate.kept import kept_documents
-from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
     pass

@@ -23,12 +23,12 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import EVALSET
 from storage.tables import write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.split import SplitSettings, copy_split, split_inputs
-from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
 
 SPLITS = ("train", "validation")
 LINES = (".jsonl", ".ndjson")

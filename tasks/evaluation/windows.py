@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from storage.errors import UserError
-from tasks.bundle import Bundle
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenise import TokeniseSettings, encode_document
+from tasks.training.bundle import Bundle
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS, COMPLETIONS_FILE
 from storage.tables import read_rows, write_table
-from tasks.apart import WORTH_A_PROCESS
-from tasks.bundle import Bundle
+from tasks.core.apart import WORTH_A_PROCESS
+from tasks.core.settings import GenerateSettings
+from tasks.core.stage import Work, stage
 from tasks.generation.completions import BATCH_SIZES, Progress, complete_prompts
 from tasks.generation.prompts import PROMPTS_FILE
-from tasks.settings import GenerateSettings
-from tasks.stage import Work, stage
+from tasks.training.bundle import Bundle
 
 
 @stage(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tasks.bundle import Bundle, TextCompletion
+from tasks.training.bundle import Bundle, TextCompletion
 
 BATCH_SIZES = {"cpu": 32, "cuda": 256}  # continuations that grow at once
 

@@ -9,8 +9,8 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS, COMPLETIONS_FILE
 from storage.tables import TableWriter, stream_rows
+from tasks.core.stage import Work, stage
 from tasks.generation.complete import CompletionsDigest
-from tasks.stage import Work, stage
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from storage.digest import sha256_json
 from storage.tables import write_table
+from tasks.core.stage import Work, stage
 from tasks.generation.prompt_files import Prompt
-from tasks.stage import Work, stage
 
 PROMPTS_FILE = "prompts.parquet"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tasks.core.settings import GenerateSettings
 from tasks.generation.prompt_files import Prompt
-from tasks.settings import GenerateSettings
 
 MOST_SHARDS = 256  # then they grow: each has a task and a folder of its own
 CHARS_PER_NEW_TOKEN = 32  # of a prompt; reading a token costs an eighth of making one, about

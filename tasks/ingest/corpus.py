@@ -16,21 +16,21 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import EXTRACTS_FILE
 from storage.tables import read_columns
 from storage.tombstones import read_tombstones
-from tasks.corpora.importing import SUFFIX, ImportSettings, cut_imports, import_index, import_segment
-from tasks.corpora.parts import LINES, Part, parts_of
-from tasks.executor import show_found
-from tasks.forgetting.sweep import finish_forgetting
+from tasks.core.executor import show_found
+from tasks.core.run import Run
+from tasks.core.settings import Settings
+from tasks.core.stage import Call, Stage
 from tasks.ingest.extract import SegmentSettings, SourceFiles, extract, extract_tools
+from tasks.ingest.importing import SUFFIX, ImportSettings, cut_imports, import_index, import_segment
 from tasks.ingest.journal import Content
-from tasks.ingest.pictures.ocr import ocr_ready
 from tasks.ingest.segments import cut_segments, passwords_digest, segment_index, wants_retry
 from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
-from tasks.ingest.sources.documents import is_corpus
-from tasks.ingest.sources.hashing import HashMemo
-from tasks.ingest.sources.resolve import resolve_sources, walk_sources
-from tasks.run import Run
-from tasks.settings import Settings
-from tasks.stage import Call, Stage
+from tasks.readers.ocr import ocr_ready
+from tasks.readers.row_parts import LINES, Part, parts_of
+from tasks.sources.documents import is_corpus
+from tasks.sources.hashing import HashMemo
+from tasks.sources.resolve import resolve_sources, walk_sources
+from tasks.upkeep.forget_sweep import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
 

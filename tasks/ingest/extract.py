@@ -1,7 +1,7 @@
 """The stage `extract`: the pages of a batch of files, read in killable child processes; one segment of a corpus.
 
 Each file goes to the pool of the machine, where a worker process (`tasks.ingest.pool.worker`) reads it by
-`tasks.ingest.document.yield_document`. Finished documents go to a journal on disk at once: a kill loses only those in
+`tasks.readers.document.yield_document`. Finished documents go to a journal on disk at once: a kill loses only those in
 work, and memory holds a bounded number of them. Which files are in no segment yet is found by `tasks.ingest.segments`.
 """
 
@@ -22,10 +22,10 @@ from storage.schemas import EXTRACTS, PAGES
 from storage.tables import TableWriter, union_digest, write_table
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
+from tasks.core.stage import Work, stage
 from tasks.ingest.journal import Content, Journal, is_doubtful
 from tasks.ingest.pool.parts import ExtractJob
-from tasks.ingest.records import Extraction, ExtractOptions, PageText
-from tasks.stage import Work, stage
+from tasks.readers.records import Extraction, ExtractOptions, PageText
 
 QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
 
@@ -170,7 +170,7 @@ def _extract_contents(
 
 def extract_tools() -> dict[str, str]:
     """Versions of the engines that read documents; asked of their packages, for importing pypdf takes 0.2 s."""
-    from tasks.ingest.pictures.ocr import engine_version
+    from tasks.readers.ocr import engine_version
 
     versions = {name: version(name) for name in ("pypdf", "pypdfium2")}
     return {**versions, "tesseract": engine_version() or "not found"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, overload
 
-from tasks.ingest.records import Extraction
+from tasks.readers.records import Extraction
 
 # What may go differently another time, also where only a page of a document that is there was lost to it.
 _LOST_TO = ("timeout", "memory", "crashed", "no_ocr_engine", "changed", "unreadable", "encrypted")

@@ -20,7 +20,7 @@ from storage.store import Store
 from storage.tables import read_columns, read_rows
 from tasks.ingest.extract import extract
 from tasks.ingest.journal import Content, is_doubtful
-from tasks.ingest.records import ExtractOptions
+from tasks.readers.records import ExtractOptions
 
 SEGMENT_BYTES = 32 * 2**20
 SEGMENT_FILES = 4096
@@ -132,7 +132,7 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
 
 
 def present_segments(segments: Iterable[Manifest]) -> list[Manifest]:
-    """Segments without those that another one among them replaces (see `tasks.compaction`)."""
+    """Segments without those that another one among them replaces (see `tasks.upkeep.compact`)."""
     listed = list(segments)
     replaced = {ref.key for item in listed for ref in item.input_refs()}
     return [item for item in listed if item.key not in replaced]

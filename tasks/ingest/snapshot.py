@@ -21,10 +21,10 @@ from storage.schemas import FILES
 from storage.tables import stream_columns, unpacked_size, write_table
 from storage.tombstones import FORGOTTEN
 from storage.tombstones import REASON as FORGOTTEN_REASON
+from tasks.core.stage import Work, stage
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.ingest.sources.walk import WalkedFile, encode_path
-from tasks.stage import Work, stage
+from tasks.sources.walk import WalkedFile, encode_path
 
 
 @dataclass(frozen=True, slots=True)

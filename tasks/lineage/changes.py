@@ -19,7 +19,7 @@ from storage.tables import read_rows
 from storage.tombstones import read_tombstones
 from tasks.ingest.snapshot import snapshot
 from tasks.tokens.dataset import dataset
-from tasks.train import train
+from tasks.training.train import train
 
 ANNOUNCED_REF = "announced"
 READ_REF = "read"

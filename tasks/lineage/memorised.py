@@ -10,12 +10,12 @@ from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.machine import Machine
-from tasks.run import Run
-from tasks.tracing.echoes import load_segments
-from tasks.tracing.sources import datasets_of, sources_of, training_texts
-from tasks.tracing.spans import check_min_words, covered_chars, outstanding, shared_spans
-from tasks.tracing.trace_index import trace_indexes
+from tasks.core.machine import Machine
+from tasks.core.run import Run
+from tasks.lineage.echoes import load_segments
+from tasks.lineage.spans import check_min_words, covered_chars, outstanding, shared_spans
+from tasks.lineage.trace_index import trace_indexes
+from tasks.lineage.training_texts import datasets_of, sources_of, training_texts
 
 SHOWN_SPANS = 10
 SHOWN_DOCUMENTS = 3

@@ -16,15 +16,15 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION
-from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.interchange import import_folder
+from tasks.core.run import Run
+from tasks.core.settings import ModelSettings, Settings
 from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
 from tasks.registry.promote import trained_on
-from tasks.run import Run
-from tasks.settings import ModelSettings, Settings
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizers import TOKENIZER_FILE
-from tasks.train import train
+from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.training.interchange import import_folder
+from tasks.training.train import train
 
 CARRIER = "small"  # a preset all of whose fields are replaced
 FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid")  # of the network; they shape no weight

@@ -8,10 +8,10 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.registry import ModelVersion, Registry, find_version, model_name, read_models, registered_versions
 from storage.schemas import COUNTS_FILE
-from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.run import Run
+from tasks.core.run import Run
 from tasks.tokens.tokenizers import TOKENIZER_FILE
-from tasks.train import sync_run, train
+from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.training.train import sync_run, train
 
 
 class UnknownModel(UserError):

@@ -1,8 +1,8 @@
 """Promotion registers a model and moves aliases; rollback takes a champion back; a rebuild restores a lost MLflow.
 
-A challenger that passes all gates (`tasks.gates`) becomes champion, which implies fewer bits per byte than the champion
-on the same evaluation set. Under a lock a model is recorded in the store and registered, then the aliases are recorded
-and moved: after a kill at any point the next command does the rest.
+A challenger that passes all gates (`tasks.evaluation.gates`) becomes champion, which implies fewer bits per byte than
+the champion on the same evaluation set. Under a lock a model is recorded in the store and registered, then the aliases
+are recorded and moved: after a kill at any point the next command does the rest.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from storage.store import Store
 from storage.tracking import CORPUS_TAG, Tracking
 from tasks.curate.evalset import trains_on_evalset
 from tasks.evaluation.compare import champion_figures
+from tasks.evaluation.gate_facts import curated_of
+from tasks.evaluation.gate_verdicts import Verdict, failed, read_verdicts
 from tasks.evaluation.tables import read_metrics
-from tasks.gates.facts import curated_of
-from tasks.gates.verdicts import Verdict, failed, read_verdicts
-from tasks.model_card import model_card, parameters_of
-from tasks.registry.bundle import prepare_bundle, requirements, signature
-from tasks.train import sync_run, train
+from tasks.registry.served_model import prepare_bundle, requirements, signature
+from tasks.report.model_card import model_card, parameters_of
+from tasks.training.train import sync_run, train
 
 LOCK = "promote"
 DECIDES = "val/bits_per_byte"
@@ -364,7 +364,7 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
                 run_id,
                 card,
                 item.tags,
-                python_model=str(Path(__file__).parent.with_name("serving.py")),
+                python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"bundle": str(prepare_bundle(store.folder(item.checkpoint), Path(folder) / "bundle"))},
                 signature=signature(),
                 pip_requirements=requirements(),

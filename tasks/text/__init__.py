@@ -1,11 +1,9 @@
 """Texts compared, as pure functions over texts and numpy arrays: signatures, pairs, clusters, overlap.
 
 `words` has the hashing that all of them rest on. `minhash` makes a document's signature; `near` finds pairs of
-near-duplicates and `groups` what to do with them; `overlap` finds text that stands in two places, `evaluation_files`
-reads the sets that no training text may repeat.
+near-duplicates and `groups` what to do with them; `overlap` finds text that stands in two places.
 """
 
-from tasks.text.evaluation_files import EvaluationSetError, evaluation_files, evaluation_format, evaluation_grams
 from tasks.text.groups import Pairs, clusters, giant_clusters, keep_best
 from tasks.text.minhash import Signatures, gram_hashes, shingle_sets, signatures
 from tasks.text.near import NearPairs, near_pairs
@@ -22,7 +20,6 @@ from tasks.text.words import Hashes
 
 __all__ = [
     "Containment",
-    "EvaluationSetError",
     "GramIndex",
     "Hashes",
     "NearPairs",
@@ -32,9 +29,6 @@ __all__ = [
     "common",
     "containment",
     "duplicate_paragraphs",
-    "evaluation_files",
-    "evaluation_format",
-    "evaluation_grams",
     "giant_clusters",
     "gram_hashes",
     "judged_share",

@@ -34,7 +34,7 @@ from storage.schemas import (
 )
 from storage.store import Store, StoreError
 from storage.tables import stream_rows
-from tasks.stage import Work, stage
+from tasks.core.stage import Work, stage
 from tasks.tokens.documents import TokenDocuments, count_ids, kept_tokens
 from tasks.tokens.packing import (
     PACKINGS,

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from storage.errors import UserError
 from storage.schemas import GROUPS
-from tasks.corpora.view import DocumentView, SegmentTables, empty_view
+from tasks.curate.view import DocumentView, SegmentTables, empty_view
 from tasks.ingest.pool.child import limit_added_memory, take_requests
 from tasks.ingest.pool.messages import write_ascii_message
 from tasks.tokens.mix import ADVICE, SHOWN_CHARS, shown

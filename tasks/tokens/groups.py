@@ -33,13 +33,13 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, GROUPS, GROUPS_FILE
-from tasks.corpora.view import kept_by_segment, paths_of, segment_tables
+from tasks.core.stage import Work, stage
+from tasks.curate.view import kept_by_segment, paths_of, segment_tables
 from tasks.ingest.pool.messages import MessageReader, write_ascii_message
-from tasks.stage import Work, stage
 from tasks.tokens.mix import ADVICE, MixError, MixSettings, shown
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
 
 MOST_GROUPS = 10_000
 START_SECONDS = 60.0  # importing takes half a second; a machine that swaps may take a hundred times as long

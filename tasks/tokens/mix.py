@@ -18,7 +18,7 @@ from fractions import Fraction
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from storage.errors import UserError
-from tasks.option import STRICT, option
+from tasks.core.option import STRICT, option
 
 OTHERS = "*"  # stands for every group that is not named
 NAMES_SHOWN = 20

@@ -29,7 +29,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, TOKENS, TOKENS_FILE
 from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.tables import ZSTD_LEVEL, unpacked_size
-from tasks.stage import Work, stage
+from tasks.core.stage import Work, stage
 from tasks.tokens.engine_choice import Choice, Engines, sample_of
 from tasks.tokens.engines import Encoded, Engine, EngineError, engine_errors
 from tasks.tokens.text_arrays import Texts, batches, number_array, text_array, texts_of

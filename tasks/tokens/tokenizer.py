@@ -24,8 +24,8 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE
+from tasks.core.stage import Work, stage
 from tasks.curate.kept import holders, shelves_of
-from tasks.stage import Work, stage
 from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe
 from tasks.tokens.text_arrays import Texts, whole_characters
@@ -41,7 +41,7 @@ from tasks.tokens.tokenizers import (
 )
 
 if TYPE_CHECKING:
-    from tasks.run import Run
+    from tasks.core.run import Run
     from tasks.tokens.settings import TokenizerSettings
 
 CHOICE_FILE = "choice.json"
@@ -55,7 +55,7 @@ FITTED = ("auto", "char", "word", "bpe")
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of the stage: the part of `tasks.settings.TokenizerSettings` that shapes a tokeniser.
+    """Settings of the stage: the part of `tasks.core.settings.TokenizerSettings` that shapes a tokeniser.
 
     Attributes:
         fit_bytes: 0 where nothing is fitted.

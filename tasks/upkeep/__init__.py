@@ -1,1 +1,1 @@
-"""Upkeep of a home: its status, forgetting documents, garbage collection and verification."""
+"""Upkeep of a home: status, garbage collection, verification, compaction, and forgetting documents."""

@@ -1,6 +1,6 @@
 """Forget documents: find them and the models that saw them, write tombstones, and take them out of the store.
 
-`tasks.forgetting.sweep` takes them out.
+`tasks.upkeep.forget_sweep` takes them out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from storage.home import Home
 from storage.registry import registered_versions
 from storage.store import Store
 from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tombstones, write_tombstones
-from tasks.exposure import exposure_report, exposures
-from tasks.forgetting.sweep import finish_forgetting, plan_sweep, with_copies
-from tasks.forgetting.targets import Target, find_targets, places_of
+from tasks.lineage.training_membership import exposure_report, exposures
+from tasks.upkeep.forget_sweep import finish_forgetting, plan_sweep, with_copies
+from tasks.upkeep.forget_targets import Target, find_targets, places_of
 
 
 def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:

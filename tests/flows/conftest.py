@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.sample import build_sample
+from tasks.sources.sample import build_sample
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 

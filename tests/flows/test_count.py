@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from flows.cli import app
 from flows.show import figure
 from model.presets import PRESETS
-from tasks.network_cost import PUBLISHED
+from tasks.training.network_cost import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
 

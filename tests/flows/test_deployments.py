@@ -13,7 +13,7 @@ import yaml
 
 from flows.options import RetrainOptions
 from flows.team.programs import AUTOMATIONS_FILE, GPU_POOL, POOL, PREFECT_FILE, RETRAIN_QUEUE
-from tasks.settings import load_settings, parse_assignments
+from tasks.core.settings import load_settings, parse_assignments
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"

@@ -10,7 +10,7 @@ import typer
 import typer.main
 
 from flows.cli import app
-from tasks.settings import load_settings, parse_assignments
+from tasks.core.settings import load_settings, parse_assignments
 from tests.documented import Shown, arguments_of, shown
 
 GROUP: Any = typer.main.get_command(app)

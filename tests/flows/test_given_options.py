@@ -11,7 +11,7 @@ from runs import invoke
 
 from flows.context import flow
 from flows.options import GenerateOptions, RetrainOptions, TrainOptions
-from tasks.settings import Settings
+from tasks.core.settings import Settings
 
 USUAL = Settings()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from browsing import Opened, page_in
 
-from tasks.inspection.inspection import inspect_prompt
-from tasks.inspection.page import SECTIONS, to_html
-from tasks.inspection.subject import Subject
+from tasks.report.inspect.inspection import inspect_prompt
+from tasks.report.inspect.page import SECTIONS, to_html
+from tasks.report.inspect.subject import Subject
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp; '\"\n"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.context import open_run
 from flows.options import IngestOptions
-from tasks.ingest.records import Limits
+from tasks.readers.records import Limits
 
 
 @pytest.mark.parametrize("command", ["ingest", "prepare", "train", "run"])

@@ -21,8 +21,8 @@ from storage.home import Home
 from storage.registry import CHAMPION, Registry, find_version
 from storage.store import open_store
 from storage.tracking import Tracking
+from tasks.core.settings import parse_assignments
 from tasks.registry.base import BaseError
-from tasks.settings import parse_assignments
 from tasks.upkeep.forget import forget
 
 OTHER_SPLIT = "curate.salt=other"

@@ -12,7 +12,7 @@ from pathlib import Path
 from storage.digest import sha256_json
 from storage.schemas import DOCUMENTS_FILE, NORMALISED
 from storage.tables import union_digest, write_table
-from tasks.stage import Work, stage
+from tasks.core.stage import Work, stage
 
 PARTS = ["pump", "valve", "filter", "housing", "gear", "shaft", "seal", "lever", "spindle", "bearing", "gauge", "belt"]
 DEEDS = ["remove", "clean", "tighten", "inspect", "replace", "align", "loosen", "grease", "measure", "mount", "drain"]

@@ -10,9 +10,9 @@ from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation.compare import Comparison, DocumentPair, SlicePair
 from tasks.evaluation.sums import Sums
 from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice
-from tasks.evaluation_report.figures import Completion, Document, EvaluationFigures, Mark, Rival
-from tasks.evaluation_report.pairs import PairFigures, Side
-from tasks.tracing.contamination import Exposure
+from tasks.lineage.contamination import Exposure
+from tasks.report.evaluation.figures import Completion, Document, EvaluationFigures, Mark, Rival
+from tasks.report.evaluation.pairs import PairFigures, Side
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
 CHECKPOINT, EVALSET, REF = (

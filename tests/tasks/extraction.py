@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.ingest.document import yield_document
-from tasks.ingest.records import Extraction, ExtractOptions, PageText
+from tasks.readers.document import yield_document
+from tasks.readers.records import Extraction, ExtractOptions, PageText
 
 
 def extract_document(data: bytes, suffix: str, options: ExtractOptions, passwords: Sequence[str] = ()) -> Extraction:

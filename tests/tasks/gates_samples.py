@@ -7,9 +7,9 @@ import math
 from evaluation_report_samples import CHECKPOINT, HOSTILE, pair
 
 from storage.registry import ModelVersion
-from tasks.gates.definitions import GATES
-from tasks.gates.page import GateFigures
-from tasks.gates.verdicts import Verdict
+from tasks.evaluation.gate_definitions import GATES
+from tasks.evaluation.gate_verdicts import Verdict
+from tasks.report.gates import GateFigures
 
 
 def version(number: str, tags: dict[str, str]) -> ModelVersion:

@@ -14,9 +14,9 @@ from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_rows, write_table
+from tasks.core.settings import load_settings, parse_assignments
 from tasks.generation.prompt_files import Prompt
 from tasks.registry.models import checkpoint_of
-from tasks.settings import load_settings, parse_assignments
 from tasks.tokens.tokenizers import AsciiTokenizer, Tokenizer
 
 CONTEXT = 48

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from model import save_weights
-from tasks.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle, TextCompletion
+from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle, TextCompletion
 
 
 def outspoken(folder: Path) -> Bundle:

@@ -17,10 +17,10 @@ from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store
 from storage.tables import read_rows
-from tasks.ingest.records import Limits
-from tasks.machine import Machine
-from tasks.run import Run, StageReport
-from tasks.settings import Settings, load_settings, parse_assignments
+from tasks.core.machine import Machine
+from tasks.core.run import Run, StageReport
+from tasks.core.settings import Settings, load_settings, parse_assignments
+from tasks.readers.records import Limits
 
 Rows = list[dict[str, Any]]
 PER_SEGMENT = ("extract", "normalise", "measure", "refine")

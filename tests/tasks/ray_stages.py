@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage.digest import sha256_json
-from tasks.stage import Work, stage
+from tasks.core.stage import Work, stage
 
 
 @dataclass(frozen=True)

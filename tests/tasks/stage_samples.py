@@ -18,9 +18,9 @@ from storage.digest import sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.store import Store
-from tasks.machine import Machine
-from tasks.run import Run
-from tasks.stage import Stage, Work, stage
+from tasks.core.machine import Machine
+from tasks.core.run import Run
+from tasks.core.stage import Stage, Work, stage
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from storage.home import Home
 from storage.schemas import DATASET_FILE, SEQUENCES_FILE
 from storage.store import Store, open_store
 from storage.tables import read_rows
-from tasks.ablate import documents_of
+from tasks.training.ablate import documents_of
 from tasks.upkeep.verify import verify_home
 
 WITHOUT = "text-0[0-4].txt"

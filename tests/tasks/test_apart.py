@@ -15,8 +15,8 @@ import apart_work
 import pytest
 
 from storage.errors import UserError
-from tasks import apart
-from tasks.apart import LARGE_BYTES, WORTH_A_PROCESS, Apart, ApartError
+from tasks.core import apart
+from tasks.core.apart import LARGE_BYTES, WORTH_A_PROCESS, Apart, ApartError
 
 IN_PLACE, IN_A_PROCESS = 0, WORTH_A_PROCESS
 
@@ -203,7 +203,7 @@ def test_a_parent_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> No
     note = tmp_path / "pid"
     script = (
         "import sys, apart_work\n"
-        "from tasks.apart import Apart, WORTH_A_PROCESS\n"
+        "from tasks.core.apart import Apart, WORTH_A_PROCESS\n"
         "Apart(1).call(apart_work.note_and_hang, lambda done, total: None, WORTH_A_PROCESS, note=sys.argv[1])\n"
     )
     root = Path(apart.__file__).parents[1]

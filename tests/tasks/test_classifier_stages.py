@@ -17,12 +17,12 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import read_rows
-from tasks.apart import WORTH_A_PROCESS, Apart
+from tasks.core.apart import WORTH_A_PROCESS, Apart
+from tasks.core.run import Run
 from tasks.curate.classifier.classifier import METRICS_FILE, WEIGHTS_FILE, ClassifierStageSettings, classifier
 from tasks.curate.classifier.examples import ExamplesError, example_files
 from tasks.curate.classifier.features import BUCKETS
 from tasks.curate.classifier.score import ScoreSettings, score, score_segment
-from tasks.run import Run
 
 
 @pytest.fixture

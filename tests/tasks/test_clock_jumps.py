@@ -26,7 +26,7 @@ RUN = """
 import json, sys, time
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
-from tasks.progress import StageProgress
+from tasks.core.progress import StageProgress
 from tiny_run import home_at, run_whole
 
 home, source, clock = map(Path, sys.argv[3:])

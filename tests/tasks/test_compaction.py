@@ -15,13 +15,13 @@ from ingest_run import prose, write
 from tiny_run import Ran, home_at, run_prepare
 
 import storage.store
-import tasks.compaction.compact as compact_module
 import tasks.ingest.segments as segments_module
+import tasks.upkeep.compact as compact_module
 from flows.stages import stage_facts
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import Store, open_store
-from tasks.compaction.compact import compact, compact_home
+from tasks.upkeep.compact import compact, compact_home
 from tasks.upkeep.forget import forget
 from tasks.upkeep.verify import verify_home
 

@@ -11,7 +11,7 @@ from dedup_samples import prose
 
 from storage.errors import UserError
 from tasks.curate.evaluation_sets import EvaluationSetSettings
-from tasks.text import evaluation_grams
+from tasks.readers.evaluation_files import evaluation_grams
 
 QUESTION = prose(40, seed=1).replace("\n", " ")
 

@@ -16,12 +16,12 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import Models, Registered, write_models
 from storage.tables import read_rows
-from tasks.bundle import Bundle
-from tasks.interchange import export_bundle
+from tasks.core.run import Run
+from tasks.core.settings import Settings, load_settings, parse_assignments
 from tasks.registry.base import BaseError, check_base, with_base
-from tasks.run import Run
-from tasks.settings import Settings, load_settings, parse_assignments
-from tasks.train import HISTORY_FILE
+from tasks.training.bundle import Bundle
+from tasks.training.interchange import export_bundle
+from tasks.training.train import HISTORY_FILE
 
 STEPS = ("curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4")
 

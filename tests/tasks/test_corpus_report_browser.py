@@ -10,7 +10,7 @@ from browsing import Opened, page_in
 from corpus_report_samples import CORPUS, Sample
 from report_pages import corpus
 
-from tasks.corpus_report import collect, corpus_page
+from tasks.report.corpus import collect, corpus_page
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from corpus_report_samples import Sample, rich
 
-from tasks.corpus_report.figures import FATES, Figures, Histogram
-from tasks.corpus_report.queries import collect
+from tasks.report.corpus.figures import FATES, Figures, Histogram
+from tasks.report.corpus.queries import collect
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from corpus_report_samples import CORPUS, HOSTILE, LONG, Sample, rich
 from html_tags import Tags, assert_alone
 
 from storage.catalog import Catalog
-from tasks.corpus_report import collect, corpus_page, corpus_summary
-from tasks.corpus_report.page import SECTIONS
-from tasks.corpus_report.worries import Worry, worries
+from tasks.report.corpus import collect, corpus_page, corpus_summary
+from tasks.report.corpus.page import SECTIONS
+from tasks.report.corpus.worries import Worry, worries
 
 
 def without_files(folder: Path) -> Catalog:

@@ -16,9 +16,9 @@ import pytest
 from corpus_report_samples import CORPUS, Sample
 from PIL import Image
 
-from tasks.corpus_report import collect, corpus_page
-from tasks.corpus_report.drawing import MAX_SIZE
-from tasks.corpus_report.thumbnails import Thumbnail, Thumbnails
+from tasks.report.corpus import collect, corpus_page
+from tasks.report.corpus.drawing import MAX_SIZE
+from tasks.report.corpus.thumbnails import Thumbnail, Thumbnails
 
 
 def pdf(width: float = 200, height: float = 100, drawing: str = "0 0 100 100 re f") -> bytes:

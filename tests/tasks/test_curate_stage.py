@@ -17,8 +17,8 @@ from ingest_run import Ingestion, edited, home_at, ingest, prose, settings_of, w
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
-from tasks.checks import check_split
 from tasks.curate.selection import hash_share
+from tasks.upkeep.check_split import check_split
 
 CURATE = settings_of().curate
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, train_in
 
-import tasks.train
+import tasks.training.train
 from model.checkpoint import latest_checkpoint
 from storage.errors import UserError
 from storage.store import Store
-from tasks.progress import StageProgress
+from tasks.core.progress import StageProgress
 from tests.flows.runs import store_contents
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -75,7 +75,7 @@ def test_a_training_whose_newest_checkpoint_is_spoilt_goes_on_from_the_one_befor
         if self._name == "train" and done == 9:
             raise Killed
 
-    monkeypatch.setattr(tasks.train, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(tasks.training.train, "CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patch, direct_run(home) as run:
         patch.setattr(StageProgress, "update", update)
         with pytest.raises(Killed):

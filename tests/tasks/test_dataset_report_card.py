@@ -13,9 +13,9 @@ from rows import row
 
 from storage import schemas
 from storage.catalog import Catalog
-from tasks.corpus_report import collect
-from tasks.dataset_report import collect_dataset, data_card, provenance
-from tasks.dataset_report.limits import limits
+from tasks.report.corpus import collect
+from tasks.report.dataset import collect_dataset, data_card, provenance
+from tasks.report.dataset.limits import limits
 
 HEADINGS = [
     "At a glance", "Sources", "Licences", "Kinds and languages", "From files to documents", "Duplicates", "Split",

@@ -9,9 +9,9 @@ from corpus_report_samples import CORPUS
 from dataset_report_samples import Prepared, rich
 
 from storage.store import StoreError
-from tasks.dataset_report import collect_dataset
-from tasks.dataset_report.figures import DatasetFigures, Slice
-from tasks.dataset_report.notes import notes
+from tasks.report.dataset import collect_dataset
+from tasks.report.dataset.figures import DatasetFigures, Slice
+from tasks.report.dataset.notes import notes
 from tasks.tokens.tokenizers import AsciiTokenizer
 
 

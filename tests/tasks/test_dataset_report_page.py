@@ -12,10 +12,10 @@ from dataset_report_samples import HOSTILE, Prepared, byte_level, rich
 from html_tags import Tags, assert_alone
 
 from storage.catalog import Catalog
-from tasks.dataset_report import collect_dataset, dataset_page, dataset_summary
-from tasks.dataset_report.figures import Packed
-from tasks.dataset_report.page import SECTIONS
-from tasks.dataset_report.sections import packing_words
+from tasks.report.dataset import collect_dataset, dataset_page, dataset_summary
+from tasks.report.dataset.figures import Packed
+from tasks.report.dataset.page import SECTIONS
+from tasks.report.dataset.sections import packing_words
 from tasks.tokens.tokenizers import AsciiTokenizer
 
 Make = Callable[[Path], Catalog]

@@ -10,10 +10,10 @@ from tiny_run import Ran, direct_run, home_at, run_prepare, text_of, tiny_settin
 
 from storage.catalog import Catalog, read_state
 from storage.home import Home
-from tasks.dataset_report import collect_dataset
-from tasks.dataset_report.figures import DatasetFigures
-from tasks.dataset_report.page import write
-from tasks.pages.written import Outcome
+from tasks.report.dataset import collect_dataset
+from tasks.report.dataset.figures import DatasetFigures
+from tasks.report.dataset.page import write
+from tasks.report.written import Outcome
 
 CODE = "def f_{0}(x):\n    # the sum of {0} and x\n    return {0} + x\n\n\n"
 

@@ -27,7 +27,7 @@ from flows.train import train_model
 from storage.errors import UserError, lasting_fault
 from storage.home import Home
 from storage.store import Store
-from tasks.run import Run
+from tasks.core.run import Run
 from tests.flows.runs import answer, invoke, store_contents
 
 pytestmark = [

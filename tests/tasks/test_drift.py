@@ -13,9 +13,9 @@ from tiny_run import Ran, copy_of_store, direct_run, run_prepare, write_texts
 from flows.evaluate import measure_drift
 from storage.home import Home
 from storage.tables import read_columns
+from tasks.core.settings import EvaluationSettings
 from tasks.evaluation.fresh import Drift, drift_between
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
-from tasks.settings import EvaluationSettings
 
 BIT = math.log(2)
 

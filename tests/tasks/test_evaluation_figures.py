@@ -20,12 +20,12 @@ from storage.errors import UserError
 from storage.manifest import Manifest
 from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
-from tasks.bundle import WEIGHTS_FILE, Bundle
 from tasks.evaluation.evaluate import EvaluateSettings, evaluate
 from tasks.evaluation.sums import Sums
 from tasks.evaluation.tables import DIMENSIONS, Evaluated, Evaluation, read_documents, read_evaluation
 from tasks.evaluation.windows import encode_documents
 from tasks.tokens.tokenizers import BOS, EOS, UNK
+from tasks.training.bundle import WEIGHTS_FILE, Bundle
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from storage.catalog import read_state
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
+from tasks.core.settings import load_settings
 from tasks.evaluation.split import split_inputs
 from tasks.evaluation.texts import TextsError, evaluation_texts, read_texts
-from tasks.settings import load_settings
 
 
 def lines(path: Path, records: Sequence[Any]) -> Path:

@@ -11,15 +11,15 @@ from evaluation_report_samples import bare, pair, rich
 from html_tags import Tags, assert_alone
 
 from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation_report.charts import interval, interval_words
-from tasks.evaluation_report.figures import Completion, EvaluationFigures, Mark
-from tasks.evaluation_report.page import SECTIONS, evaluation_page
-from tasks.evaluation_report.pair_page import SECTIONS as PAIR_SECTIONS
-from tasks.evaluation_report.pair_page import pair_page, pair_table
-from tasks.evaluation_report.pairs import pair_document
-from tasks.evaluation_report.summary import evaluation_summary
-from tasks.evaluation_report.texts import written
-from tasks.evaluation_report.words import lead, verdict, worries
+from tasks.report.evaluation.charts import interval, interval_words
+from tasks.report.evaluation.figures import Completion, EvaluationFigures, Mark
+from tasks.report.evaluation.page import SECTIONS, evaluation_page
+from tasks.report.evaluation.pair_page import SECTIONS as PAIR_SECTIONS
+from tasks.report.evaluation.pair_page import pair_page, pair_table
+from tasks.report.evaluation.pairs import pair_document
+from tasks.report.evaluation.summary import evaluation_summary
+from tasks.report.evaluation.texts import written
+from tasks.report.evaluation.words import lead, verdict, worries
 
 
 def words_of(page: str) -> str:

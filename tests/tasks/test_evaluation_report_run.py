@@ -18,12 +18,12 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
-from tasks.evaluation_report.collect import Measured, collect_evaluation
-from tasks.evaluation_report.page import write
-from tasks.pages.written import Outcome
+from tasks.core.run import Run
+from tasks.core.settings import EvaluationSettings, parse_assignments
 from tasks.registry.models import UnknownModel
-from tasks.run import Run
-from tasks.settings import EvaluationSettings, parse_assignments
+from tasks.report.evaluation.collect import Measured, collect_evaluation
+from tasks.report.evaluation.page import write
+from tasks.report.written import Outcome
 from tests.flows.runs import store_contents
 
 WORSE = ("train.max_steps=2",)

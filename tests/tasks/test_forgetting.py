@@ -29,19 +29,19 @@ from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.store import Store, open_store
 from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
-from tasks.blame import first_paths
 from tasks.evaluation.texts import evaluation_texts
-from tasks.exposure import exposures
-from tasks.forgetting import sweep
-from tasks.forgetting.rewriting import samples_of
-from tasks.forgetting.sweep import finish_forgetting
-from tasks.forgetting.targets import find_targets
 from tasks.generation.prompts import PROMPTS
+from tasks.lineage.attribution import first_paths
+from tasks.lineage.training_membership import exposures
 from tasks.lineage.why import explain
 from tasks.tokens.interface import Tokenizer
 from tasks.tokens.subword import BpeTokenizer
 from tasks.tokens.tables import AsciiTokenizer, CharTokenizer, WordTokenizer
+from tasks.upkeep import forget_sweep as sweep
 from tasks.upkeep.forget import forget
+from tasks.upkeep.forget_rewriting import samples_of
+from tasks.upkeep.forget_sweep import finish_forgetting
+from tasks.upkeep.forget_targets import find_targets
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.verify import verify_home
 

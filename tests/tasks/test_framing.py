@@ -22,13 +22,13 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EVALSET
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
-from tasks.bundle import Bundle
 from tasks.evaluation.windows import charged_nats, encode_documents
 from tasks.generation.prompt_files import Prompt, sample_prompts
-from tasks.inspection.inspection import inspect_prompt
-from tasks.inspection.subject import Subject
-from tasks.interchange import export_bundle, import_folder
+from tasks.report.inspect.inspection import inspect_prompt
+from tasks.report.inspect.subject import Subject
 from tasks.tokens.tokenizers import BOS, EOS, AsciiTokenizer, BpeTokenizer, HfTokenizer, Tokenizer
+from tasks.training.bundle import Bundle
+from tasks.training.interchange import export_bundle, import_folder
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
 BARE = ("tokenizer.bos=false", "tokenizer.eos=false")

@@ -11,9 +11,9 @@ from html_tags import Tags, assert_alone
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows.promote import promote_model
-from tasks.gates.definitions import GATES
-from tasks.gates.page import SECTIONS, TITLES, GateFigures, gates_page, gates_summary, write
-from tasks.pages.written import Outcome
+from tasks.evaluation.gate_definitions import GATES
+from tasks.report.gates import SECTIONS, TITLES, GateFigures, gates_page, gates_summary, write
+from tasks.report.written import Outcome
 
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])

@@ -10,8 +10,8 @@ import pytest
 from browsing import Opened
 from generation_page_samples import HOSTILE, rich
 
-from tasks.generation.page import SECTIONS, generation_page
-from tasks.generation.preview import GenerationFigures, generation_summary, text_pieces
+from tasks.report.completions import SECTIONS, generation_page
+from tasks.report.preview import GenerationFigures, generation_summary, text_pieces
 from tasks.tokens.tokenizers import AsciiTokenizer, BpeTokenizer
 
 

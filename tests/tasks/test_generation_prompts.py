@@ -20,11 +20,11 @@ from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
+from tasks.core.run import Run
+from tasks.core.settings import GenerateSettings, Settings
 from tasks.generation.prompt_files import Prompt, PromptsError, TemplateError, encodable, given_id, read_prompts
 from tasks.generation.shards import cut_prompts
 from tasks.registry.models import checkpoint_of
-from tasks.run import Run
-from tasks.settings import GenerateSettings, Settings
 from tasks.tokens.tokenizers import BpeTokenizer, HfTokenizer
 
 

@@ -15,8 +15,8 @@ from tiny_run import Ran
 
 pytest.importorskip("lm_eval")
 
-from tasks.bundle import Bundle
-from tasks.harness import SheepfoldLM, encode
+from tasks.evaluation.harness import SheepfoldLM, encode
+from tasks.training.bundle import Bundle
 
 CHOICES = """
 task: flock

@@ -11,7 +11,7 @@ import pytest
 from ingest.ingest_samples import picture_of, saved, text_pdf
 from ingest_run import Ingestion, contents, edited, home_at, ingest, prose, write
 
-from tasks.ingest.pictures.ocr import engine_version
+from tasks.readers.ocr import engine_version
 
 CODE = '''"""Counting sheep."""
 
@@ -74,7 +74,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, source: Path) -> tuple[Ingest
     folder = tmp_path_factory.mktemp("homes")
     one = ingest(home_at(folder / "one"), source, workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.apart.WORTH_A_PROCESS", 0)
+        patch.setattr("tasks.core.apart.WORTH_A_PROCESS", 0)
         four = ingest(home_at(folder / "four"), source, workers=4)
     return one, four
 

@@ -17,12 +17,12 @@ from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks import executor
+from tasks.core import executor
+from tasks.core.run import Run
+from tasks.core.stage import Outcome, Request, Stage
 from tasks.ingest.journal import Content, Journal
-from tasks.ingest.records import Extraction, Limits, PageText, judge_pages
 from tasks.ingest.segments import Located, passwords_digest, segment_index, wants_retry
-from tasks.run import Run
-from tasks.stage import Outcome, Request, Stage
+from tasks.readers.records import Extraction, Limits, PageText, judge_pages
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_document_that_lacks_a_page_is_read_again_once_that_can_help(
 @pytest.fixture
 def tesseract() -> str:
     """Skips where no engine is installed."""
-    from tasks.ingest.pictures.ocr import engine_version
+    from tasks.readers.ocr import engine_version
 
     return engine_version() or pytest.skip("Tesseract is not installed")
 

@@ -15,11 +15,11 @@ import torch
 from html_tags import Tags
 
 from model import ModelConfig, Transformer
-from tasks.inspection.elements import control_elements
-from tasks.inspection.inspection import InspectError, Inspection, inspect_prompt, project, to_json
-from tasks.inspection.labels import token_labels, visible
-from tasks.inspection.page import SECTIONS, page_data, to_html
-from tasks.inspection.subject import Subject
+from tasks.report.inspect.elements import control_elements
+from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json
+from tasks.report.inspect.labels import token_labels, visible
+from tasks.report.inspect.page import SECTIONS, page_data, to_html
+from tasks.report.inspect.subject import Subject
 from tasks.tokens.tokenizers import AsciiTokenizer, BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 16, "init_std": 0.3}

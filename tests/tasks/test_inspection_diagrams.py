@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from model import ModelConfig, Transformer
-from tasks.inspection.circuits import attention_detail, training_loop
-from tasks.inspection.diagrams import block_formula, block_parts, one_block, whole_model
-from tasks.inspection.flowchart import Box, Sum, Tap
-from tasks.inspection.subject import Subject
+from tasks.report.inspect.circuits import attention_detail, training_loop
+from tasks.report.inspect.diagrams import block_formula, block_parts, one_block, whole_model
+from tasks.report.inspect.flowchart import Box, Sum, Tap
+from tasks.report.inspect.subject import Subject
 from tasks.tokens.tokenizers import AsciiTokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 16, "n_layer": 2, "n_head": 4, "d_model": 16}

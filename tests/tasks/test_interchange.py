@@ -18,8 +18,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_columns, write_table
-from tasks.bundle import Bundle
-from tasks.interchange import ExchangeError, export_bundle, import_folder, read_hf_tokenizer, write_hf_tokenizer
 from tasks.tokens.tokenizers import (
     BOS,
     EOS,
@@ -32,6 +30,14 @@ from tasks.tokens.tokenizers import (
     Tokenizer,
     WordTokenizer,
     load_tokenizer,
+)
+from tasks.training.bundle import Bundle
+from tasks.training.interchange import (
+    ExchangeError,
+    export_bundle,
+    import_folder,
+    read_hf_tokenizer,
+    write_hf_tokenizer,
 )
 
 WORDS = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve\n"

@@ -15,11 +15,11 @@ import pytest
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
+from tasks.core.machine import Machine
+from tasks.core.run import Run
 from tasks.ingest.extract import SegmentSettings, SourceFiles, document_id, extract
 from tasks.ingest.journal import Content, Journal
-from tasks.ingest.records import Extraction, PageText
-from tasks.machine import Machine
-from tasks.run import Run
+from tasks.readers.records import Extraction, PageText
 
 
 def text(words: str) -> Extraction:

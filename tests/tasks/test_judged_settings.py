@@ -9,8 +9,8 @@ from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
 from flows.evaluate import evaluate_model, judged_by
 from flows.promote import promote_model
+from tasks.core.settings import EvaluationSettings
 from tasks.registry.models import version_of
-from tasks.settings import EvaluationSettings
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from model import ModelConfig, NonFiniteLoss, TrainConfig, Trainer, Transformer,
 from model.order import Group
 from model.stopping import TrainingStopped
 from storage.errors import UserError
-from tasks.launch import Callbacks, Job, Nodes, RankError, _cause, error_file, launch, torchrun
 from tasks.tokens.sequences import open_sequences
+from tasks.training.launch import Callbacks, Job, Nodes, RankError, _cause, error_file, launch, torchrun
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=1, n_head=2, d_model=16)
 PLAN = TrainConfig(max_steps=4, batch_size=4, eval_every=2, lr=3e-3)
@@ -162,7 +162,7 @@ def test_a_training_that_is_asked_to_stop_goes_on_later(job: Job, tmp_path: Path
 LAUNCHES = """
 import json, sys
 from pathlib import Path
-from tasks.launch import Callbacks, Job, launch
+from tasks.training.launch import Callbacks, Job, launch
 
 job, place = json.loads(sys.argv[1]), Path(sys.argv[2])
 
@@ -224,7 +224,7 @@ def test_a_second_machine_joins(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SHEEPFOLD_MASTER", f"127.0.0.1:{port}")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     place = tmp_path / "ranks"
-    joining = [sys.executable, "-m", "tasks.launch", str(place / "job.json"), "1"]
+    joining = [sys.executable, "-m", "tasks.training.launch", str(place / "job.json"), "1"]
     root = Path(__file__).parents[2]
     with subprocess.Popen(joining, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) as other:
         done = launch(job, 1, place)

@@ -25,9 +25,9 @@ from storage.home import Home
 from storage.registry import Registry
 from storage.tables import read_rows
 from storage.tracking import Tracking
-from tasks.progress import StageProgress
+from tasks.core.progress import StageProgress
 from tasks.registry.models import ensure_training_run
-from tasks.train_report import watch
+from tasks.training import watch
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 

@@ -11,8 +11,8 @@ from tiny_run import Ran, copy_of_store, direct_run
 
 from flows.promote import promote_model
 from storage.home import Home
+from tasks.core.run import Run
 from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
-from tasks.run import Run
 
 
 @pytest.fixture(scope="module")

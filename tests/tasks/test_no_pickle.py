@@ -52,8 +52,8 @@ from flows.stages import stage_facts
 from tasks.upkeep.verify import verify_home
 from storage.store import open_store
 from storage.catalog import Catalog
-from tasks.progress import StageProgress
-import tasks.train
+from tasks.core.progress import StageProgress
+import tasks.training.train
 
 home, source = home_at(Path(sys.argv[3])), Path(sys.argv[4])
 
@@ -66,7 +66,7 @@ def update(self, done, total, note=""):
     if self._name == "train" and done == 9:
         raise Killed
 
-tasks.train.CHECKPOINT_SECONDS = 0.0
+tasks.training.train.CHECKPOINT_SECONDS = 0.0
 StageProgress.update = update
 try:
     with direct_run(home) as run:

@@ -17,13 +17,13 @@ from flows.ingest import ingest_documents
 from flows.promote import promote_model
 from storage.errors import UserError
 from storage.home import Home
-from tasks.executor import on_ray, task_runner
+from tasks.core.executor import on_ray, task_runner
+from tasks.core.machine import Machine
+from tasks.core.run import Run
+from tasks.core.stage import Call
 from tasks.ingest.extract import SourceFiles
 from tasks.ingest.journal import Content
-from tasks.machine import Machine
 from tasks.registry.promote import Promotion
-from tasks.run import Run
-from tasks.stage import Call
 
 NODES = 2
 

@@ -7,12 +7,12 @@ import re
 import pytest
 from html_tags import Tags, assert_alone
 
-from tasks.inspection.layout import section
-from tasks.pages.charts import Part, whole_bar
-from tasks.pages.frame import report_page
-from tasks.pages.markdown import plain
-from tasks.pages.wording import percent, share
-from tasks.pages.worries import Worry, ordered, worry_list
+from tasks.report.charts import Part, whole_bar
+from tasks.report.frame import report_page
+from tasks.report.inspect.layout import section
+from tasks.report.markdown import plain
+from tasks.report.wording import percent, share
+from tasks.report.worries import Worry, ordered, worry_list
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.pages.curves import (
+from tasks.report.curves import (
     NARROW,
     LinePlot,
     Mark,
@@ -17,7 +17,7 @@ from tasks.pages.curves import (
     line_chart,
     line_figure,
 )
-from tasks.pages.ticks import exact, rounded_step, scale_of, short
+from tasks.report.ticks import exact, rounded_step, scale_of, short
 
 NUMBER = r"[-\d.]+"
 

@@ -17,12 +17,13 @@ from storage.manifest import RefSet
 from storage.schemas import SHARD_FILE
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_columns, read_rows
-from tasks.checks import check_split, check_tokens
+from tasks.core.run import StageReport
 from tasks.curate.kept import Kept, kept_documents, kept_rows
 from tasks.curate.selection import hash_share
-from tasks.run import StageReport
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
+from tasks.upkeep.check_split import check_split
+from tasks.upkeep.check_tokens import check_tokens
 
 IN_TRAINING = 13  # a text whose hash puts it there
 

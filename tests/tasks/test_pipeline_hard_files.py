@@ -14,8 +14,8 @@ import flows.ingest
 import tasks.ingest.corpus
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.ingest.pictures import ocr
-from tasks.run import StageReport
+from tasks.core.run import StageReport
+from tasks.readers import ocr
 
 VICTIM = "text-01.txt"
 

@@ -15,7 +15,7 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from tasks.run import Run
+from tasks.core.run import Run
 
 
 def run_with(home: Home, corpus: str = "letters", **made: str) -> Run:

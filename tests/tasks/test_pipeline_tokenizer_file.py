@@ -11,8 +11,8 @@ from tiny_run import run_prepare
 from flows.retrain import plan_retraining
 from storage.errors import UserError
 from storage.home import Home
-from tasks.run import Run
-from tasks.settings import Settings
+from tasks.core.run import Run
+from tasks.core.settings import Settings
 from tasks.tokens.tokenizers import ByteTokenizer
 
 

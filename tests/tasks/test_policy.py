@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from storage.schemas import MEASURES
-from tasks.curate.measures import measure_documents
+from tasks.core.settings import SettingsError, load_settings
 from tasks.curate.policy import PRESETS, RULES, PolicySettings, may_be_refused, measures_needed, refusals
-from tasks.settings import SettingsError, load_settings
+from tasks.text.measures import measure_documents
 
 WORDS = ["shepherd", "meadow", "wool", "dog", "lamb", "river", "hill", "grass", "winter", "cloud", "stone", "fence"]
 WORDS += ["market", "morning", "road", "bread", "tree", "bell", "night", "rain"]

@@ -14,10 +14,11 @@ from tiny_run import run_prepare, tiny_settings
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.checks import check_split, check_tokens
 from tasks.curate.redaction import STAND_INS, cut
 from tasks.curate.refine import refine_text
 from tasks.tokens.tokenizers import load_tokenizer
+from tasks.upkeep.check_split import check_split
+from tasks.upkeep.check_tokens import check_tokens
 
 PRIVATE = {
     "email": "mary.shepherd@fold-and-pen.org",
@@ -119,7 +120,7 @@ def test_the_refined_text_is_the_same_in_a_process_of_its_own(
 ) -> None:
     source = write(tmp_path / "in", {**letters(), "near.txt": edited(prose(1), 1, 1)})
     in_place = ingest(home, source, ALL)
-    monkeypatch.setattr("tasks.apart.WORTH_A_PROCESS", 0)
+    monkeypatch.setattr("tasks.core.apart.WORTH_A_PROCESS", 0)
     apart = ingest(home_at(tmp_path / "apart"), source, ALL)
     assert refined_digests(apart) == refined_digests(in_place)
     assert apart.texts() == in_place.texts()

@@ -15,9 +15,9 @@ from flows.train import train_model
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
+from tasks.core.settings import load_settings, parse_assignments
 from tasks.registry.base import already_read, continuing
 from tasks.registry.promote import Promotion
-from tasks.settings import load_settings, parse_assignments
 
 # the network is that of the champion, so it is not asked for again
 CONTINUED = ("curate.validation_share=0.3", "train.max_steps=6", "train.batch_size=4", "evaluate.trace=false")

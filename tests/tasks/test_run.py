@@ -10,8 +10,8 @@ from stage_samples import Calls, TextSettings, capitals, joined, letters
 
 from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
-from tasks.run import FIRST_GUESS, Run, StageReport
-from tasks.stage import Call, Stage, stage
+from tasks.core.run import FIRST_GUESS, Run, StageReport
+from tasks.core.stage import Call, Stage, stage
 
 
 def new_run(home: Home, **options: object) -> Run:

@@ -25,7 +25,7 @@ from storage.home import Home
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.pool.process import StartKilledError
-from tasks.ingest.records import ExtractOptions, Limits
+from tasks.readers.records import ExtractOptions, Limits
 from tasks.registry.models import ensure_training_run
 from tests.flows.runs import store_contents
 from tests.zygote import Zygote

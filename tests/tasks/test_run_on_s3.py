@@ -21,10 +21,10 @@ from storage.digest import sha256_json
 from storage.store import open_store
 from storage.tracking import Tracking
 from storage.verify import check_store
-from tasks.executor import _outcome
-from tasks.machine import Machine
-from tasks.run import Run
-from tasks.stage import Call, Outcome, Request, Work, stage
+from tasks.core.executor import _outcome
+from tasks.core.machine import Machine
+from tasks.core.run import Run
+from tasks.core.stage import Call, Outcome, Request, Work, stage
 
 
 @dataclass(frozen=True)

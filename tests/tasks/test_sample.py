@@ -8,9 +8,9 @@ import pypdfium2
 import pytest
 from PIL import Image
 
-from tasks.ingest.pictures.ocr import ocr_image
-from tasks.ingest.records import ExtractOptions
-from tasks.sample import SCAN_SIZE, build_sample, read_topics, text_pdf, wrap_pages
+from tasks.readers.ocr import ocr_image
+from tasks.readers.records import ExtractOptions
+from tasks.sources.sample import SCAN_SIZE, build_sample, read_topics, text_pdf, wrap_pages
 
 PROSE = ["The quick brown fox jumps over the lazy dog while the judge reads every word of the page."] * 8
 needs_tesseract = pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")

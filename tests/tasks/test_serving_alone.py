@@ -19,8 +19,8 @@ from tiny_run import Ran, copy_of_store, direct_run
 
 from flows.promote import promote_model
 from storage.home import Home
-from tasks.registry.bundle import served_parameters
-from tasks.settings import GenerateSettings
+from tasks.core.settings import GenerateSettings
+from tasks.registry.served_model import served_parameters
 
 ASK = """
 import json, sys
@@ -265,7 +265,7 @@ def test_two_versions_with_other_code_live_in_one_process(answers: dict[str, Any
 
 
 def test_served_text_is_that_of_the_bundle_in_the_store(answers: dict[str, Any], tiny: Ran) -> None:
-    from tasks.bundle import Bundle
+    from tasks.training.bundle import Bundle
 
     assert tiny.checkpoint is not None
     bundle = Bundle(tiny.folder(tiny.checkpoint))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.digest import sha256_json
-from tasks.ingest.records import Limits
-from tasks.settings import (
+from tasks.core.settings import (
     SECTIONS,
     Settings,
     SettingsError,
@@ -20,6 +19,7 @@ from tasks.settings import (
     setting,
     storable,
 )
+from tasks.readers.records import Limits
 
 
 def test_without_any_source_the_defaults_hold() -> None:
@@ -389,4 +389,4 @@ def test_every_setting_has_a_meaning_and_the_page_of_all_settings_is_up_to_date(
     assert set(KEYS) == set(SECTIONS)
     assert all(info.description and info.description[-1] in ".`" for info in all_settings().values())
     page = Path(__file__).parents[2] / "docs" / "settings.md"
-    assert page.read_text() == reference(), "run: python -m tasks.settings > docs/settings.md"
+    assert page.read_text() == reference(), "run: python -m tasks.core.settings > docs/settings.md"

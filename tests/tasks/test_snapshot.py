@@ -15,7 +15,7 @@ from flows.ingest import ingest_documents
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.ingest.journal import Content, Journal
-from tasks.ingest.records import Extraction
+from tasks.readers.records import Extraction
 
 MIT = """Copyright (c) 2020 A. Shepherd
 

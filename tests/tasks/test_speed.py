@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import ModelConfig
-from tasks.speed import Limit, Pace, Speedometer, duration, flops_per_token, limit_of
+from tasks.training.throughput import Limit, Pace, Speedometer, duration, flops_per_token, limit_of
 
 
 class Clock:

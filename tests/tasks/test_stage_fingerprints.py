@@ -16,7 +16,7 @@ import pytest
 from fingerprints import Entries, complaints
 
 from flows.stages import all_stages
-from tasks.fingerprint import PLUMBING, _read, _source_of, fingerprint, modules_of
+from tasks.core.fingerprint import PLUMBING, _read, _source_of, fingerprint, modules_of
 
 SHOP = {
     "__init__.py": '"""A shop."""\n',
@@ -70,7 +70,7 @@ def __getattr__(name: str) -> object:
     "unused.py": "RATE = 0.19\n",
 }
 TELL = (
-    "import sys; from pathlib import Path; from tasks.fingerprint import *; "
+    "import sys; from pathlib import Path; from tasks.core.fingerprint import *; "
     "[remember_in(Path(memo)) for memo in sys.argv[1:]]; "
     "print(fingerprint('shop.stage', ('shop',)), *modules_of('shop.stage', ('shop',)))"
 )
@@ -174,8 +174,8 @@ def test_a_module_without_source_is_refused_by_name() -> None:
 
 
 def test_the_training_stage_covers_the_network_but_not_the_plumbing() -> None:
-    modules = set(modules_of("tasks.train"))
-    assert {"tasks.train", "model.trainer", "model.transformer", "storage.tables"} <= modules
+    modules = set(modules_of("tasks.training.train"))
+    assert {"tasks.training.train", "model.trainer", "model.transformer", "storage.tables"} <= modules
     assert not modules & PLUMBING
 
 
@@ -211,9 +211,9 @@ def test_reading_a_table_does_not_count_as_the_code_that_makes_it() -> None:
 def test_the_extraction_stage_covers_the_code_of_its_child_processes() -> None:
     assert {
         "tasks.ingest.pool.worker",
-        "tasks.ingest.pdf.pdf",
-        "tasks.ingest.text",
-        "tasks.ingest.pictures.image",
+        "tasks.readers.pdf",
+        "tasks.readers.decode",
+        "tasks.readers.image",
     } <= covered_by("extract")
 
 
@@ -254,8 +254,8 @@ def test_a_parse_that_python_itself_fails_is_made_again(monkeypatch: pytest.Monk
 
     expected = fingerprint("tasks.tokens.packing")
     with monkeypatch.context() as patch:  # only here: whoever reports a failure parses, too
-        patch.setattr("tasks.fingerprint._memo", {})
-        patch.setattr("tasks.fingerprint.ast.parse", meets_another)
+        patch.setattr("tasks.core.fingerprint._memo", {})
+        patch.setattr("tasks.core.fingerprint.ast.parse", meets_another)
         _read.cache_clear()
         found = fingerprint("tasks.tokens.packing")
     assert found == expected

@@ -14,11 +14,11 @@ from stage_samples import Calls, TextSettings, capitals, joined, letters
 
 from storage.home import Home
 from storage.manifest import RefSet
-from tasks import executor
-from tasks.executor import RETRIES
-from tasks.machine import Machine
-from tasks.run import Run
-from tasks.stage import Call, Work
+from tasks.core import executor
+from tasks.core.executor import RETRIES
+from tasks.core.machine import Machine
+from tasks.core.run import Run
+from tasks.core.stage import Call, Work
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 

@@ -17,8 +17,8 @@ from stage_samples import Calls, TextSettings, ask_for, capitals, copy_of, found
 
 from storage.manifest import ArtifactRef, RefSet
 from storage.store import Store
-from tasks.executor import is_transient
-from tasks.stage import Work, stage
+from tasks.core.executor import is_transient
+from tasks.core.stage import Work, stage
 
 SOURCE = ArtifactRef("letters", "key", "digest")
 

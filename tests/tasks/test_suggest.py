@@ -13,8 +13,8 @@ from flows.train import suggest_training, train_model
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
-from tasks.settings import ExecutionSettings, ModelSettings, TrainSettings, load_settings, parse_assignments
-from tasks.suggest import (
+from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings, load_settings, parse_assignments
+from tasks.training.suggest import (
     candidates_of,
     promised_loss,
     read_suggestion,

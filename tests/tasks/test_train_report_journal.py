@@ -9,7 +9,7 @@ import pytest
 
 from storage.schemas import HISTORY
 from storage.tables import read_rows
-from tasks.train_report.journal import (
+from tasks.training.journal import (
     MOST_EVENTS,
     TELEMETRY_FILE,
     Event,

@@ -9,11 +9,11 @@ import pytest
 from html_tags import Tags
 from train_report_samples import bare, broken, one_step, rich, stopped_early
 
-from tasks.train_report.figures import Curve, Epoch, TrainingFigures
-from tasks.train_report.journal import Event, Notes, Sample
-from tasks.train_report.page import SECTIONS, training_page
-from tasks.train_report.summary import training_summary
-from tasks.train_report.words import facts, lead, worries
+from tasks.report.training.figures import Curve, Epoch, TrainingFigures
+from tasks.report.training.page import SECTIONS, training_page
+from tasks.report.training.summary import training_summary
+from tasks.report.training.words import facts, lead, worries
+from tasks.training.journal import Event, Notes, Sample
 
 Make = Callable[[], TrainingFigures]
 TRAININGS: list[Make] = [rich, bare, one_step, broken, stopped_early]

@@ -15,13 +15,13 @@ from tiny_run import Ran, direct_run, text_of, with_tracking
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_rows
-from tasks.pages.written import Outcome
+from tasks.core.run import Run
 from tasks.registry.models import ensure_training_run
-from tasks.run import Run
-from tasks.train_report.collect import collect_training
-from tasks.train_report.figures import TrainingFigures
-from tasks.train_report.journal import Notes, read_notes
-from tasks.train_report.page import training_page, write
+from tasks.report.training.collect import collect_training
+from tasks.report.training.figures import TrainingFigures
+from tasks.report.training.page import training_page, write
+from tasks.report.written import Outcome
+from tasks.training.journal import Notes, read_notes
 
 __all__ = ["prepared_home"]  # a fixture of that module
 
@@ -91,7 +91,7 @@ def test_samples_change_no_bit(
     tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tiny.checkpoint is not None
-    monkeypatch.setattr("tasks.train.sampler_of", lambda *_: None)
+    monkeypatch.setattr("tasks.training.train.sampler_of", lambda *_: None)
     with direct_run(prepared_home) as run:
         without = train_in(run, tiny_source)
         assert bits(run, without) == bits(tiny.run, tiny.checkpoint)
@@ -136,7 +136,9 @@ def test_the_bar_shows_loss_speed_share_and_time_left(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
-    monkeypatch.setattr("tasks.progress.StageProgress.update", lambda self, done, total, note="": notes.append(note))
+    monkeypatch.setattr(
+        "tasks.core.progress.StageProgress.update", lambda self, done, total, note="": notes.append(note)
+    )
     with direct_run(prepared_home) as run:
         train_in(run, tiny_source)
     last = [note for note in notes if note.startswith("loss ")][-1]

@@ -22,7 +22,7 @@ from storage.home import Home
 from storage.store import open_store
 from storage.tables import read_rows
 from storage.tracking import Tracking
-from tasks.progress import StageProgress
+from tasks.core.progress import StageProgress
 from tests.flows.runs import MARK, Command, kill_all, marked_processes, store_contents
 
 STEPS = 3000

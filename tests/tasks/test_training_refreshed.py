@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run, run_whole
 
-import tasks.train
+import tasks.training.train
 from flows.promote import promote_model
 from storage.home import Home
 from storage.tracking import REFRESHES_TAG, Tracking
-from tasks.progress import StageProgress
+from tasks.core.progress import StageProgress
+from tasks.core.run import Run
+from tasks.core.settings import ModelSettings
 from tasks.registry.models import ensure_training_run
-from tasks.run import Run
-from tasks.settings import ModelSettings
-from tasks.train import TrainStageSettings, model_config, run_name
+from tasks.training.train import TrainStageSettings, model_config, run_name
 
 STEPS = 20
 
@@ -44,12 +44,12 @@ def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
             raise Interrupted
 
     patch.setattr(StageProgress, "update", update)
-    patch.setattr(tasks.train, "CHECKPOINT_SECONDS", 0.0)
+    patch.setattr(tasks.training.train, "CHECKPOINT_SECONDS", 0.0)
 
 
 def change_weights(patch: pytest.MonkeyPatch) -> None:
     """Let the second training end with other weights, as it does on another machine."""
-    in_place = tasks.train._in_place
+    in_place = tasks.training.train._in_place
 
     def changed(work: Any, settings: Any, *arguments: Any) -> Any:
         from model import ModelConfig
@@ -61,7 +61,7 @@ def change_weights(patch: pytest.MonkeyPatch) -> None:
         save_weights(result.weights, model)
         return result
 
-    patch.setattr(tasks.train, "_in_place", changed)
+    patch.setattr(tasks.training.train, "_in_place", changed)
 
 
 def curve(tracking: Tracking, run_id: str) -> Counter[int]:

@@ -34,13 +34,13 @@ from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.tables import read_columns, read_rows
+from tasks.core.progress import StageProgress
+from tasks.core.run import Run
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
-from tasks.progress import StageProgress
 from tasks.registry.models import ensure_training_run
-from tasks.run import Run
-from tasks.suggest import read_suggestion
-from tasks.train import steps_of_epochs, steps_of_tokens
+from tasks.training.suggest import read_suggestion
+from tasks.training.train import steps_of_epochs, steps_of_tokens
 
 N_STEPS = 20
 
@@ -70,7 +70,7 @@ def interrupt_after(patches: pytest.MonkeyPatch, step: int, checkpoint_seconds: 
             raise Interrupted(f"step {done}")
 
     patches.setattr(StageProgress, "update", update)
-    patches.setattr("tasks.train.CHECKPOINT_SECONDS", checkpoint_seconds)
+    patches.setattr("tasks.training.train.CHECKPOINT_SECONDS", checkpoint_seconds)
 
 
 def curve(run: Run, run_id: str) -> list[tuple[str, int]]:
@@ -252,10 +252,10 @@ KILLED = """
 import os, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
-import tasks.train
+import tasks.training.train
 from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
-from tasks.progress import StageProgress
+from tasks.core.progress import StageProgress
 from tiny_run import direct_run, home_at, train_in
 
 def update(self, done, total, note=""):
@@ -263,7 +263,7 @@ def update(self, done, total, note=""):
         os.kill(os.getpid(), 9)
 
 StageProgress.update = update
-tasks.train.CHECKPOINT_SECONDS = 0.0
+tasks.training.train.CHECKPOINT_SECONDS = 0.0
 with direct_run(home_at(Path(sys.argv[3]))) as run:
     train_in(run, Path(sys.argv[4]))
 """

@@ -20,9 +20,9 @@ from flows.state import publish
 from flows.train import train_model
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.machine import Machine
-from tasks.run import Run, StageReport
-from tasks.settings import Settings, load_settings, parse_assignments
+from tasks.core.machine import Machine
+from tasks.core.run import Run, StageReport
+from tasks.core.settings import Settings, load_settings, parse_assignments
 
 TEXT = """the shepherd counts his sheep at dusk and closes the fold before rain comes over the hill while a dog
 watches from the gate and every lamb finds its mother in the straw near the old stone wall"""

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from tasks.train_report.figures import Ancestor, Cost, Curve, Epoch, TrainingFigures
-from tasks.train_report.journal import Event, Notes, Sample, Start
+from tasks.report.training.figures import Ancestor, Cost, Curve, Epoch, TrainingFigures
+from tasks.training.journal import Event, Notes, Sample, Start
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
 MODEL: dict[str, Any] = {

@@ -13,13 +13,13 @@ import numpy as np
 
 from storage.digest import sha256_file
 from storage.manifest import ArtifactRef
+from tasks.core.stage import Work, stage
 from tasks.curate.classifier.examples import example_files, file_identities, read_examples, refuse_shared
 from tasks.curate.classifier.training import train
-from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
+    from tasks.core.run import Run
     from tasks.curate.classifier.settings import ClassifierSettings
-    from tasks.run import Run
 
 WEIGHTS_FILE = "weights.npy"
 METRICS_FILE = "metrics.json"

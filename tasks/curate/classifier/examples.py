@@ -20,9 +20,9 @@ from storage.digest import sha256_file
 from storage.errors import UserError
 from tasks.curate.classifier.features import READ_CHARS
 from tasks.curate.hygiene import normalise_text
-from tasks.ingest.containers.tables import JSON_LINES, PARQUET
-from tasks.ingest.detection.detect import HEAD_BYTES, detect
-from tasks.ingest.text import decode
+from tasks.readers.decode import decode
+from tasks.readers.detect import HEAD_BYTES, detect
+from tasks.readers.tables import JSON_LINES, PARQUET
 from tasks.text import keep_best, near_pairs, signatures
 
 COLUMN = "text"

@@ -17,9 +17,9 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
+from tasks.core.stage import Work, stage
 from tasks.curate.classifier.classifier import WEIGHTS_FILE
 from tasks.curate.classifier.training import score_texts
-from tasks.stage import Work, stage
 
 if TYPE_CHECKING:
     pass

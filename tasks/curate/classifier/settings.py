@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
-from tasks.option import STRICT, option
+from tasks.core.option import STRICT, option
 
 
 @dataclass(frozen=True, config=STRICT)

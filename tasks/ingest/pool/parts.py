@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.ingest.pool.spool import MemberSpool
-from tasks.ingest.records import Extraction, ExtractOptions, Limits, PageText, ReasonCode, judge_pages
+from tasks.readers.records import Extraction, ExtractOptions, Limits, PageText, ReasonCode, judge_pages
 
 OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
 # Processes that one document may end or hang. Each costs a new process and up to `limits.page_seconds`, so a file that

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from tasks.ingest.pool.parts import Document, ExtractJob, Part
 from tasks.ingest.pool.process import PoolError, StartKilledError, WorkerProcess
-from tasks.ingest.records import TEMPORARY_PREFIX, Extraction, Limits
+from tasks.readers.records import TEMPORARY_PREFIX, Extraction, Limits
 
 # Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
 # files, so growth decides, and the number only bounds what growth does not show.

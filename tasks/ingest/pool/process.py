@@ -23,7 +23,7 @@ from typing import Any
 
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
 from tasks.ingest.pool.parts import Part, PartResult, ProcessLoss
-from tasks.ingest.records import BELL, Extraction, Limits, PageText
+from tasks.readers.records import BELL, Extraction, Limits, PageText
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 START_SECONDS = 120.0  # Importing takes half a second; a machine that swaps may take a hundred times as long.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, overload
 
-from tasks.ingest.records import Extraction
+from tasks.readers.records import Extraction
 
 SPOOL_CHARACTERS = 4 * 1024**2  # Of text, held in memory by each container.
 _EXTRA_CHARACTERS = 500  # What a member takes beside its text, about.

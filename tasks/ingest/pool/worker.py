@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.ingest.detection.detect import HEAD_BYTES, Detected, detect
-from tasks.ingest.document import yield_document
 from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_message
-from tasks.ingest.records import (
+from tasks.readers.detect import HEAD_BYTES, Detected, detect
+from tasks.readers.document import yield_document
+from tasks.readers.records import (
     BELL,
     TEMPORARY_PREFIX,
     Extraction,
@@ -36,7 +36,7 @@ from tasks.ingest.records import (
     PageText,
     stable_text,
 )
-from tasks.ingest.sources.opening import open_regular
+from tasks.sources.opening import open_regular
 
 _Send = Callable[[dict[str, Any]], None]
 

@@ -28,8 +28,8 @@ from storage.errors import Unreachable
 from storage.home import Home
 from storage.registry import Registry
 from storage.tracking import Tracking
-from tasks.machine import Machine
-from tasks.settings import parse_assignments
+from tasks.core.machine import Machine
+from tasks.core.settings import parse_assignments
 from tests.flows.runs import store_contents
 from tests.tasks.tiny_run import SETTINGS, TinyMachine, home_at, run_whole, tiny_settings, write_texts
 

@@ -17,8 +17,8 @@ from flows.cli import app
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.schemas import SHARD_FILE
-from tasks.corpora import export as exporting
-from tasks.corpora.export import Exported, export_corpus
+from tasks.ingest import export as exporting
+from tasks.ingest.export import Exported, export_corpus
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import load_tokenizer
 

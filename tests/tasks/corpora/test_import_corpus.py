@@ -21,13 +21,13 @@ from storage.lineage import manifest_of
 from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_rows
 from storage.verify import check_store
-from tasks.corpora import parts as cutting
+from tasks.core.machine import Machine
+from tasks.core.run import Run, StageReport
 from tasks.ingest.corpus import split_by_reader
 from tasks.ingest.extract import document_id
 from tasks.ingest.snapshot import ListedFile
-from tasks.ingest.sources.resolve import resolve_sources
-from tasks.machine import Machine
-from tasks.run import Run, StageReport
+from tasks.readers import row_parts as cutting
+from tasks.sources.resolve import resolve_sources
 
 
 @dataclass

@@ -19,11 +19,11 @@ import pytest
 import zstandard
 
 from storage.errors import UserError
-from tasks.corpora import parts as cutting
-from tasks.corpora.parts import GZIP, LINES, ZSTD, Part, parts_of, unchanged
-from tasks.corpora.rows import Row, Unusable, read_part
-from tasks.corpora.settings import DocumentsSettings
-from tasks.settings import SettingsError, load_settings
+from tasks.core.settings import SettingsError, load_settings
+from tasks.ingest.import_settings import DocumentsSettings
+from tasks.readers import row_parts as cutting
+from tasks.readers.row_parts import GZIP, LINES, ZSTD, Part, parts_of, unchanged
+from tasks.readers.rows import Row, Unusable, read_part
 
 TEXT = DocumentsSettings()
 
@@ -347,7 +347,7 @@ def test_impossible_settings_are_refused(values: dict[str, Any]) -> None:
 PEAK = r"""
 import json, pathlib, re, sys
 sys.path.insert(0, sys.argv[1])
-from tasks.corpora.importing import import_parts
+from tasks.ingest.importing import import_parts
 
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024

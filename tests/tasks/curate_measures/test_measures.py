@@ -10,7 +10,7 @@ import pytest
 from slow_measures import slow_measures
 
 from storage.digest import sha256_json
-from tasks.curate.measures import MEASURED_CHARS, digest_of, measure_documents
+from tasks.text.measures import MEASURED_CHARS, digest_of, measure_documents
 
 PROSE = """The first lines of a text are its head. They say what it is about, and for whom.
 

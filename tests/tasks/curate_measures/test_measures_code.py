@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasks.curate.measures import measure_documents
-from tasks.curate.measures.code import comment_share
+from tasks.text.measures import measure_documents
+from tasks.text.measures.code import comment_share
 
 DATA = b"".join(hashlib.sha256(bytes([n])).digest() for n in range(60))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.curate.measures import language, measure_documents
-from tasks.curate.measures.language import EXCERPT_CHARS, Automaton, automaton, excerpt, identify, look_in
+from tasks.text.measures import language, measure_documents
+from tasks.text.measures.language import EXCERPT_CHARS, Automaton, automaton, excerpt, identify, look_in
 
 TEXTS = {
     "en": "The sheep went up the hill in the morning and came down again when the rain had begun to fall.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ingest.pictures.ocr import engine_version
+from tasks.readers.ocr import engine_version
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
 

@@ -20,10 +20,10 @@ import pytest
 from extraction import extract_document
 from ingest_samples import encrypted_pdf, text_pdf
 
-from tasks.ingest import document as document_module
-from tasks.ingest.containers import members as members_module
-from tasks.ingest.document import yield_document
-from tasks.ingest.records import Extraction, ExtractOptions, MemberStarted
+from tasks.readers import document as document_module
+from tasks.readers import members as members_module
+from tasks.readers.document import yield_document
+from tasks.readers.records import Extraction, ExtractOptions, MemberStarted
 
 OPTIONS = ExtractOptions()
 SMALL = ExtractOptions(max_file_bytes=200_000, archive_max_bytes=1_000_000, archive_max_members=10)

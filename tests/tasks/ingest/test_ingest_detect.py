@@ -10,10 +10,10 @@ import zipfile
 import pytest
 from ingest_samples import picture_of, saved, text_pdf
 
-from tasks.ingest.detection.detect import HEAD_BYTES, Detected, detect, identify
-from tasks.ingest.detection.languages import LANGUAGES, SHEBANGS, TEXT_TYPES
-from tasks.ingest.detection.markers import AMBIGUOUS
-from tasks.ingest.records import ExtractOptions
+from tasks.readers.detect import HEAD_BYTES, Detected, detect, identify
+from tasks.readers.languages import LANGUAGES, SHEBANGS, TEXT_TYPES
+from tasks.readers.markers import AMBIGUOUS
+from tasks.readers.records import ExtractOptions
 
 
 def detect_whole(data: bytes, suffix: str = "") -> Detected:

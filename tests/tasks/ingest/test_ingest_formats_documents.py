@@ -10,7 +10,7 @@ import docx
 import pytest
 from extraction import extract_document
 
-from tasks.ingest.records import Extraction, ExtractOptions
+from tasks.readers.records import Extraction, ExtractOptions
 
 OPTIONS = ExtractOptions()
 

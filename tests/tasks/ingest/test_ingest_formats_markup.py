@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from extraction import extract_document
 
-from tasks.ingest.records import Extraction, ExtractOptions
+from tasks.readers.records import Extraction, ExtractOptions
 
 OPTIONS = ExtractOptions()
 

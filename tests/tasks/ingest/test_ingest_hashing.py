@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ingest.sources import hashing
-from tasks.ingest.sources.hashing import HashMemo, digest_files
-from tasks.ingest.sources.opening import open_regular
-from tasks.ingest.sources.walk import FolderRoot, WalkedFile, walk_roots
+from tasks.sources import hashing
+from tasks.sources.hashing import HashMemo, digest_files
+from tasks.sources.opening import open_regular
+from tasks.sources.walk import FolderRoot, WalkedFile, walk_roots
 
 
 def walk(folder: Path) -> list[WalkedFile]:
@@ -168,8 +168,8 @@ def test_several_processes_may_use_the_memo_at_once(tmp_path):
     make(tmp_path / "in", **{f"f{number}": str(number) for number in range(100)})
     script = (
         "import sys, pathlib\n"
-        "from tasks.ingest.sources import hashing\n"
-        "from tasks.ingest.sources.walk import FolderRoot, walk_roots\n"
+        "from tasks.sources import hashing\n"
+        "from tasks.sources.walk import FolderRoot, walk_roots\n"
         "hashing.DISTRUST_NS, hashing.BATCH_FILES = -10**13, 5\n"
         "memo = hashing.HashMemo(pathlib.Path(sys.argv[2]))\n"
         "files = walk_roots([FolderRoot(pathlib.Path(sys.argv[1]))]).files\n"

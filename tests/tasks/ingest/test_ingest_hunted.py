@@ -12,10 +12,10 @@ from ingest_samples import picture_of, saved, text_pdf
 from PIL import Image, PngImagePlugin
 from pypdf.generic import ByteStringObject, NameObject
 
-from tasks.ingest.pictures.ocr import ocr_image
-from tasks.ingest.records import ExtractionProblem, ExtractOptions
-from tasks.ingest.sources.hashing import HashMemo
-from tasks.ingest.sources.resolve import WalkSettings, resolve_sources, walk_sources
+from tasks.readers.ocr import ocr_image
+from tasks.readers.records import ExtractionProblem, ExtractOptions
+from tasks.sources.hashing import HashMemo
+from tasks.sources.resolve import WalkSettings, resolve_sources, walk_sources
 
 WITHOUT_OCR = ExtractOptions(ocr=False)
 

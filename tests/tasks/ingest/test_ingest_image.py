@@ -13,9 +13,9 @@ from extraction import extract_document
 from ingest_samples import picture_of, saved
 from PIL import Image
 
-from tasks.ingest.pictures import image as image_module
-from tasks.ingest.pictures.image import extract_image, is_uniform, to_grey
-from tasks.ingest.records import ExtractOptions
+from tasks.readers import image as image_module
+from tasks.readers.image import extract_image, is_uniform, to_grey
+from tasks.readers.records import ExtractOptions
 
 OPTIONS = ExtractOptions()
 

@@ -14,10 +14,10 @@ from extraction import extract_document
 from ingest_samples import picture_of, saved
 from PIL import Image
 
-from tasks.ingest.pictures import ocr, tessdata
-from tasks.ingest.pictures.ocr import OcrError, OcrUnavailable, ocr_image, ocr_ready
-from tasks.ingest.pictures.tessdata import find_tessdata
-from tasks.ingest.records import ExtractOptions
+from tasks.readers import ocr, tessdata
+from tasks.readers.ocr import OcrError, OcrUnavailable, ocr_image, ocr_ready
+from tasks.readers.records import ExtractOptions
+from tasks.readers.tessdata import find_tessdata
 
 OPTIONS = ExtractOptions()
 
@@ -128,7 +128,7 @@ def test_the_program_is_asked_where_the_usual_places_have_nothing(monkeypatch, t
 def test_loading_the_engine_leaves_the_thread_limit_of_the_process_alone():
     """PyTorch in the same process would compute on one core."""
     code = (
-        "import os; from tasks.ingest.pictures.ocr import engine_version; engine_version(); "
+        "import os; from tasks.readers.ocr import engine_version; engine_version(); "
         "print(os.environ.get('OMP_THREAD_LIMIT'))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_THREAD_LIMIT"}
@@ -142,8 +142,8 @@ def test_memory_that_runs_out_during_recognition_ends_the_process():
     if sys.platform != "linux":
         pytest.skip("only Linux limits the address space")
     code = (
-        "import resource, sys; from PIL import Image; from tasks.ingest.pictures.ocr import ocr_image\n"
-        "from tasks.ingest.records import ExtractOptions\n"
+        "import resource, sys; from PIL import Image; from tasks.readers.ocr import ocr_image\n"
+        "from tasks.readers.records import ExtractOptions\n"
         "ocr_image(Image.new('L', (50, 50), 255), ExtractOptions())\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 60 * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"

@@ -11,9 +11,9 @@ from ingest_samples import encrypted_pdf, picture_of, saved, text_pdf
 from PIL import Image
 
 from tasks.curate.hygiene import normalise_text
-from tasks.ingest.pdf import pdf
-from tasks.ingest.pictures.ocr import OcrUnavailable
-from tasks.ingest.records import ExtractionProblem, ExtractOptions
+from tasks.readers import pdf
+from tasks.readers.ocr import OcrUnavailable
+from tasks.readers.records import ExtractionProblem, ExtractOptions
 
 OPTIONS = ExtractOptions()
 WITHOUT_OCR = ExtractOptions(ocr=False)

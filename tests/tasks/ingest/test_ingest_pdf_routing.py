@@ -7,9 +7,9 @@ from ingest_samples import picture_of
 from pdf_samples import page_pdf, text_lines
 from PIL import Image
 
-from tasks.ingest.pdf import pdf
-from tasks.ingest.pdf.pdf import extract_pdf
-from tasks.ingest.records import ExtractOptions, PageText
+from tasks.readers import pdf
+from tasks.readers.pdf import extract_pdf
+from tasks.readers.records import ExtractOptions, PageText
 
 OPTIONS = ExtractOptions(ocr_dpi=150)
 PROSE = [

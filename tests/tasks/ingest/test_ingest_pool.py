@@ -25,7 +25,7 @@ from tasks.ingest.pool import process as process_module
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.pool.process import PoolError
-from tasks.ingest.records import ExtractOptions, Limits
+from tasks.readers.records import ExtractOptions, Limits
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE_WORKER = (sys.executable, "-P", str(Path(__file__).with_name("fake_worker.py")))
@@ -206,7 +206,7 @@ import signal, sys
 from pathlib import Path
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
-from tasks.ingest.records import ExtractOptions
+from tasks.readers.records import ExtractOptions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background hands Ctrl-C down ignored
 path, digest = Path(sys.argv[1]), sys.argv[2]

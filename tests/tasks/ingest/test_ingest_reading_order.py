@@ -6,9 +6,9 @@ import pypdfium2 as pdfium
 import pytest
 from pdf_samples import page_pdf, text_lines
 
-from tasks.ingest.pdf.pdf import extract_pdf
-from tasks.ingest.records import ExtractOptions
-from tasks.ingest.text import clean
+from tasks.readers.decode import clean
+from tasks.readers.pdf import extract_pdf
+from tasks.readers.records import ExtractOptions
 
 OPTIONS = ExtractOptions(ocr=False)
 LEFT = [

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.ingest.sources import git as git_source
-from tasks.ingest.sources.hashing import HashMemo, digest_files
-from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.sources import git as git_source
+from tasks.sources.hashing import HashMemo, digest_files
+from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
 
 IDENTITY = {
     f"GIT_{role}_{field}": "someone@example.org" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")
@@ -129,7 +129,7 @@ def test_a_folder_of_a_repository_keeps_its_path(project, listed):
 
 
 def test_an_unchanged_revision_is_neither_written_nor_hashed_again(project, listed, tmp_path, monkeypatch):
-    from tasks.ingest.sources import hashing
+    from tasks.sources import hashing
 
     monkeypatch.setattr(hashing, "DISTRUST_NS", -3600 * 10**9)
     memo = HashMemo(tmp_path / "memo.db")
@@ -276,7 +276,7 @@ def test_the_surroundings_of_the_caller_do_not_redirect_git(project, listed, mon
 LISTING = """
 import sys
 from pathlib import Path
-from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
 
 cache, *sources = sys.argv[1:]
 files = list_sources(resolve_sources(sources), WalkSettings().filters(), Path(cache)).files

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
 
 
 def write(root: Path, *names: str) -> Path:

@@ -18,11 +18,11 @@ from pyarrow import fs
 from s3 import BUCKET
 
 from storage.errors import UserError
-from tasks.ingest.sources.hashing import HashMemo
-from tasks.ingest.sources.ignore import Patterns
-from tasks.ingest.sources.objects import ObjectRoot
-from tasks.ingest.sources.resolve import Walked, WalkSettings, list_sources, resolve_sources, walk_sources
-from tasks.ingest.sources.walk import Filters, FolderRoot, walk_roots
+from tasks.sources.hashing import HashMemo
+from tasks.sources.ignore import Patterns
+from tasks.sources.objects import ObjectRoot
+from tasks.sources.resolve import Walked, WalkSettings, list_sources, resolve_sources, walk_sources
+from tasks.sources.walk import Filters, FolderRoot, walk_roots
 
 LONG_AGO = 1_600_000_000
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.ingest.sources.ignore import MAX_PATTERN_LINES, Patterns, read_patterns
-from tasks.ingest.sources.resolve import FolderSource, WalkSettings, list_sources
+from tasks.sources.ignore import MAX_PATTERN_LINES, Patterns, read_patterns
+from tasks.sources.resolve import FolderSource, WalkSettings, list_sources
 
 
 def write(root: Path, *names: str) -> Path:

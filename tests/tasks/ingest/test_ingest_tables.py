@@ -16,8 +16,8 @@ import pytest
 from extraction import extract_document
 from pyarrow import parquet
 
-from tasks.ingest.document import yield_document
-from tasks.ingest.records import Extraction, ExtractOptions
+from tasks.readers.document import yield_document
+from tasks.readers.records import Extraction, ExtractOptions
 
 OPTIONS = ExtractOptions()
 
@@ -306,8 +306,8 @@ def test_a_sqlite_header_alone_is_corrupt(data):
 
 def test_no_heavy_library_is_imported_before_a_file_needs_it():
     code = (
-        "import sys; from tasks.ingest.document import yield_document; "
-        "from tasks.ingest.records import ExtractOptions; "
+        "import sys; from tasks.readers.document import yield_document; "
+        "from tasks.readers.records import ExtractOptions; "
         "list(yield_document(b'some words', '.txt', ExtractOptions())); "
         "print([name for name in ('numpy', 'pandas', 'pyarrow', 'duckdb', 'lxml', 'docx') if name in sys.modules])"
     )

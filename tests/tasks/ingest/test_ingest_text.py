@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from tasks.ingest.text import SLICE_BYTES, clean, decode
+from tasks.readers.decode import SLICE_BYTES, clean, decode
 
 GERMAN = "Größe, Maß und Überfluß: Die Straße führt über den Fluß; Äpfel fallen. "
 RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. "

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.ingest.sources import walk as walk_module
-from tasks.ingest.sources.resolve import WalkSettings, list_sources, resolve_sources
-from tasks.ingest.sources.walk import WalkedFile
+from tasks.sources import walk as walk_module
+from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.sources.walk import WalkedFile
 
 
 def walk(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[WalkedFile]:

@@ -13,12 +13,12 @@ from flows.promote import promote_model
 from storage.manifest import ArtifactRef
 from storage.registry import MODEL_NAME, Models, Registry, read_models
 from storage.tables import read_columns
-from tasks.gates.verdicts import Outcome, Verdict
-from tasks.model_card import model_card
-from tasks.pages.markdown import plain
-from tasks.registry.bundle import prepare_bundle, requirements
+from tasks.core.run import Run
+from tasks.evaluation.gate_verdicts import Outcome, Verdict
 from tasks.registry.promote import DECIDES, Promotion, Rival, decide
-from tasks.run import Run
+from tasks.registry.served_model import prepare_bundle, requirements
+from tasks.report.markdown import plain
+from tasks.report.model_card import model_card
 
 
 def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdict]:

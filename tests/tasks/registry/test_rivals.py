@@ -17,11 +17,11 @@ from storage.home import Home
 from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, find_version, read_models, registered_versions
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.gates.gates import gates
-from tasks.gates.page import collect_gates, gates_page
-from tasks.gates.settings import GateSettings
+from tasks.core.run import Run
+from tasks.evaluation.gate_settings import GateSettings
+from tasks.evaluation.gates import gates
 from tasks.registry.promote import ChampionChanged, Promotion, move_aliases, roll_back
-from tasks.run import Run
+from tasks.report.gates import collect_gates, gates_page
 
 WORSE = ("train.max_steps=2",)
 

@@ -12,9 +12,9 @@ from flows.stages import stage_facts
 from storage.home import Home
 from storage.registry import find_version, model_name, registered_versions
 from storage.store import open_store
+from tasks.core.run import Run
 from tasks.registry.models import checkpoint_of
 from tasks.registry.promote import Promotion, rebuild
-from tasks.run import Run
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.status import status_of
 

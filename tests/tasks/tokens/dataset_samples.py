@@ -20,8 +20,8 @@ from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.schemas import SELECTION, TOKENS
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
-from tasks.run import Run
-from tasks.stage import Work, stage
+from tasks.core.run import Run
+from tasks.core.stage import Work, stage
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.index import Index, load_index
 

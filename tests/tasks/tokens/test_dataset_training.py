@@ -13,13 +13,13 @@ from dataset_samples import Built, Corpus, document
 
 from model.data import IGNORE
 from model.order import Group, Order
-from tasks.settings import SettingsError, load_settings, parse_assignments
+from tasks.core.settings import SettingsError, load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings
 from tasks.tokens.index import ReadGroup, groups_of
 from tasks.tokens.mix import MixSettings
 from tasks.tokens.packing import PACKINGS
 from tasks.tokens.settings import DatasetSettings
-from tasks.train import source_of, steps_of_tokens
+from tasks.training.train import source_of, steps_of_tokens
 
 T = 16
 
@@ -102,7 +102,7 @@ def test_steps_for_very_many_tokens_are_counted_by_whole_epochs() -> None:
 
 
 def test_steps_for_very_many_tokens_are_counted_up_to_the_most_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.train.COUNTED_AT_ONCE", 8)
+    monkeypatch.setattr("tasks.training.train.COUNTED_AT_ONCE", 8)
     plan = {"batch_size": 2, "grad_accum": 2, "seed": 7}
     group = ReadGroup("all", first=0, count=2, reads=3, tokens=7)  # one and a half passes an epoch: no epoch is a unit
     labels, looked_at = np.array([3, 4]), []

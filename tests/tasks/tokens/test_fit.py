@@ -19,8 +19,8 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import Manifest, RefSet
 from storage.schemas import SELECTION
-from tasks.run import Run
-from tasks.stage import Work, stage
+from tasks.core.run import Run
+from tasks.core.stage import Work, stage
 from tasks.tokens import merges
 from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe

@@ -13,8 +13,7 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
-from tasks.checks.tokens import _framing_problems
-from tasks.dataset_report.artefacts import special_names
+from tasks.report.dataset.artefacts import special_names
 from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines
 from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, GigatokenEngine, ReferenceEngine, TiktokenEngine
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
@@ -29,6 +28,7 @@ from tasks.tokens.tokenizers import (
     TokenizerError,
     load_tokenizer,
 )
+from tasks.upkeep.check_tokens import _framing_problems
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 TEXT = "the </s> a <s> the"

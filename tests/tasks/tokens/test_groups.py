@@ -20,9 +20,9 @@ from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import GROUPS_FILE
 from storage.tables import read_rows
-from tasks.corpora.view import DocumentView, empty_view
-from tasks.machine import Machine
-from tasks.run import Run
+from tasks.core.machine import Machine
+from tasks.core.run import Run
+from tasks.curate.view import DocumentView, empty_view
 from tasks.tokens import groups
 from tasks.tokens.grouping import MOST_NAME_CHARS, check
 from tasks.tokens.groups import check_expression, group_documents
@@ -318,7 +318,7 @@ def test_what_is_refused_is_refused_through_the_process_too() -> None:
 
 def test_a_time_is_written_the_same_everywhere() -> None:
     script = (
-        "from tasks.corpora.view import empty_view; "
+        "from tasks.curate.view import empty_view; "
         "print(empty_view().execute('select to_timestamp(0)::varchar').fetchall()[0][0])"
     )
     run = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.settings import SettingsError, load_settings, parse_assignments
+from tasks.core.settings import SettingsError, load_settings, parse_assignments
 from tasks.tokens.mix import MixError, MixSettings, parse_shares, plan_reads, realised
 
 TOKENS = {"code": 10_000, "notes": 500, "prose": 40_000}

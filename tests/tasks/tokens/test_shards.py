@@ -21,8 +21,8 @@ from tokenizers import models, pre_tokenizers
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import Manifest
-from tasks.run import Run
-from tasks.stage import Work, stage
+from tasks.core.run import Run
+from tasks.core.stage import Work, stage
 from tasks.tokens import engine_choice, engines
 from tasks.tokens import tokenise as module
 from tasks.tokens.text_arrays import Texts, texts_of

@@ -17,13 +17,13 @@ from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.schemas import COMPLETIONS, EVALSET, SPANS_FILE
 from storage.tables import read_columns, read_rows, write_table
+from tasks.core.run import Run
+from tasks.core.settings import EvaluationSettings
+from tasks.lineage.contamination import by_exposure, read_contamination
+from tasks.lineage.echoes import ECHOES_FILE, read_echo_metrics
 from tasks.lineage.memorised import explain_echoes, explain_text
-from tasks.run import Run
-from tasks.settings import EvaluationSettings
-from tasks.tracing.contamination import by_exposure, read_contamination
-from tasks.tracing.echoes import ECHOES_FILE, read_echo_metrics
-from tasks.tracing.sources import datasets_of, training_texts
-from tasks.tracing.trace_index import trace_indexes
+from tasks.lineage.trace_index import trace_indexes
+from tasks.lineage.training_texts import datasets_of, training_texts
 
 
 @pytest.fixture(scope="module")

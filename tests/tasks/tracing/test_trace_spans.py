@@ -10,9 +10,9 @@ from dedup_samples import plain_words, prose
 from trace_samples import longest_shared, segment_at
 
 from storage.errors import UserError
-from tasks.tracing import spans as module
-from tasks.tracing.spans import SharedSpan, outstanding, shared_spans
-from tasks.tracing.trace_index import TracedSegment
+from tasks.lineage import spans as module
+from tasks.lineage.spans import SharedSpan, outstanding, shared_spans
+from tasks.lineage.trace_index import TracedSegment
 
 DOCUMENTS = {f"doc-{seed}": prose(60 + 40 * seed, seed) for seed in range(6)}
 

@@ -9,7 +9,7 @@ from dedup_samples import plain_words
 
 from storage.schemas import REFINED
 from storage.tables import write_table
-from tasks.tracing.trace_index import TracedSegment, index_segment
+from tasks.lineage.trace_index import TracedSegment, index_segment
 
 
 def segment_at(folder: Path, texts: Mapping[str, str]) -> TracedSegment:

@@ -1,0 +1,126 @@
+"""The machine that a run computes on: workers, device, process pools. Nothing here shapes a key.
+
+Everything is made at first use, so that a run that finds all its artefacts starts no process and imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.core.apart import Apart
+    from tasks.ingest.pool.pool import ExtractionPool
+    from tasks.readers.records import Limits
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def detect_device() -> str:
+    """Return `cuda` or `cpu`; torch is only asked where a GPU's driver is, because importing it takes seconds."""
+    if not Path("/dev/nvidiactl").exists():
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe_device(device: str) -> str:
+    """Return the kind of device, threads and torch version as one string."""
+    kind = device
+    if device == "cuda":
+        import torch
+
+        kind = torch.cuda.get_device_name()
+    return f"{kind}, {usable_cores()} threads, torch {version('torch')}"
+
+
+def threads_each(processes: int) -> int:
+    """Return the threads of each process that shares a training."""
+    return max(1, usable_cores() // processes)
+
+
+class Machine:
+    """Workers, device and process pools of one run.
+
+    Args:
+        workers: Extraction processes, and units computed at once; 0 means one per core.
+        deterministic: Ask torch for deterministic kernels.
+        limits: Deadlines and memory of extraction.
+
+    Attributes:
+        computing: Lock held by whatever takes all cores of this process.
+    """
+
+    def __init__(self, workers: int = 0, deterministic: bool = False, limits: Limits | None = None) -> None:
+        self.workers = workers or usable_cores()
+        self.deterministic = deterministic
+        self.limits = limits
+        self.computing = threading.Lock()
+        self._lock = threading.Lock()
+        self._pool: ExtractionPool | None = None
+        self._apart: Apart | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle for a task on another machine, which has so many processors."""
+        from tasks.core.executor import ray_cpus
+
+        return type(self), (ray_cpus(), self.deterministic, self.limits)
+
+    def pool(self) -> ExtractionPool:
+        """Return the killable extraction processes, shared by all segments."""
+        from tasks.ingest.pool.pool import ExtractionPool
+
+        with self._lock:
+            if self._pool is None:
+                self._pool = ExtractionPool(self.workers, self.limits)
+            return self._pool
+
+    @property
+    def apart(self) -> Apart:
+        """Subprocesses for pure table functions, shared by all segments."""
+        from tasks.core.apart import Apart
+
+        with self._lock:
+            if self._apart is None:
+                self._apart = Apart(self.workers)
+            return self._apart
+
+    @cached_property
+    def device(self) -> str:
+        """Device of training: the first GPU, else the CPU with all usable cores."""
+        device = detect_device()
+        import torch
+
+        torch.set_num_threads(usable_cores())
+        return device
+
+    def seed(self, seed: int) -> dict[str, str]:
+        """Seed every random generator; returns the modes as text."""
+        from model.randomness import seed_everything
+
+        device = self.device  # first, because choosing it sets the number of threads
+        return {"device": device, **seed_everything(seed, deterministic=self.deterministic)}
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            for pool in (self._pool, self._apart):
+                if pool is not None:
+                    pool.close()
+            self._pool = self._apart = None
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

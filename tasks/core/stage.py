@@ -1,0 +1,339 @@
+"""`@stage` makes a plain function a stage: a task whose arguments are artefact references and settings.
+
+A stage function takes a `Work`, its settings and its inputs, writes files into `work.out` and returns the logical
+digest of what it wrote. Key, lock, commit, caching and Prefect's task follow from the declaration:
+
+    ref = curate(run, settings.curate, snapshot=taken, documents=texts)
+    refs = normalise.map(run, [Call(settings.normalise, {"segment": ref}) for ref in segments])
+
+A finished artefact is returned as it is. A missing one goes through `executor.carry_out`, as a Prefect task inside a
+flow, to `Stage.make`, which calls the function under a lock and commits what it wrote. Under a planning run nothing is
+computed: the reference has no digest.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+from storage.digest import plain, rows_digest, sha256_json
+from storage.home import Home
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, describe_inputs
+from storage.store import Store
+from storage.verify import explain_damage
+from tasks.core.fingerprint import fingerprint
+from tasks.core.progress import Listener, StageProgress
+
+if TYPE_CHECKING:
+    from tasks.core.machine import Machine
+    from tasks.core.run import Run
+
+logger = logging.getLogger("sheepfold")
+
+
+def added_files(store: Store, ref: ArtifactRef) -> list[Path]:
+    """Return the files of an artefact, sorted by name."""
+    manifest = manifest_of(store, ref)
+    folder = store.folder(ref)
+    return [folder / entry.name for entry in sorted(manifest.files, key=lambda entry: entry.name)]
+
+
+@dataclass
+class Work:
+    """Everything that a running stage may use.
+
+    Attributes:
+        out: Folder of the artefact in the making; empty at the start.
+        scratch: Folder that survives a kill, for stages that resume.
+        store: Store to read inputs from.
+        home: Home folder, for caches and tracking.
+        key: Key of the artefact.
+        machine: Workers, device and process pools; never part of a result.
+        progress: Progress bar of the stage.
+        counts: Figures for manifest and reports.
+        tools: Versions of the tools that did the work.
+        modes: Seeds and kernels in use.
+    """
+
+    out: Path
+    scratch: Path
+    store: Store
+    home: Home
+    key: str
+    machine: Machine
+    progress: StageProgress
+    counts: dict[str, int] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    modes: dict[str, str] = field(default_factory=dict)
+
+    def seed(self, seed: int) -> None:
+        """Seed every random generator, choose kernels, and record both in the manifest."""
+        self.modes.update(self.machine.seed(seed))
+
+    def apart(self, function: Callable[..., Any], size: int, **arguments: Any) -> Any:
+        """Call a module-level function in a subprocess, or here if there is little to read.
+
+        Args:
+            function: Takes the arguments and `progress(done, total)`.
+            size: Bytes that it will read.
+        """
+
+        def progress(done: int, total: int) -> None:
+            self.progress.update(done, total, "documents")
+
+        return self.machine.apart.call(function, progress, size, **arguments)
+
+    def folder(self, ref: ArtifactRef) -> Path:
+        """Return the folder of an input's files."""
+        return self.store.folder(ref)
+
+    def files(self, ref: ArtifactRef) -> list[Path]:
+        """Return the files of an input, sorted by name."""
+        return added_files(self.store, ref)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One of several requests to a stage.
+
+    Attributes:
+        settings: Settings of the stage; or a function that reads them from artefacts of `inputs` and `after`, called
+            when those are there.
+        inputs: Inputs and unkeyed arguments by name.
+        units: Files or documents that it stands for, for reports and estimates.
+        after: Artefacts that settings or unkeyed arguments were read from: edges of the graph that no input draws.
+    """
+
+    settings: Any
+    inputs: Mapping[str, Any]
+    units: int = 1
+    after: tuple[ArtifactRef, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Artefact of one request, found or made."""
+
+    manifest: Manifest
+    cached: bool
+    seconds: float
+
+    @property
+    def ref(self) -> ArtifactRef:
+        """Reference to the artefact."""
+        return self.manifest.ref
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request whose key is known.
+
+    Attributes:
+        inputs: Artefacts and sets of them that are part of the key.
+        beside: Arguments that are not.
+    """
+
+    stage: Stage
+    key: str
+    settings: Any
+    inputs: Mapping[str, Input]
+    beside: Mapping[str, Any]
+    refresh: bool
+    after: tuple[ArtifactRef, ...] = ()
+
+    def refs(self) -> list[ArtifactRef]:
+        """Return the artefacts behind all inputs."""
+        sets = (value.refs if isinstance(value, RefSet) else (value,) for value in self.inputs.values())
+        return list(chain.from_iterable(sets))
+
+    def behind(self) -> list[ArtifactRef]:
+        """Return all artefacts that it waits for."""
+        return [*self.refs(), *self.after]
+
+
+@dataclass(eq=False)
+class Stage:
+    """A stage function with its declaration; made by `@stage`."""
+
+    function: Callable[..., str]
+    name: str
+    version: int
+    unit: str
+    modules: tuple[str, ...]
+    unkeyed: tuple[str, ...]
+    facts: StageFacts
+
+    def __post_init__(self) -> None:
+        self.__doc__ = self.function.__doc__
+        self.modules = (self.function.__module__, *self.modules)
+        arguments = [
+            parameter
+            for parameter in inspect.signature(self.function).parameters.values()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in self.unkeyed
+        ]
+        self.input_names = tuple(parameter.name for parameter in arguments)
+        self.needed_inputs = {item.name for item in arguments if item.default is inspect.Parameter.empty}
+
+    def __call__(self, run: Run, settings: Any, *, after: Any = (), **inputs: Any) -> ArtifactRef:
+        """Return the artefact of these settings and inputs, making it when it is not there."""
+        return self._find_or_make(run, [Call(settings, inputs, 1, tuple(after))], many=False)[0]
+
+    def map(self, run: Run, calls: Sequence[Call]) -> list[ArtifactRef]:
+        """Return the artefacts of many requests, in their order; missing ones are made side by side."""
+        return self._find_or_make(run, calls, many=True)
+
+    def pinned(self, run: Run) -> ArtifactRef | None:
+        """Return the artefact that the corpus keeps under the name `STAGE/CORPUS`, if it is not to be made again."""
+        value = None if self.name in run.refresh else run.store.read_ref(f"{self.name}/{run.corpus}")
+        found = None if value is None else run.store.find(self.name, value["key"])
+        return None if found is None else found.ref
+
+    def key(self, settings: Any, inputs: Mapping[str, Input]) -> str:
+        """Return the key of the artefact of these inputs and settings; inputs with a default may be left out.
+
+        Raises:
+            TypeError: if the inputs are not those that the stage takes.
+        """
+        if not self.needed_inputs <= set(inputs) <= set(self.input_names):
+            raise TypeError(f"stage {self.name} takes inputs {self.input_names}, got {sorted(inputs)}")
+        digests = {name: value.digest for name, value in inputs.items()}
+        return sha256_json(
+            {"stage": self.name, "version": self.version, "inputs": digests, "settings": plain(settings)}
+        )
+
+    def request(self, run: Run, call: Call) -> Request:
+        """Return a call with its key; a refresh asked for counts once for each key of a run."""
+        beside = {name: value for name, value in call.inputs.items() if name in self.unkeyed}
+        inputs = {name: value for name, value in call.inputs.items() if name not in self.unkeyed}
+        key = self.key(call.settings, inputs)
+        return Request(self, key, call.settings, inputs, beside, run.wants_refresh(self.name, key), call.after)
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        """Pickle a stage by name, as functions are."""
+        return resolve_name, (f"{self.function.__module__}:{self.function.__name__}",)
+
+    @property
+    def code(self) -> str:
+        """Fingerprint of the stage's modules."""
+        return sha256_json([fingerprint(module) for module in self.modules])
+
+    def _find_or_make(self, run: Run, calls: Sequence[Call], many: bool) -> list[ArtifactRef]:
+        """Return the artefacts of some requests: those in the store; in a plan, references without a digest; else made.
+
+        Args:
+            many: The requests are units of one call, and are reported as one line.
+        """
+        from tasks.core.executor import carry_out
+
+        refs: dict[int, ArtifactRef] = {}
+        missing: list[tuple[int, Request]] = []
+        found: list[tuple[Request, Manifest]] = []
+        for index, call in enumerate(calls):
+            needed = [value for name, value in call.inputs.items() if name in self.input_names]
+            needed += call.after if callable(call.settings) else ()
+            waits = [value for value in needed if not value.made]
+            if waits:
+                refs[index] = run.would_make(self, None, f"waits for {waits[0].stage}", call.units)
+                continue
+            if callable(call.settings):
+                call = replace(call, settings=call.settings())
+            request = self.request(run, call)
+            manifest = None if request.refresh else run.store.find(self.name, request.key)
+            if manifest is not None and (run.plan or run.store.touch(manifest.ref)):
+                refs[index] = manifest.ref
+                found.append((request, manifest))
+                run.count(self, reused=call.units, rows=manifest.counts.get("rows", 0), recorded=manifest)
+            elif run.plan:
+                refs[index] = run.would_make(self, request, "", call.units, many)
+            else:
+                missing.append((index, request))
+        if not run.plan:
+            outcomes = carry_out(run, self, [request for _, request in missing], found, many)
+            for (index, _), outcome in zip(missing, outcomes, strict=True):
+                refs[index] = outcome.ref
+                units, rows = calls[index].units, outcome.manifest.counts.get("rows", 0)
+                computed = 0 if outcome.cached else units
+                run.count(self, computed=computed, reused=units - computed, rows=rows, seconds=outcome.seconds)
+        ordered = [refs[index] for index in range(len(calls))]
+        if ordered and all(ref.made for ref in ordered):
+            whole = rows_digest((ref.key, ref.digest) for ref in ordered) if many else ordered[0].key
+            run.count(self, key=whole)
+        if self.facts.pinned and not run.plan:
+            run.store.write_ref(f"{self.name}/{run.corpus}", asdict(ordered[0]))
+        return ordered
+
+    def make(self, run: Run, request: Request, listener: Listener | None = None) -> Outcome:
+        """Return the artefact, making it under its lock when it is not there.
+
+        Args:
+            listener: Called with the percentage of the work done.
+        """
+        store, started = run.store, time.monotonic()
+        with store.workspace(self.name, request.key, on_wait=logger.warning) as workspace:
+            found = store.find(self.name, request.key)
+            if found is not None and not request.refresh:  # made by the owner that we waited for
+                return Outcome(found, cached=True, seconds=time.monotonic() - started)
+            refs = request.refs()
+            store.note_inputs(workspace, refs)
+            begun = time.monotonic()
+            with ThreadPoolExecutor(1) as beside, closing(StageProgress(self.name, listener)) as progress:
+                code = beside.submit(lambda: self.code)  # while the work waits for other processes
+                work = Work(workspace.out, workspace.scratch, store, run.home, request.key, run.machine, progress)
+                with explain_damage(store, refs):
+                    digest = self.function(work, request.settings, **request.inputs, **request.beside)
+            manifest = Manifest(
+                stage=self.name,
+                version=self.version,
+                key=request.key,
+                digest=digest,
+                inputs=describe_inputs(request.inputs),
+                settings=plain(request.settings),
+                files=[],
+                counts=work.counts,
+                tools=work.tools,
+                modes=work.modes,
+                code=code.result(),
+                created=datetime.now(UTC).isoformat(timespec="microseconds"),
+                seconds=round(time.monotonic() - begun, 3),
+            )
+            manifest = store.commit(workspace, manifest)
+        return Outcome(manifest, cached=False, seconds=time.monotonic() - started)
+
+
+def stage(
+    name: str,
+    version: int,
+    *,
+    unit: str = "artefact",
+    modules: tuple[str, ...] = (),
+    unkeyed: tuple[str, ...] = (),
+    tables: Mapping[str, Any] | None = None,
+    keep_with: tuple[str, ...] = (),
+    pinned: bool = False,
+) -> Callable[[Callable[..., str]], Stage]:
+    """Make a function a stage.
+
+    Args:
+        name: Folder of its artefacts in the store, and its name everywhere.
+        version: Raised by hand when the same inputs and settings give another result than before.
+        unit: What `computed` counts (files, documents, artefact).
+        modules: Modules that shape the result but are not imported, such as the code of child processes.
+        unkeyed: Arguments that shape no result, such as the places of files that the settings name by their digests.
+        tables: Schema of each Parquet table, by file name.
+        keep_with: Inputs with which an artefact stays in the store although no name leads to it.
+        pinned: A corpus keeps the artefact under the name `STAGE/CORPUS`.
+    """
+
+    facts = StageFacts(tables or {}, keep_with, pinned)
+    return lambda function: Stage(function, name, version, unit, modules, unkeyed, facts)

@@ -1,1 +1,0 @@
-"""Corpora that come from elsewhere or go elsewhere: documents in Parquet and JSON Lines, tokens as lists."""

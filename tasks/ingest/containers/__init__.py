@@ -1,1 +1,0 @@
-"""Files that hold documents: archives and tables."""

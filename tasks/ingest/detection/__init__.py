@@ -1,1 +1,0 @@
-"""What a file is, told by its content."""

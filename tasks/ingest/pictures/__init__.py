@@ -1,1 +1,0 @@
-"""Text from pictures: opening images, and Tesseract."""

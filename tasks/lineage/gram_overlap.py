@@ -1,0 +1,85 @@
+"""The stage `gram_overlap`: which runs of thirteen words of an evaluation set stand in the training text of a segment.
+
+Training text is what the model reads, after cuts and redactions; so what was cut out of it because it stands in an
+evaluation set does not count. One artefact for each segment, so that growth looks at what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from storage.digest import sha256_file, sha256_json
+from storage.manifest import ArtifactRef
+from storage.schemas import DOCUMENTS_FILE
+from storage.tables import read_columns, unpacked_size
+from tasks.core.stage import Work, stage
+from tasks.text import GramIndex, Hashes, gram_hashes
+
+SEEN_FILE = "seen.npy"
+
+
+@dataclass(frozen=True)
+class OverlapSettings:
+    """Which documents of the segment are trained on.
+
+    Attributes:
+        trained: digest of their ids.
+    """
+
+    trained: str
+
+    @classmethod
+    def of(cls, doc_ids: Iterable[str]) -> OverlapSettings:
+        """The settings for some documents."""
+        return cls(sha256_json(sorted(doc_ids)))
+
+
+@stage("gram_overlap", version=1, unit="segment", keep_with=("evalset", "documents"), unkeyed=("trained",))
+def gram_overlap(
+    work: Work, settings: OverlapSettings, *, evalset: ArtifactRef, documents: ArtifactRef, trained: Collection[str]
+) -> str:
+    """Mark the runs of thirteen words of an evaluation set that stand in the training text of one segment."""
+    source = work.folder(documents) / DOCUMENTS_FILE
+    listed = work.scratch / "trained.txt"  # may be long
+    listed.write_text("\n".join(sorted(trained)), encoding="utf-8")
+    made = work.apart(
+        mark_seen,
+        unpacked_size(source),
+        evalset=str(work.folder(evalset) / DOCUMENTS_FILE),
+        source=str(source),
+        trained=str(listed),
+        out=str(work.out / SEEN_FILE),
+    )
+    work.counts.update(made)
+    return sha256_file(work.out / SEEN_FILE)
+
+
+def mark_seen(
+    evalset: str, source: str, trained: str, out: str, progress: Callable[[int, int], None]
+) -> dict[str, int]:
+    """Write, for each distinct run of the evaluation set in sorted order, whether it stands in training text."""
+    index = GramIndex(evalset_grams(Path(evalset))[1].values)
+    seen = np.zeros(len(index), bool)
+    wanted = set(Path(trained).read_text(encoding="utf-8").split("\n"))
+    with pq.ParquetFile(source) as file:
+        done = 0
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group, columns=["doc_id", "text"])
+            chosen = [doc_id in wanted for doc_id in rows["doc_id"].to_pylist()]
+            texts = [text for text, asked in zip(rows["text"].to_pylist(), chosen, strict=True) if asked]
+            seen[index.find(gram_hashes(texts).values)[1]] = True
+            done += len(chosen)
+            progress(done, file.metadata.num_rows)
+    np.save(out, seen, allow_pickle=False)
+    return {"rows": len(seen), "seen": int(seen.sum())}
+
+
+def evalset_grams(evalset: Path) -> tuple[list[str], Hashes]:
+    """Documents of an evaluation set and their runs of thirteen words; a shorter one has one, of all its words."""
+    columns = read_columns(evalset, ["doc_id", "text"])
+    return columns["doc_id"], gram_hashes(columns["text"])

@@ -1,0 +1,331 @@
+"""Entries of archives: ZIP, TAR, and what GZIP, BZIP2 or XZ compress, a TAR or a single file.
+
+Everything happens in memory, in the order of the archive, and one entry at a time. An archive may lie about
+anything: sizes, names, how many entries it has, where they are. So what comes out of the decompressor is counted
+while it comes, nothing is ever written under an entry's name, and damage costs no more than the entries that it
+hits, as far as the format allows to go on behind it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, cast
+
+from tasks.readers.entries import Budget, Entry, Locators, suffix_of, unsafe_name
+from tasks.readers.records import ExtractionProblem, ExtractOptions
+
+TAR_BLOCK = 512
+COMPRESSED = ("application/gzip", "application/x-bzip2", "application/x-xz")
+
+_ZIP_ENTRY = b"PK\x01\x02"
+_ENTRIES_PER_MEMBER = 10  # A directory of this many times the member limit is not even looked through.
+_SMALL_CHUNK = 64  # Bytes; a block of BZIP2 may be as small, and expand to 45 MB.
+_BUFFER_BYTES = 256 * 1024
+_LONGEST_TAR_HEADER = 32 * 1024  # Names and attributes; tarfile's search in them is quadratic in the worst case.
+_ENCRYPTED_FLAG = 0x1
+_AES_METHOD = 99
+_DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+    IndexError,
+)
+_TAR_KINDS = {
+    tarfile.LNKTYPE: "hard link",
+    tarfile.SYMTYPE: "symbolic link",
+    tarfile.CHRTYPE: "character device",
+    tarfile.BLKTYPE: "block device",
+    tarfile.FIFOTYPE: "named pipe",
+}
+# Headers that describe the next one: their content is read into memory as a whole.
+_EXTENSIONS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_OCTAL = re.compile(rb"[ \x00]*([0-7]{1,7})[ \x00]*")
+
+
+def read_archive(
+    data: bytes, media_type: str, options: ExtractOptions, budget: Budget, passwords: Sequence[str] = ()
+) -> Iterator[Entry]:
+    """Read an archive entry by entry; folders are passed over.
+
+    Args:
+        data: The archive.
+        media_type: What `tasks.readers.detect` took it for.
+        options: Limits.
+        budget: What may still be unpacked of the outermost file. When it is spent, the entry that spent it is the
+            last one.
+        passwords: Tried on encrypted entries.
+
+    Yields:
+        The entries; one that cannot or must not be read says why.
+
+    Raises:
+        ExtractionProblem: The archive itself cannot be read, or not further.
+    """
+    if media_type == "application/x-tar":
+        yield from _read_tar(io.BytesIO(data), options, budget, booked=False)
+    elif media_type in COMPRESSED:
+        yield from _read_compressed(data, media_type, options, budget)
+    else:
+        yield from _read_zip(data, options, budget, passwords)
+
+
+def is_tar_header(block: bytes) -> bool:
+    """Whether the first 512 bytes of a file are the header of a TAR, told by its checksum."""
+    match = _OCTAL.fullmatch(block[148:156])
+    if len(block) < TAR_BLOCK or match is None or not block[0]:
+        return False
+    # The checksum counts its own eight bytes as spaces.
+    return int(match[1], 8) == sum(block[:148]) + 8 * ord(" ") + sum(block[156:TAR_BLOCK])
+
+
+def _corrupt(what: str, error: Exception | str) -> ExtractionProblem:
+    detail = error if isinstance(error, str) else str(error) or type(error).__name__
+    if isinstance(error, RecursionError):
+        detail = "headers without end"
+    return ExtractionProblem("failed", "corrupt", f"{what}: {detail}")
+
+
+def _too_many_entries(options: ExtractOptions) -> ExtractionProblem:
+    """The problem of an archive that has no end of entries, folders among them."""
+    reason = (
+        f"the archive has more than {_ENTRIES_PER_MEMBER} times as many entries as the {options.archive_max_members} "
+        "members that are read of one file (archive_max_members)"
+    )
+    return ExtractionProblem("rejected", "too_many", reason)
+
+
+def _out_of_memory() -> ExtractionProblem:
+    """The problem of something whose decompressor asks for more memory than there is."""
+    return ExtractionProblem("failed", "memory", "unpacking the member needs more memory than is allowed")
+
+
+# ZIP
+
+
+def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: Sequence[str]) -> Iterator[Entry]:
+    """The entries of a ZIP, in the order of its directory."""
+    if data.count(_ZIP_ENTRY) > _ENTRIES_PER_MEMBER * options.archive_max_members:
+        raise _too_many_entries(options)
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except (*_DAMAGE, NotImplementedError) as error:
+        raise _corrupt("the ZIP archive cannot be opened", error) from None
+    locators = Locators()
+    with archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            locator = locators.of(info.filename)
+            try:
+                content = _read_zip_entry(archive, info, budget, passwords)
+                yield Entry(locator, content, suffix=suffix_of(info.filename))
+            except ExtractionProblem as problem:
+                yield Entry(locator, problem=problem)
+            if budget.spent:
+                return
+
+
+def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, passwords: Sequence[str]) -> bytes:
+    unsafe = unsafe_name(info.filename)
+    if stat.S_ISLNK(info.external_attr >> 16):
+        unsafe = "it is a symbolic link"
+    if unsafe:
+        raise ExtractionProblem("rejected", "unsafe_path", f"the member is not read: {unsafe}")
+    if info.compress_type == _AES_METHOD:
+        raise ExtractionProblem("rejected", "encrypted", "the member is encrypted with AES, which is not supported")
+    if not info.flag_bits & _ENCRYPTED_FLAG:
+        return _decompress(archive, info, budget, None)
+    for password in passwords:
+        try:
+            return _decompress(archive, info, budget, password.encode("utf-8"))
+        except ExtractionProblem as problem:
+            # A wrong password is told by one byte, so one in 256 passes and then yields garbage.
+            if problem.code != "corrupt":
+                raise
+    tried = f"; none of {len(passwords)} passwords opens it" if passwords else ""
+    raise ExtractionProblem("rejected", "encrypted", f"the member needs a password{tried}")
+
+
+class _InSmallChunks:
+    """An entry that zipfile would decompress without a bound on what one chunk expands to (BZIP2 and LZMA).
+
+    zipfile hands these decompressors as much as the caller asks for, at least 4 KiB, which may be gigabytes.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        stream.MIN_READ_SIZE = stream.MAX_N = _SMALL_CHUNK
+        self._stream = stream
+
+    def read(self, _size: int) -> bytes:
+        """Return what one chunk gives; nothing at the end."""
+        return bytes(self._stream.read1(-1))
+
+
+def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, password: bytes | None) -> bytes:
+    bounded = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    try:
+        with archive.open(info, pwd=password) as stream:
+            return budget.read(stream if bounded else cast("IO[bytes]", _InSmallChunks(stream)))
+    except NotImplementedError as error:
+        raise ExtractionProblem("skipped", "unsupported", f"the member cannot be unpacked: {error}") from None
+    except (*_DAMAGE, RuntimeError) as error:
+        raise _corrupt("the member is damaged", error) from None
+    except MemoryError:
+        raise _out_of_memory() from None
+
+
+# GZIP, BZIP2, XZ
+
+
+class _Booked(io.RawIOBase):
+    """A decompressing stream that books what comes out of it."""
+
+    def __init__(self, stream: IO[bytes], budget: Budget) -> None:
+        self._stream = stream
+        self._budget = budget
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        chunk = self._stream.read(len(buffer))
+        self._budget.take(len(chunk))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+
+def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
+    """The entries of a compressed TAR, or the one file that is compressed."""
+    openers: dict[str, Callable[[IO[bytes]], Any]] = {
+        "application/gzip": lambda file: gzip.GzipFile(fileobj=file),
+        "application/x-bzip2": bz2.BZ2File,
+        "application/x-xz": lzma.LZMAFile,
+    }
+    stream = io.BufferedReader(
+        cast("io.RawIOBase", _Booked(openers[media_type](io.BytesIO(data)), budget)), _BUFFER_BYTES
+    )
+    name = _gzip_name(data) if media_type == "application/gzip" else ""
+    locator = Locators().of(name or "content")
+    try:
+        is_tar = is_tar_header(stream.peek(TAR_BLOCK)[:TAR_BLOCK])
+        if not is_tar:
+            yield Entry(locator, budget.read(stream, booked=True), suffix=suffix_of(name))
+    except ExtractionProblem as problem:
+        yield Entry(locator, problem=problem)
+        return
+    except _DAMAGE as error:
+        raise _corrupt("the compressed data is damaged", error) from None
+    except MemoryError:
+        raise _out_of_memory() from None
+    if is_tar:
+        yield from _read_tar(stream, options, budget, booked=True)
+
+
+def _gzip_name(data: bytes) -> str:
+    """The name of the compressed file, without folders, as a GZIP header may state it."""
+    flags, extra_length = int.from_bytes(data[3:4], "little"), 0  # the file may end before its header does
+    if not flags & 0x08:
+        return ""
+    if flags & 0x04:
+        extra_length = 2 + int.from_bytes(data[10:12], "little")
+    start = 10 + extra_length
+    end = data.find(b"\x00", start, start + 1024)
+    name = data[start:end].decode("latin-1") if end > 0 else ""
+    return re.split(r"[/\\]", name)[-1].strip(". ")
+
+
+# TAR
+
+
+class _DamagedTar(Exception):
+    """Raised for a header that is damaged, where tarfile would quietly take it for the end of the archive."""
+
+
+class _TarHeader(tarfile.TarInfo):
+    """A header that never passes for the end of the archive, cannot lead backwards and has a bounded size."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _TarHeader:
+        try:
+            header = super().fromtarfile(tarfile_)
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise _DamagedTar(str(error)) from None
+        if header.size < 0 or tarfile_.offset < header.offset:
+            raise _DamagedTar("a member has a negative size")
+        return header
+
+    def _proc_member(self, tarfile_: tarfile.TarFile) -> tarfile.TarInfo:
+        is_extension = self.type in _EXTENSIONS
+        if self.size < 0 or (is_extension and self.size > _LONGEST_TAR_HEADER):
+            raise _DamagedTar(f"a header of {self.size} bytes")
+        return super()._proc_member(tarfile_)  # type: ignore[misc]
+
+
+def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked: bool) -> Iterator[Entry]:
+    """The entries of a TAR that is read from its beginning to its end."""
+    locators, n_headers = Locators(), 0
+    try:
+        archive = tarfile.open(  # noqa: SIM115 - closing it reads to the end; the stream is ours
+            fileobj=stream, mode="r|", tarinfo=_TarHeader, errors="surrogateescape", encoding="utf-8"
+        )
+        while (header := archive.next()) is not None:
+            # tarfile remembers every header that it saw, and there may be millions.
+            archive.members.clear()  # type: ignore[attr-defined]
+            n_headers += 1
+            if n_headers > _ENTRIES_PER_MEMBER * options.archive_max_members:
+                raise _too_many_entries(options)
+            if header.isdir():
+                continue
+            locator = locators.of(header.name)
+            try:
+                content = _read_tar_entry(archive, header, budget, booked)
+                yield Entry(locator, content, suffix=suffix_of(header.name))
+            except ExtractionProblem as problem:
+                yield Entry(locator, problem=problem)
+            except _DAMAGE as error:
+                # Without its end there is no way to the next header.
+                yield Entry(locator, problem=_corrupt("the member is damaged", error))
+                return
+            if budget.spent:
+                return
+    except (*_DAMAGE, _DamagedTar) as error:
+        raise _corrupt("the TAR archive is damaged", error) from None
+
+
+def _read_tar_entry(archive: tarfile.TarFile, header: tarfile.TarInfo, budget: Budget, booked: bool) -> bytes:
+    unsafe = unsafe_name(header.name)
+    if header.type in _TAR_KINDS:
+        unsafe = f"it is a {_TAR_KINDS[header.type]}"
+    if unsafe:
+        raise ExtractionProblem("rejected", "unsafe_path", f"the member is not read: {unsafe}")
+    content = archive.extractfile(header)
+    if content is None:
+        reason = f"the member is of the unknown type {header.type!r}"
+        raise ExtractionProblem("skipped", "unsupported", reason)
+    # What a sparse member expands to does not pass through the stream.
+    return budget.read(content, booked=booked and not header.issparse())

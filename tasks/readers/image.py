@@ -1,0 +1,203 @@
+"""Text from photographs and scans: Pillow opens them, OCR reads them.
+
+Every frame of a TIFF is a page; of an animation only the first frame counts. Whatever the image is (colour,
+CMYK, 16 bits, a palette, transparent) OCR sees 8-bit grey on white, upright as the camera meant it, and of
+bounded size.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Generator, Sequence
+from typing import cast
+
+from PIL import Image, UnidentifiedImageError
+
+from tasks.readers.ocr import MAX_SIDE, OcrError, ocr_image
+from tasks.readers.records import ExtractionProblem, ExtractOptions, PageText, stable_text
+
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
+PLAUSIBLE_DPI = range(70, 1201)  # Cameras and editors write 1 or 72 dpi into anything; Tesseract's estimate beats that.
+
+
+def extract_image(
+    data: bytes,
+    options: ExtractOptions,
+    pages: Sequence[int] | None = None,
+    ocr_pages: int | None = None,
+) -> Generator[PageText, None, None]:
+    """Read an image, one page per frame of a TIFF.
+
+    Args:
+        data: The file.
+        options: OCR options.
+        pages: Only these pages (from 1); None for all.
+        ocr_pages: After so many pages read by OCR the others are not read but yielded at once with the method
+            "deferred"; None for no limit.
+
+    Yields:
+        The pages; a damaged frame has an `error`, and the others go on.
+
+    Raises:
+        ExtractionProblem: The file cannot be opened ("corrupt"), is too large to decode safely ("too_large"),
+            or OCR is not available ("no_ocr_engine").
+    """
+    # Pillow only warns about an image of 90 to 180 million pixels; such a one must not be decoded either.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise ExtractionProblem("rejected", "too_large", f"image too large: {error}") from None
+        except UnidentifiedImageError:
+            reason = "image cannot be opened: its first bytes name a format that the rest is not of"
+            raise ExtractionProblem("failed", "corrupt", reason) from None
+        except (OSError, ValueError, SyntaxError) as error:
+            if "Decompressed data too large" in str(error):
+                raise ExtractionProblem("rejected", "too_large", f"image not opened: {error}") from None
+            raise ExtractionProblem("failed", "corrupt", f"image cannot be opened: {error}") from None
+        with image:
+            yield from _frames(image, options, pages, ocr_pages)
+
+
+def _frames(
+    image: Image.Image, options: ExtractOptions, pages: Sequence[int] | None, ocr_pages: int | None
+) -> Generator[PageText, None, None]:
+    wanted = None if pages is None else frozenset(pages)
+    n_read_by_ocr = 0
+    page = 0
+    while page == 0 or image.format == "TIFF":
+        if wanted is not None and page >= max(wanted, default=0):
+            return
+        try:
+            image.seek(page)
+        except EOFError:
+            return
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            KeyError,
+            TypeError,
+            Image.DecompressionBombWarning,
+        ) as error:
+            # The chain of frames is broken here: there is no way to the next one.
+            yield _failed(page + 1, f"frame cannot be found: {error}")
+            return
+        page += 1
+        if page > options.max_pages:
+            beyond = f"the image has more than {options.max_pages} frames; the rest was not read (extract.max_pages)"
+            yield PageText(page, "", "none", "pillow", error=beyond, error_code="too_many")
+            return
+        if wanted is not None and page not in wanted:
+            continue
+        if options.ocr and ocr_pages is not None and n_read_by_ocr >= ocr_pages:
+            yield PageText(page, "", "deferred", "pillow")
+            continue
+        record = _read_frame(image, page, options)
+        n_read_by_ocr += record.engine == "tesseract"
+        yield record
+
+
+def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageText:
+    try:
+        grey = to_grey(image, options.ocr_max_pixels)
+    except Exception as error:
+        # Pillow's decoders raise whatever their parsing stumbles over (struct.error, KeyError, zlib.error,
+        # ...).
+        if isinstance(error, MemoryError):
+            raise
+        return _failed(page, f"image data cannot be decoded: {error}")
+    if not options.ocr or is_uniform(grey):
+        return PageText(page, "", "none", "pillow")
+    dpi = _stated_dpi(image) if grey.size in (image.size, image.size[::-1]) else None
+    try:
+        text, confidence = ocr_image(grey, options, dpi)
+    except OcrError as error:
+        return PageText(page, "", "none", "tesseract", error=str(error))
+    return PageText(page, text, "ocr", "tesseract", confidence)
+
+
+def to_grey(image: Image.Image, max_pixels: int) -> Image.Image:
+    """Turn an image of any mode into what OCR reads best.
+
+    Args:
+        image: The image; is left as it is.
+        max_pixels: Larger images are scaled down to this many pixels.
+
+    Returns:
+        An 8-bit grey image ("L"), upright, transparency on white.
+    """
+    if image.format == "JPEG" and image.width * image.height > max_pixels:
+        image.draft("L", fitting_size(image.size, max_pixels))
+    image.load()
+    grey = _to_eight_bits(image)
+    # From the original: the conversion does not keep what the camera noted.
+    orientation = image.getexif().get(0x0112, 1)
+    if orientation in _TRANSPOSE:
+        grey = grey.transpose(_TRANSPOSE[orientation])
+    size = fitting_size(grey.size, max_pixels)
+    if size != grey.size:
+        grey = grey.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    return grey
+
+
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Any mode to "L"."""
+    if image.mode == "L" and "transparency" not in image.info:
+        return image.copy()
+    if image.mode.startswith(("I", "F")):
+        values = image.convert("F")
+        low, high = _extrema(values)
+        scale = 255.0 / (high - low) if high > low else 0.0
+        # Scaled by what occurs: a 12-bit scan stored in 16 bits would be nearly black by its nominal range.
+        return values.point(lambda value: value * scale + (-low * scale)).convert("L")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("L")
+    return image.convert("L")
+
+
+def fitting_size(size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
+    """Return the size scaled down, if need be, to at most `max_pixels` and sides that Tesseract accepts."""
+    width, height = size
+    scale = min(1.0, math.sqrt(max_pixels / (width * height)), MAX_SIDE / max(size))
+    return (width, height) if scale == 1.0 else (max(1, int(width * scale)), max(1, int(height * scale)))
+
+
+def is_uniform(grey: Image.Image) -> bool:
+    """Whether an 8-bit grey image has one shade only, so that there is nothing to read."""
+    low, high = _extrema(grey)
+    return low == high
+
+
+def _extrema(image: Image.Image) -> tuple[float, float]:
+    """The darkest and the lightest value of an image with one channel."""
+    return cast("tuple[float, float]", image.getextrema())
+
+
+def _stated_dpi(image: Image.Image) -> int | None:
+    """The resolution that the file states, where it is credible."""
+    try:
+        dpi = round(float(image.info["dpi"][0]))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return dpi if dpi in PLAUSIBLE_DPI else None
+
+
+def _failed(page: int, error: str) -> PageText:
+    return PageText(page, "", "none", "pillow", error=stable_text(error))

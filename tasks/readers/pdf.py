@@ -1,0 +1,249 @@
+"""Text from PDFs, page by page: the text layer where it says what the page shows, OCR of the rendered page where not.
+
+PDFium reads first, since it is fast and forgiving; pypdf is the second opinion on documents that PDFium cannot open,
+and on pages of small ones whose layer it cannot make sense of. Each page is routed by itself
+(`tasks.readers.routing`), because scans with a few typed pages, and the reverse, are common; and nothing depends on
+the pages before, so that pages of one document can be read by several processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from ctypes import c_ushort, string_at
+from typing import TYPE_CHECKING
+
+import pypdfium2 as pdfium
+import pypdfium2.raw as pdfium_c
+
+from tasks.readers.decode import clean
+from tasks.readers.legibility import count_legible
+from tasks.readers.ocr import OcrError, OcrUnavailable, ocr_image
+from tasks.readers.pypdf_reader import (
+    SecondOpinion,
+    extract_with_pypdf,
+    is_sound,
+    note_page_limit,
+    tidy_title,
+    wanted_pages,
+)
+from tasks.readers.reading_order import text_in_column_order
+from tasks.readers.records import ExtractOptions, PageText
+from tasks.readers.routing import Routing, route_page
+from tasks.readers.text_merge import agree, merge_lines
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_POINTS_PER_INCH = 72
+_TO_CLEAN = bytes(code for code in range(32) if code not in b"\t\n\f") + b"\x7f"
+
+
+def extract_pdf(
+    data: bytes,
+    options: ExtractOptions,
+    passwords: Sequence[str] = (),
+    pages: Sequence[int] | None = None,
+    ocr_pages: int | None = None,
+) -> Generator[PageText, None, str | None]:
+    """Read a PDF.
+
+    Args:
+        data: The file.
+        options: OCR options and the page limit.
+        passwords: Tried in turn, after the empty one, if the document is encrypted.
+        pages: Only these pages (from 1); None for all.
+        ocr_pages: After so many pages read by OCR, a further page that needs it is not read but yielded at once with
+            the method "deferred"; None for no limit.
+
+    Yields:
+        One record for each page, in order. A page that cannot be read has an `error`; the others go on.
+
+    Returns:
+        The title that the document's metadata states, or None.
+
+    Raises:
+        ExtractionProblem: The document needs a password ("encrypted"), cannot be opened ("corrupt"), or has
+            only images while OCR is missing ("no_ocr_engine").
+    """
+    document = _open(data, passwords)
+    if document is None:
+        # PDFium's message is left out: it sets no error code in some cases, and the message then tells of the
+        # document before this one.
+        return (yield from extract_with_pypdf(data, options, "PDFium: cannot open it", passwords, pages))
+    with closing(document):
+        n_pages = len(document)
+        if n_pages == 0:
+            return (yield from extract_with_pypdf(data, options, "PDFium: no page found", passwords, pages))
+        if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
+            document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
+        title = _title(document)
+        second = SecondOpinion(data, passwords)
+        any_text = False
+        n_read_by_ocr = 0
+        ocr_missing: OcrUnavailable | None = None
+        for index in wanted_pages(n_pages, options, pages):
+            may_read = ocr_pages is None or n_read_by_ocr < ocr_pages
+            try:
+                page, used_ocr = _read_page(document, index, options, may_read, second)
+            except OcrUnavailable as error:
+                ocr_missing = error
+                page = PageText(index + 1, "", "none", "pypdfium2", error=str(error), error_code=error.code)
+                used_ocr = False
+            n_read_by_ocr += used_ocr
+            any_text = any_text or page.method == "deferred" or bool(page.text.strip())
+            yield page
+        yield from note_page_limit(n_pages, options, pages, "pypdfium2")
+    if ocr_missing and not any_text:
+        raise ocr_missing
+    return title
+
+
+def _title(document: pdfium.PdfDocument) -> str | None:
+    """The title that the metadata states; None where it is no text."""
+    try:
+        return tidy_title(document.get_metadata_value("Title"))
+    except UnicodeDecodeError:  # Half of a pair of surrogates.
+        return None
+
+
+def _open(data: bytes, passwords: Sequence[str]) -> pdfium.PdfDocument | None:
+    """The document; None if PDFium cannot open it, with any of the passwords where it is encrypted."""
+    for password in (None, *(passwords if b"/Encrypt" in data else ())):
+        try:
+            return pdfium.PdfDocument(data, password=password)
+        except pdfium.PdfiumError:
+            continue
+    return None
+
+
+def _read_page(
+    document: pdfium.PdfDocument, index: int, options: ExtractOptions, may_read: bool, second: SecondOpinion
+) -> tuple[PageText, bool]:
+    """One page by its text layer or by OCR, and whether OCR was called on."""
+    number = index + 1
+    try:
+        page = document[index]
+    except pdfium.PdfiumError as error:
+        return PageText(number, "", "none", "pypdfium2", error=f"page cannot be loaded: {error}"), False
+    with closing(page):
+        try:
+            text, routing = _read_layer(page)
+        except pdfium.PdfiumError as error:
+            return PageText(number, "", "none", "pypdfium2", error=f"text layer cannot be read: {error}"), False
+        layer = _layer_record(number, _clean(text), routing)
+        if routing.route in ("picture", "better"):
+            other = second.text(index)
+            if is_sound(other):
+                layer = PageText(number, other, "text", "pypdf")
+                if routing.route == "better":
+                    return layer, False
+        if not options.ocr or routing.route in ("layer", "hidden layer"):
+            return layer, False
+        if not may_read:
+            return dataclasses.replace(layer, method="deferred"), False
+        return _read_by_ocr(page, layer, text, routing, options), True
+
+
+def _read_layer(page: pdfium.PdfPage) -> tuple[str, Routing]:
+    """The text layer of a page, without PDFium's marks but not yet cleaned, and which way the page goes."""
+    with closing(page.get_textpage()) as layer:
+        n_characters = layer.count_chars()
+        text = _text(layer, n_characters)
+        text = text_in_column_order(page, layer, text, n_characters)
+        # PDFium puts U+FFFE (in other calls U+0002) where it joined a word that a hyphen divides at a line end. Whether
+        # the hyphen belongs to the word is for those to say who see the whole document.
+        text = text.replace("\ufffe", "-\n").replace("\u0002", "-\n")
+        return text, route_page(page, layer, text, n_characters)
+
+
+def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:
+    """All text of a page, as `get_text_range` gives it, but without a buffer type and a recursion for each page.
+
+    Not `get_text_bounded`: that one drops the line break after a superscript and so glues two words together.
+    """
+    # Characters that PDFium leaves out of the text; a range must not end on one, or it reads beyond it.
+    first, last = 0, n_characters - 1
+    while first <= last and pdfium_c.FPDFText_GetTextIndexFromCharIndex(layer, first) < 0:
+        first += 1
+    while first <= last and (end := pdfium_c.FPDFText_GetTextIndexFromCharIndex(layer, last)) < 0:
+        last -= 1
+    if first > last:
+        return ""
+    # Sizes are powers of two, because each size is a type that ctypes has to make. With the zero at the end.
+    buffer = (c_ushort * (1 << (end + 2).bit_length()))()
+    n_written = pdfium_c.FPDFText_GetText(layer, first, last - first + 1, buffer)
+    return string_at(buffer, 2 * max(0, n_written - 1)).decode("utf-16-le", "surrogatepass")
+
+
+def _clean(text: str) -> str:
+    """The same as `clean`, which need not be asked where a glance at the bytes shows nothing to clean.
+
+    Pages come a thousand in a second, and looking for what they hardly ever have is a notable part of that.
+    """
+    text = text.replace("\r\n", "\n")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        return clean(text)
+    return text if len(encoded.translate(None, _TO_CLEAN)) == len(encoded) else clean(text)
+
+
+def _layer_record(number: int, text: str, routing: Routing) -> PageText:
+    return PageText(number, text, "text" if text.strip() else "none", routing.engine)
+
+
+def _read_by_ocr(
+    page: pdfium.PdfPage, layer: PageText, raw_text: str, routing: Routing, options: ExtractOptions
+) -> PageText:
+    """Render a page and read the picture; the layer stays where it says more or OCR cannot be had."""
+    try:
+        read = _ocr_rendered(page, options)
+    except OcrUnavailable as error:
+        if not layer.text.strip():
+            raise
+        return dataclasses.replace(layer, error=str(error), error_code=error.code)
+    except (OcrError, pdfium.PdfiumError, ValueError) as error:
+        return dataclasses.replace(layer, error=f"page cannot be read by OCR: {error}")
+    if read is None:  # It shows nothing.
+        if routing.route == "picture or hidden layer":
+            return PageText(layer.page, "", "none", "pypdfium2")
+        return layer
+    text, confidence = read
+    if not text.strip() and routing.route == "picture":
+        return layer  # Nothing, or what the second opinion made of it.
+    by_ocr = PageText(layer.page, text, "ocr", "tesseract", confidence)
+    if routing.route == "both":
+        return _merged(layer, by_ocr)
+    if routing.route == "picture or hidden layer":
+        return layer if agree(layer.text, text) else by_ocr
+    if routing.route == "better" and count_legible(text) * (confidence or 0.0) <= count_legible(raw_text):
+        return layer
+    return by_ocr
+
+
+def _merged(layer: PageText, by_ocr: PageText) -> PageText:
+    """A typed layer and the reading of the scan below it as one page."""
+    if not by_ocr.text.strip():
+        return layer
+    text = merge_lines(layer.text, by_ocr.text)
+    return PageText(layer.page, text, "both", f"{layer.engine} + {by_ocr.engine}", by_ocr.confidence)
+
+
+def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, float | None] | None:
+    """Text and confidence of a rendered page; None if it is blank."""
+    from tasks.readers.image import fitting_size, is_uniform  # only here: most PDFs need no pictures
+
+    width, height = page.get_size()
+    scale = options.ocr_dpi / _POINTS_PER_INCH
+    pixels = (max(1, math.ceil(width * scale)), max(1, math.ceil(height * scale)))
+    fitting = fitting_size(pixels, options.ocr_max_pixels)
+    scale *= min(fitting[0] / pixels[0], fitting[1] / pixels[1])
+    # The image shares the bitmap's memory, so the bitmap must outlive it.
+    with closing(page.render(scale=scale, grayscale=True)) as bitmap:
+        picture: Image.Image = bitmap.to_pil()
+        if is_uniform(picture):
+            return None
+        return ocr_image(picture, options, dpi=max(70, round(scale * _POINTS_PER_INCH)))

@@ -1,0 +1,270 @@
+"""Records that travel between the extraction processes and the tables: one page, one document, the options.
+
+Plain dataclasses that turn into JSON and back, because they cross a pipe and are the rows of a table. What
+may change a result (`ExtractOptions`) is kept apart from what may only stop one (`Limits`): the first belongs
+to a result's identity, the second does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from tasks.core.option import option
+
+TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
+BELL = "SHEEPFOLD_BELL"  # names the descriptor by which a worker tells that a document is done
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+Status = Literal["ok", "rejected", "failed", "skipped"]
+Kind = Literal["pdf", "image", "code", "text", "archive", "table", ""]
+Method = Literal["text", "ocr", "both", "none", "deferred"]
+ReasonCode = Literal[
+    "",
+    "empty",
+    "unsupported",
+    "encrypted",
+    "no_text",
+    "timeout",
+    "memory",
+    "crashed",
+    "no_ocr_engine",
+    "changed",
+    "too_large",
+    "unreadable",
+    "corrupt",
+    "too_many",
+    "too_deep",
+    "unsafe_path",
+    "no_column",
+    "forgotten",
+]
+
+LEAST_MEMORY_BYTES = 16 * 1024**2  # With less, not even a small PDF can be opened.
+
+
+@dataclass(frozen=True, slots=True)
+class PageText:
+    """The text of one page, and how it was come by.
+
+    Attributes:
+        page: Number of the page, from 1. A frame of a TIFF is a page; code and text have one.
+        text: The text; lines end in a line feed. Empty for a blank page.
+        method: "text" from a text layer or a decoder, "ocr" from an image, "both" where each gave a part,
+            "none" where there was nothing to read; "deferred" for a page that another job is to read by OCR.
+        engine: What read it: "pypdfium2", "pypdf", "tesseract", "pillow" (an image that OCR did not see)
+            or "decoder".
+        confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None where there is none.
+        error: What went wrong on this page; None if nothing did. A page may have both a text and an error.
+        error_code: Set where the page was lost to something that may go differently another time: a deadline, the
+            memory limit, a missing OCR engine. It ends up in the document's `reason_code`.
+    """
+
+    page: int
+    text: str
+    method: Method
+    engine: str
+    confidence: float | None = None
+    error: str | None = None
+    error_code: ReasonCode = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-able values."""
+        return {name: getattr(self, name) for name in _PAGE_FIELDS}  # asdict takes ten times as long
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PageText:
+        """Return the record that `to_dict` wrote."""
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class Extraction:
+    """What became of one document.
+
+    Attributes:
+        status: "ok": there is text; "skipped": not looked into; "rejected": looked into and refused;
+            "failed": an error, a deadline or a limit, which may go differently another time.
+        reason: Why, for people; empty when ok.
+        reason_code: Why, for programs; empty when ok.
+        kind: "pdf", "image", "code", "text", or a container: "archive", "table"; empty when it is none of these.
+        media_type: For example "application/pdf".
+        title: The title that the document itself states, if it does.
+        programming_language: Name of the language for code, else None.
+        encoding: Encoding of code and text, else None.
+        encoding_confidence: 0 to 1; 1 where a byte-order mark or strict UTF-8 proves it.
+        pages: The pages in order, each number once.
+        locator: Place inside a container (a path in an archive, a row number in a table); empty for a file.
+        size: Bytes of a member of a container; 0 for a file, whose size the walk knows.
+        sha256: Digest of a member's bytes; empty for a file.
+        members: What became of the members of a container, in its order; not necessarily in memory.
+    """
+
+    status: Status
+    reason: str = ""
+    reason_code: ReasonCode = ""
+    kind: Kind = ""
+    media_type: str = "application/octet-stream"
+    title: str | None = None
+    programming_language: str | None = None
+    encoding: str | None = None
+    encoding_confidence: float | None = None
+    pages: list[PageText] = field(default_factory=list)
+    locator: str = ""
+    size: int = 0
+    sha256: str = ""
+    members: Sequence[Extraction] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-able values."""
+        return {**self.to_dict_alone(), "members": [member.to_dict() for member in self.members]}
+
+    def to_dict_alone(self) -> dict[str, Any]:
+        """Return the record without its members."""
+        values = {name: getattr(self, name) for name in _EXTRACTION_FIELDS}
+        values["pages"] = [page.to_dict() for page in self.pages]
+        values["members"] = []
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Extraction:
+        """Return the record that `to_dict` wrote."""
+        pages = [PageText.from_dict(page) for page in values.get("pages", [])]
+        members = [cls.from_dict(member) for member in values.get("members", [])]
+        return cls(**{**values, "pages": pages, "members": members})
+
+
+_PAGE_FIELDS = tuple(item.name for item in fields(PageText))
+_EXTRACTION_FIELDS = tuple(item.name for item in fields(Extraction))
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStarted:
+    """Announces the next member of a container, so that a member that kills its process can be named.
+
+    Attributes:
+        locator: Its place inside the container.
+    """
+
+    locator: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractOptions:
+    """Options that change what is extracted; part of a result's identity."""
+
+    ocr: bool = option(True, "Read pages and images without a text layer by OCR.")
+    ocr_languages: str = option("eng", 'Language codes of Tesseract, joined by "+", such as eng+deu.')
+    ocr_dpi: int = option(300, "Resolution at which PDF pages are rendered for OCR, in dots per inch.", ge=1)
+    ocr_page_segmentation: int = option(
+        3, "Page segmentation mode of Tesseract; 3 detects columns and blocks.", ge=0, le=13
+    )
+    ocr_max_pixels: int = option(40_000_000, "Scale larger pages and images down to this many pixels for OCR.", ge=1)
+    max_file_bytes: int = option(256 * 1024**2, "Refuse larger files.", ge=1)
+    max_pages: int = option(5000, "Read at most this many pages of a document; its last page record says so.", ge=1)
+    archive_depth: int = option(3, "Levels of nested archives; refuse members of deeper ones.", ge=1)
+    archive_max_members: int = option(
+        100_000, "Read at most this many members of an archive or rows of a table; a row says so.", ge=1
+    )
+    archive_max_bytes: int = option(1024**3, "Bytes that all members of one file may unpack to.", ge=1)
+    table_columns: str = option(
+        "text,content,body", "Columns that hold documents in Parquet and JSON Lines, in order of preference."
+    )
+    sqlite_query: str = option("", "Query whose rows are the documents of a SQLite file; empty skips such files.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-able values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ExtractOptions:
+        """Return the record that `to_dict` wrote."""
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits at which an extraction is killed; no part of a result's identity."""
+
+    page_seconds: float = option(
+        60.0,
+        "Longest time between two pages of a document. A page that takes longer, or ends its process, is lost; after "
+        "50 lost pages or members the rest of the file is not read.",
+        gt=0,
+    )
+    document_seconds: float = option(1800.0, "Longest time for a document or a member of a container.", gt=0)
+    memory_bytes: int = option(
+        2 * 1024**3,
+        "Memory that a worker process, and each OCR child, may add to what it has at its start.",
+        ge=LEAST_MEMORY_BYTES,
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-able values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Limits:
+        """Return the record that `to_dict` wrote."""
+        return cls(**values)
+
+
+def judge_pages(outcome: Extraction, ocr: bool) -> None:
+    """Set status and reason of a document by its pages: is there text, and if not, why.
+
+    Args:
+        outcome: The document; its `kind` and `pages` are read.
+        ocr: Whether OCR was allowed.
+    """
+    outcome.status, outcome.reason_code, outcome.reason = "ok", "", ""
+    lost = next((page for page in outcome.pages if page.error_code), None)
+    if any(page.text.strip() for page in outcome.pages):
+        if lost:
+            # A document that is there but for a page stays one; what it lacks is told all the same.
+            outcome.reason_code, outcome.reason = lost.error_code, _name_page(lost)
+        return
+    # A page that stands for those beyond a limit is neither a page nor damaged.
+    pages = [page for page in outcome.pages if page.error_code != "too_many"]
+    failed = [page for page in pages if page.error]
+    n_pages = len(pages)
+    if failed:
+        outcome.status, outcome.reason_code = "failed", lost.error_code if lost else "corrupt"
+        first = f"page {failed[0].page}: {failed[0].error}"
+        outcome.reason = f"no text; {len(failed)} of {n_pages} pages failed, first {first}"
+        return
+    outcome.status, outcome.reason_code = "rejected", "no_text"
+    outcome.reason = f"no text on any of {n_pages} pages" if n_pages > 1 else "no text"
+    if n_pages < len(outcome.pages):
+        outcome.reason += f"; {outcome.pages[-1].error}"
+    if outcome.kind in ("pdf", "image") and not ocr:
+        outcome.reason += "; OCR is switched off"
+
+
+def _name_page(page: PageText) -> str:
+    """The error of a page, with its number unless it names it itself."""
+    error = page.error or page.error_code
+    return error if f"page {page.page}" in error else f"page {page.page}: {error}"
+
+
+def stable_text(message: str) -> str:
+    """A library's message without addresses of objects: the same file must have the same row each time."""
+    return _ADDRESS.sub("", message)
+
+
+class ExtractionProblem(Exception):
+    """Raised by an extractor that cannot deliver a document; carries the outcome that is recorded for it.
+
+    Args:
+        status: "rejected", "failed" or "skipped".
+        code: Why, for programs.
+        reason: Why, for people.
+    """
+
+    def __init__(self, status: Status, code: ReasonCode, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.code = code
+        self.reason = stable_text(reason)

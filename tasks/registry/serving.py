@@ -1,0 +1,125 @@
+"""The served model: the script that MLflow stores with a model version and runs when it is loaded.
+
+It imports nothing of Sheepfold. The code the model was trained with lies inside the version, and is loaded under a
+name of its own, so that two versions with different code live side by side in one process.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlflow
+from mlflow.exceptions import MlflowException
+
+DETAILS = "details"  # the parameter that is no setting of generation
+PROMPT_COLUMN = "prompt"
+
+
+def load_code(folder: Path) -> ModuleType:
+    """Load the package in `folder` under a name that is its content's digest."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    name = f"sheepfold_code_{digest.hexdigest()[:16]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{folder} holds no Python package: this model version is incomplete")
+        package = importlib.util.module_from_spec(spec)
+        sys.modules[name] = package
+        spec.loader.exec_module(package)
+    return sys.modules[name]
+
+
+def prompts_of(model_input: Any) -> list[str]:
+    """The prompts in what MLflow hands over: a table, a list, or one string.
+
+    A table's prompts are in its column `prompt`, or else in its first one.
+    """
+    if isinstance(model_input, str):
+        return [model_input]
+    if hasattr(model_input, "iloc"):
+        named = PROMPT_COLUMN in model_input.columns
+        model_input = (model_input[PROMPT_COLUMN] if named else model_input.iloc[:, 0]).tolist()
+    for place, value in enumerate(model_input, 1):
+        if not isinstance(value, str):
+            raise ValueError(f"prompt {place} is {value!r}, expected a text")
+    return list(model_input)
+
+
+def settings_of(params: dict[str, Any] | None) -> dict[str, Any]:
+    """Settings of generation from the parameters of a request.
+
+    Raises:
+        ValueError: for a bias that is no JSON object.
+    """
+    settings = {name: value for name, value in (params or {}).items() if value is not None}
+    settings.pop(DETAILS, None)
+    bias = settings.pop("logit_bias", None) or "{}"
+    try:
+        settings["logit_bias"] = json.loads(bias) if isinstance(bias, str) else bias
+    except ValueError as error:
+        raise ValueError(
+            f'logit_bias is {bias!r}, expected a JSON object of token ids and numbers such as {{"17": -100}} ({error})'
+        ) from error
+    return settings
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Tell what cannot be asked for as MLflow tells it: in a sentence, over HTTP with status 400."""
+    try:
+        yield
+    except ValueError as error:
+        raise MlflowException.invalid_parameter_value(str(error)) from error
+
+
+# MLflow warns, past all filters, of the missing type hints, which are left out on purpose (see `predict`).
+_show_warning, warnings.showwarning = warnings.showwarning, lambda *_, **__: None
+
+
+class SheepfoldModel(mlflow.pyfunc.PythonModel):
+    """Continues prompts. `predict(["Once"], params={"max_new_tokens": 20})` returns one text per prompt.
+
+    With `n_samples` above 1 it returns so many texts for each prompt, those of the first prompt first; with `details`
+    a dictionary for each, which holds the finish reason, the ids and their log-probabilities beside the text.
+    """
+
+    def load_context(self, context):  # type: ignore[no-untyped-def]
+        folder = Path(context.artifacts["bundle"])
+        package = load_code(folder / "code").__name__
+        network = importlib.import_module(f"{package}.model")
+        self.bundle = importlib.import_module(f"{package}.tasks.training.bundle").Bundle(folder, network=network)
+
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+        """Continue each prompt; no type hints, because MLflow would drop the parameters' schema for them."""
+        with refusals():
+            found = self.bundle.complete(prompts_of(model_input), **settings_of(params))
+        if (params or {}).get(DETAILS):
+            return [dataclasses.asdict(item) for item in found]
+        return [item.text for item in found]
+
+    def predict_stream(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+        """Continue one prompt, piece by piece."""
+        with refusals():
+            prompts = prompts_of(model_input)
+            if len(prompts) != 1:
+                raise ValueError(f"{len(prompts)} prompts are to be streamed, expected one; predict takes several")
+            for piece in self.bundle.stream(prompts[0], **settings_of(params)):
+                if isinstance(piece, str):
+                    yield piece
+
+
+warnings.showwarning = _show_warning
+mlflow.models.set_model(SheepfoldModel())

@@ -1,0 +1,1 @@
+"""Pages: corpus, dataset, training, evaluation and model, and the frame, charts and wording that they share."""

@@ -1,0 +1,364 @@
+"""Resolve the sources of a corpus from their addresses, and list and hash the files behind them.
+
+A source is written as
+
+    docs                                     a folder or a file; relative paths count from the base
+    docs/**/*.pdf                            files of a folder, `*` and `?` stand for parts of a name, `**` for folders
+    file:///srv/docs                         the same as /srv/docs; %20 stands for a space
+    git+/srv/project@v1.2                    a git repository at a branch, tag or commit; without @, where its HEAD is
+    git+https://host/project.git@main#subdir=docs      the same from a server (http, https, ssh, git, file), one folder
+    /srv/project.git                         a bare repository, at its HEAD
+    s3://bucket/prefix                       objects of a bucket; also s3://bucket/docs/*.pdf; %23 stands for #
+    s3://bucket/prefix?endpoint_override=host:9000&scheme=http      with the options that pyarrow knows
+    documents:corpus                         any of these, where the rows of Parquet and JSON Lines are the documents
+
+Credentials come from the environment, git's credential helpers or ssh's agent, never from an address: addresses are
+stored with deployments and rows. A branch or a prefix is followed: each listing sees it as it is then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from storage.errors import UserError
+from tasks.core.option import STRICT, option
+from tasks.sources.documents import SCHEME, DocumentsSource
+from tasks.sources.git import GitSource
+from tasks.sources.hashing import HashMemo, digest_files
+from tasks.sources.ignore import Patterns, split_patterns
+from tasks.sources.objects import ObjectSource
+from tasks.sources.walk import Filters, FolderRoot, Root, Walk, WalkedFile, walk_roots
+
+HASHING_THREADS = 2
+
+_WILDCARDS = frozenset("*?[")
+_GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
+_SSH = frozenset({"ssh", "git+ssh"})  # whose addresses name a user, without a password
+_PASSWORD = re.compile(r"([^/:@\s]+:)[^/@\s]+@")  # of an address whose scheme was forgotten
+
+
+@pydantic_dataclass(frozen=True, config=STRICT)
+class WalkSettings:
+    """Selection of files within the sources. A file that is itself named as a source is always selected."""
+
+    include: str = option(
+        "",
+        "Patterns of the files to read, as in a .gitignore, one per line or separated by commas, matched from "
+        "each source's top; empty reads every file.",
+    )
+    exclude: str = option("", "Patterns of files and folders to leave out, written alike.")
+    respect_gitignore: bool = option(
+        True,
+        "Leave out what the .gitignore files of a git work tree name, tracked files included; .git/info/exclude "
+        "and files above the source do not count.",
+    )
+
+    def filters(self) -> Filters:
+        """Return the settings with compiled patterns.
+
+        Raises:
+            UserError: A pattern is malformed.
+        """
+        return Filters(_patterns("include", self.include), _patterns("exclude", self.exclude), self.respect_gitignore)
+
+
+class Source(Protocol):
+    """Something that holds documents. Its text is its canonical address, which resolves to an equal source."""
+
+    def root(self, cache: Path) -> Root:
+        """Return what is walked; fetch a repository first.
+
+        Args:
+            cache: Folder for what is fetched.
+
+        Raises:
+            UserError: It cannot be had.
+        """
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A folder or a file of this machine.
+
+    Attributes:
+        path: Where it is, absolute.
+        include: Patterns for the files in it; they stand for the wildcards of the address.
+    """
+
+    path: Path
+    include: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.path) + (self.include[0] if self.include else "")
+
+    def root(self, cache: Path) -> FolderRoot:
+        """Return what is walked.
+
+        Raises:
+            UserError: It does not exist any more.
+        """
+        if not os.path.lexists(self.path):
+            raise UserError(f"source {str(self.path)!r} does not exist: name a folder or a file with documents")
+        return FolderRoot(self.path, include=Patterns(self.include) if self.include else None)
+
+
+def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[Source]:
+    """Resolve the addresses of sources; see the head of this module.
+
+    Args:
+        sources: Their strings; one may hold several on lines of their own.
+        base: Where relative paths begin; by default the current folder.
+
+    Returns:
+        Each source once, in the order given.
+
+    Raises:
+        UserError: There is none, one is malformed, or a path does not exist. Servers are not asked.
+    """
+    lines = [line.strip() for source in sources for line in source.splitlines() if line.strip()]
+    if not lines:
+        raise UserError("no source given: name at least one folder or file with documents")
+    start = (base or Path.cwd()).expanduser().resolve()
+    return list({str(found): found for found in (_resolve(line, start) for line in lines)}.values())
+
+
+@dataclass(frozen=True)
+class Walked:
+    """Files of the sources, with the digests of their contents.
+
+    Attributes:
+        files: One row per path, sorted by path.
+        digests: For each row the sha256 of its bytes or its `pending_digest`, which equals no known content; the error
+            that kept it from being read; None for rows with a status.
+        locations: Where each content lies, by sha256; pending ones are not in it.
+        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
+        n_pending: Objects of buckets that were not fetched.
+    """
+
+    files: list[WalkedFile]
+    digests: list[str | OSError | None]
+    locations: dict[str, str]
+    n_ignored: int
+    n_pending: int
+
+
+def walk_sources(
+    sources: Iterable[Source],
+    settings: WalkSettings,
+    max_file_bytes: int,
+    cache: Path,
+    memo: HashMemo,
+    exclude: Sequence[Path] = (),
+    fetch: bool = True,
+) -> Walked:
+    """List the files of all sources and hash those that changed.
+
+    Args:
+        sources: In any order.
+        settings: Which files are wanted.
+        max_file_bytes: Larger files are rejected by their size, neither fetched nor hashed; corpora are not.
+        cache: Folder for what is fetched.
+        memo: Digests of earlier runs; updated.
+        exclude: Folders that are passed over without a row.
+        fetch: Copy objects of buckets. Without it their listing is all that is asked for; an object that has no current
+            copy in the cache counts as new content. Repositories are fetched in any case: nothing else lists them.
+
+    Raises:
+        UserError: A source cannot be had, or a pattern is malformed.
+    """
+    filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
+    walk = list_sources(sources, filters, cache, exclude)
+    digests = digest_files(walk.files, memo, HASHING_THREADS)
+    found = list(zip(walk.files, digests, strict=True))
+    locations = {sha256: file.location for file, sha256 in found if isinstance(sha256, str) and not file.pending_digest}
+    n_pending = sum(bool(file.pending_digest) for file in walk.files)
+    return Walked(walk.files, digests, locations, walk.n_ignored, n_pending)
+
+
+def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
+    """Fetch remote sources and list the files of all.
+
+    Args:
+        sources: In any order.
+        filters: Which files are wanted.
+        cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
+            earlier listings fetched and nobody needs any more is removed.
+        exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
+
+    Returns:
+        The rows, and how many paths were left out.
+
+    Raises:
+        UserError: A source cannot be had.
+    """
+    ordered = sorted(_merged(sources), key=_order)
+    roots = [source.root(cache) for source in ordered]
+    for source in ordered:
+        files = source.files if isinstance(source, DocumentsSource) else source
+        if isinstance(files, GitSource):  # only now: the commits of one repository may be several sources
+            files.tidy(cache)
+    return walk_roots(roots, exclude, filters)
+
+
+def _merged(sources: Iterable[Source]) -> list[Source]:
+    """The sources with several patterns for one folder joined: a file is wanted if any of them names it."""
+    merged: dict[str, Source] = {}
+    for source in sources:
+        key = str(source.path) if isinstance(source, FolderSource) else str(source)
+        other = merged.get(key)
+        if isinstance(source, FolderSource) and isinstance(other, FolderSource):
+            both = source.include and other.include
+            merged[key] = FolderSource(source.path, tuple(sorted({*source.include, *other.include})) if both else ())
+        else:
+            merged[key] = source
+    return list(merged.values())
+
+
+def _order(source: Source) -> tuple[int, tuple[str, ...]]:
+    """Folders first and those above before those within, whatever the order given; corpora before all."""
+    if isinstance(source, DocumentsSource):  # the first has a file that several have
+        return -1, (str(source),)
+    if isinstance(source, FolderSource):
+        return 0, source.path.parts
+    return 1, (str(source),)
+
+
+def _resolve(text: str, base: Path) -> Source:
+    if text.startswith(SCHEME):
+        return DocumentsSource(_resolve(text.removeprefix(SCHEME).strip(), base))
+    _refuse_credentials(text)
+    if text.startswith("git+"):
+        return _git_source(text.removeprefix("git+"), base)
+    scheme, has_scheme, _ = text.partition("://")
+    if not has_scheme or "/" in scheme:
+        return _local_source(text, base)
+    if scheme == "s3":
+        return _object_source(text)
+    if scheme == "file":
+        return _local_source(_file_path(text), base)
+    if scheme in _GIT_SCHEMES:
+        raise UserError(f"source {text!r}: write git+{text} for a git repository; web pages are not read")
+    raise UserError(f"source {text!r}: {scheme}:// is not known; known are paths, file://, git+... and s3://")
+
+
+def _refuse_credentials(text: str) -> None:
+    """Raise for an address that holds a password, before it is logged or stored."""
+    scheme, has_scheme, rest = text.partition("://")
+    if not has_scheme or "/" in scheme:
+        return
+    user, at, host = re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")
+    port = host.rpartition(":")[2] if ":" in host and not host.endswith("]") else ""  # of a [::1], nothing
+    cut = bool(port.strip("0123456789"))  # a slash in a password ended what looks like the host
+    if cut or (at and (":" in user or scheme not in _SSH)):
+        shown = "" if cut else host
+        raise UserError(
+            f"source {scheme}://...@{shown}: the address holds credentials, which would be stored with every row; "
+            "leave them to git's credential helper, to ssh, or to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+
+
+def _shown(text: str) -> str:
+    return _PASSWORD.sub(r"\1***@", text)
+
+
+def _file_path(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        raise UserError(f"source {text!r}: write file:///absolute/path, with %3F for ? and %23 for #")
+    return unquote(parts.path, errors="surrogateescape")
+
+
+def _local_source(text: str, base: Path) -> Source:
+    path = base / Path(text).expanduser()
+    if not os.path.lexists(path):  # A name with a star in it that exists means itself.
+        folder, pattern = _split_wildcards(str(path))
+        if pattern and Path(folder).is_dir():
+            _check_pattern("source", text, pattern)
+            return FolderSource(Path(folder).resolve(), (pattern,))
+        repository, at, revision = str(path).rpartition("@")
+        if at and _is_bare(Path(repository)):
+            return GitSource(str(Path(repository).resolve()), revision)
+        missing = _shown(folder if pattern else text)
+        raise UserError(f"source {missing!r} does not exist (looked in {base}): name a folder or a file with documents")
+    try:
+        path = path.resolve(strict=True)  # It may be a link: somebody named it on purpose.
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"source {text!r} is a link that leads nowhere: {error}") from None
+    return GitSource(str(path)) if _is_bare(path) else FolderSource(path)
+
+
+def _is_bare(path: Path) -> bool:
+    return path.name.endswith(".git") and (path / "HEAD").is_file() and (path / "objects").is_dir()
+
+
+def _split_wildcards(path: str) -> tuple[str, str]:
+    """The folder before the first wildcard, and the rest as a pattern tied to it; "" where there is none."""
+    parts = path.split("/")
+    for number, part in enumerate(parts):
+        if _WILDCARDS & set(part):
+            return "/".join(parts[:number]) or "/", "/" + "/".join(parts[number:])
+    return path, ""
+
+
+def _git_source(text: str, base: Path) -> GitSource:
+    """A repository; `text` is what follows `git+`."""
+    text, _, subdir = text.partition("#subdir=")
+    scheme, has_scheme, rest = text.partition("://")
+    if has_scheme and "/" not in scheme:
+        host, slash, path = rest.partition("/")
+        if scheme not in _GIT_SCHEMES or not slash or (not host and scheme != "file") or host.startswith("-"):
+            raise UserError(
+                f"source 'git+{scheme}://...': write git+https://host/path, git+ssh://host/path or git+/path"
+            )
+        repository, _, revision = path.rpartition("@") if "@" in path else (path, "", "HEAD")
+        if scheme == "file":
+            address = str(Path(unquote(f"/{repository}", errors="surrogateescape")))
+            return GitSource(_repository(address, text, base), revision, subdir.strip("/"))
+        return GitSource(f"{scheme}://{host}/{repository}", revision, subdir.strip("/"))
+    whole = base / Path(text).expanduser()
+    path, at, revision = text.rpartition("@")
+    if at and not whole.exists():
+        return GitSource(_repository(path, text, base), revision, subdir.strip("/"))
+    return GitSource(_repository(text, text, base), "HEAD", subdir.strip("/"))
+
+
+def _repository(path: str, text: str, base: Path) -> str:
+    found = base / Path(path).expanduser()
+    if not found.is_dir():
+        raise UserError(
+            f"source 'git+{_shown(text)}': no repository at that path (looked in {base}; write git+PATH@REVISION or "
+            "git+ssh://host/path)"
+        )
+    if not ((found / ".git").exists() or (found / "HEAD").is_file()):
+        raise UserError(f"source 'git+{text}': {found} is no git repository; leave out git+ to read it as a folder")
+    return str(found.resolve())
+
+
+def _object_source(text: str) -> ObjectSource:
+    path, mark, query = text.partition("?")
+    prefix, pattern = _split_wildcards(path.rstrip("/"))
+    if pattern:
+        _check_pattern("source", text, pattern)
+    if any(part in (".", "..") for part in prefix.split("/")):
+        raise UserError(f"source {text!r}: a prefix holds no . or ..")
+    return ObjectSource(prefix.rstrip("/") + mark + query, (pattern,) if pattern else ())
+
+
+def _patterns(setting: str, text: str) -> Patterns | None:
+    lines = split_patterns(text)
+    for line in lines:
+        _check_pattern(setting, text, line)
+    return Patterns(lines) if lines else None
+
+
+def _check_pattern(where: str, text: str, pattern: str) -> None:
+    if not Patterns([pattern]):
+        raise UserError(f"{where} {text!r}: {pattern!r} is no pattern; is a ] or a character after \\ missing?")

@@ -1,0 +1,286 @@
+"""Personal data in a text: where e-mail and IP addresses, phone, bank account and card numbers, and secrets stand.
+
+Each kind is looked for only where a cheap sign of it occurs, and judged by what makes it valid (checksums, ranges,
+prefixes, the words before it), so that versions, dates, ISBNs and digests are left alone. Time is linear in the text:
+every repetition is bounded or of one class of characters.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tasks.text.measures.secrets import find_secrets
+
+KINDS = ("email", "ip", "phone", "iban", "card", "secret")
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A stretch of a text, in characters."""
+
+    start: int
+    length: int
+    kind: str
+
+    @property
+    def end(self) -> int:
+        """One beyond its last character."""
+        return self.start + self.length
+
+    def to_dict(self) -> dict[str, str | int]:
+        """As the table of measures holds it."""
+        return {"kind": self.kind, "start": self.start, "length": self.length}
+
+
+def find_pii(text: str, lowered: str | None = None, longest_word: int | None = None) -> list[Span]:
+    """Spans of personal data in order; none overlaps another.
+
+    Of overlapping spans the one that begins first counts, of those the longest.
+
+    Args:
+        lowered: the text in lower case, if it is at hand.
+        longest_word: characters of its longest word at most, if that is known.
+    """
+    lowered = text.lower() if lowered is None else lowered
+    spans = [*_emails(text), *_numbers(text), *_ipv6(text)]
+    spans += [Span(start, length, "secret") for start, length in find_secrets(text, lowered, longest_word)]
+    spans.sort(key=lambda span: (span.start, -span.length, span.kind))
+    kept: list[Span] = []
+    for span in spans:
+        if not kept or span.start >= kept[-1].end:
+            kept.append(span)
+    return kept
+
+
+# e-mail
+
+_LOCAL_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%+-'")
+_DOMAIN = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z]{2,24})(?![A-Za-z0-9-])(@?)")
+# `aes256-gcm@openssh.com` and its like are ciphers, `icon@2x.png` and the like are files
+_FILE_SUFFIXES = frozenset(
+    ("css", "dll", "gif", "htm", "html", "ico", "jpeg", "jpg", "js", "json", "md", "pdf", "png", "py", "so", "svg")
+)
+_RESERVED = re.compile(
+    r"(?:.*\.)?(?:example\.(?:com|org|net)|openssh\.com|example|test|invalid|localhost|local)", re.IGNORECASE
+)
+
+
+def _emails(text: str) -> Iterator[Span]:
+    at = text.find("@")
+    while at >= 0:
+        start = at
+        while start > 0 and at - start < 64 and text[start - 1] in _LOCAL_CHARS:
+            start -= 1
+        while start < at and text[start] in ".%+-'":
+            start += 1
+        # in TeX, `\\name@part` and `a@b@c.d` are names of macros
+        is_name = text[start - 1 : start] in ("\\", "@") or text[at - 1] == "."
+        domain = _DOMAIN.match(text, at + 1) if start < at and not is_name else None
+        if (
+            domain
+            and _is_mail_domain(domain)
+            and not _is_repository(text[start:at], text[domain.end() : domain.end() + 1])
+        ):
+            yield Span(start, domain.end(1) - start, "email")
+        at = text.find("@", at + 1)
+
+
+def _is_mail_domain(domain: re.Match[str]) -> bool:
+    return domain[1].lower() not in _FILE_SUFFIXES and not _RESERVED.fullmatch(domain[0]) and domain[2] != "@"
+
+
+def _is_repository(local: str, behind: str) -> bool:
+    """`git@host:path` is where a repository is."""
+    return local == "git" and behind in (":", "/")
+
+
+# numbers: one scan finds runs of digits and what stands between the digits of a number; each kind looks only there
+
+_RUN = re.compile(r"[0-9][0-9 \u00a0.()/+\-]{5,}")
+_IPV4 = re.compile(r"(?<![0-9A-Za-z_.\-])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Za-z_]|[.\-][0-9A-Za-z])")
+_IP_CONTEXT = re.compile(r"(?:\bip|address|host|server|client|ping|dns|peer|from|://|@)\W{0,4}$", re.IGNORECASE)
+_VERSION_CONTEXT = re.compile(
+    r"(?:\bv|versions?|release|\bver\.?|\brev\.?|revision|build|firmware|driver|section|chapter|clause|§|[A-Za-z0-9]/|"
+    r"\boid|identifier|==|>=|<=|~=)[\s:=('\"]{0,3}$",
+    re.IGNORECASE,
+)
+_CARD = re.compile(r"(?<![0-9A-Za-z.,\-+/])[0-9](?:[ \-]?[0-9]){12,18}(?![0-9A-Za-z]|[.,\-/][0-9])")
+_CARD_GROUPS = ((4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 3))
+_IBAN = re.compile(r"(?<![0-9A-Za-z])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![0-9A-Za-z])")
+_INTERNATIONAL = re.compile(
+    r"(?<![0-9A-Za-z+=*/.])\+[1-9][0-9]{0,2}(?:[ \u00a0.\-/()]{0,3}[0-9]){6,13}(?![0-9]|\.[0-9])"
+)
+_NORTH_AMERICAN = re.compile(
+    r"(?<![0-9A-Za-z.\-/+])(?:1[ .\-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}([.\-]))[2-9][0-9]{2}[.\-][0-9]{4}"
+    r"(?![0-9A-Za-z]|[.\-][0-9])"
+)
+_NATIONAL = re.compile(
+    r"(?<![0-9A-Za-z.+])\(?0[0-9]{1,5}\)?(?:[ \u00a0/\-]{0,3}[0-9]){5,10}(?![0-9A-Za-z]|[.\-/][0-9])"
+)
+_DATE = re.compile(r"\+[12][0-9]{3}-[0-9]{2}-[0-9]{2}")
+_PHONE_CONTEXT = re.compile(
+    r"(?:\btel|phone|telefon|téléphone|mobile?|\bcell|\bfax|\bcall|☎)[^\n0-9]{0,12}$", re.IGNORECASE
+)
+_CONTEXT = 24
+_MARGIN = 40  # an IBAN begins up to so many letters before its first run of digits
+
+
+def _numbers(text: str) -> Iterator[Span]:
+    looked_at: set[tuple[int, int]] = set()
+    for run in _RUN.finditer(text):
+        start, end = max(0, run.start() - 2), run.end()
+        n_digits = sum(map(str.isdigit, run[0]))
+        if run[0].count(".") >= 3:
+            yield from _ipv4(text, start, end)
+        if n_digits >= 7:
+            yield from _phones(text, start, end)
+            # an account number holds letters between its digits: it may reach beyond the run on both sides
+            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN, looked_at)
+        if n_digits >= 13:
+            yield from _cards(text, start, end)
+
+
+def _before(text: str, start: int) -> str:
+    return text[max(0, start - _CONTEXT) : start]
+
+
+def _ipv4(text: str, start: int, end: int) -> Iterator[Span]:
+    for found in _IPV4.finditer(text, start, min(len(text), end + 2)):
+        octets = found[0].split(".")
+        if any(int(octet) > 255 or (octet[0] == "0" and len(octet) > 1) for octet in octets):
+            continue
+        before = _before(text, found.start())
+        # sections, versions and object identifiers look so; such an address needs a word that says what it is
+        small = max(map(int, octets)) < 32 or octets[:2] in (["1", "3"], ["2", "5"])
+        if _VERSION_CONTEXT.search(before) and not before.endswith("//"):
+            continue
+        if small and not _IP_CONTEXT.search(before):
+            continue
+        if ipaddress.IPv4Address(found[0]).is_global:
+            yield Span(found.start(), len(found[0]), "ip")
+
+
+def _cards(text: str, start: int, end: int) -> Iterator[Span]:
+    for found in _CARD.finditer(text, start, min(len(text), end + 2)):
+        groups = found[0].replace("-", " ").split(" ")
+        written_as_one = len(groups) == 1 or tuple(map(len, groups)) in _CARD_GROUPS
+        if written_as_one and _is_card("".join(groups)):
+            yield Span(found.start(), len(found[0]), "card")
+
+
+def _is_card(digits: str) -> bool:
+    """Whether a number has the prefix and the length of a card's, and its check digit."""
+    n, two, three, four = len(digits), int(digits[:2]), int(digits[:3]), int(digits[:4])
+    known = (
+        (digits[0] == "4" and n in (13, 16, 19))  # Visa
+        or (n == 16 and (51 <= two <= 55 or 2221 <= four <= 2720))  # Mastercard
+        or (n == 15 and two in (34, 37))  # American Express
+        or (16 <= n <= 19 and (four == 6011 or two == 65 or 644 <= three <= 649))  # Discover
+        or (16 <= n <= 19 and 3528 <= four <= 3589)  # JCB
+        or (14 <= n <= 19 and (two in (36, 38) or 300 <= three <= 305))  # Diners
+        or (16 <= n <= 19 and two == 62)  # UnionPay
+    )
+    return known and len(set(digits)) > 1 and luhn(digits)
+
+
+def luhn(digits: str) -> bool:
+    """Whether the last digit is the check digit of ISO/IEC 7812-1."""
+    total = 0
+    for place, digit in enumerate(reversed(digits)):
+        value = int(digit) * (2 if place % 2 else 1)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+# length of an account number by country (the SWIFT registry of ISO 13616)
+_IBAN_LENGTHS = {
+    code: length
+    for length, codes in {
+        15: "NO", 16: "BE", 18: "DK FI FO GL NL SD", 19: "MK SI", 20: "AT BA EE KZ LT LU XK MN",
+        21: "CH HR LI LV", 22: "BG BH CR DE GB GE IE ME RS VA", 23: "AE GI IL IQ OM TL SO",
+        24: "AD CZ ES MD PK RO SA SE SK TN VG", 25: "LY PT ST", 26: "IS TR", 27: "BI DJ FR GR IT MC MR SM",
+        28: "AL AZ BY CY DO GT HU LB NI PL SV", 29: "BR EG PS QA UA", 30: "JO KW MU YE", 31: "MT SC", 32: "LC",
+        33: "RU",
+    }.items()
+    for code in codes.split()
+}  # fmt: skip
+
+
+def _ibans(text: str, start: int, end: int, looked_at: set[tuple[int, int]]) -> Iterator[Span]:
+    """Account numbers between two places; `looked_at` holds what the run before gave, and then what this one gives."""
+    before = looked_at.copy()
+    looked_at.clear()
+    for found in _IBAN.finditer(text, start, min(len(text), end)):
+        looked_at.add(found.span())
+        length = _IBAN_LENGTHS.get(found[0][:2])
+        written = _take(found[0], length) if length and found.span() not in before else ""
+        if written and _mod_97(written.replace(" ", "")):
+            yield Span(found.start(), len(written), "iban")
+
+
+def _take(found: str, length: int) -> str:
+    """The first `length` characters that are not spaces; a word behind an account number may look like part of it."""
+    end = lacking = length
+    while lacking and end <= len(found):
+        lacking = length - end + found.count(" ", 0, end)
+        end += lacking
+    whole = end == len(found) or found[end : end + 1] == " "
+    return found[:end] if whole else ""
+
+
+_LETTERS_AS_NUMBERS = str.maketrans({char: str(int(char, 36)) for char in string.ascii_uppercase})
+
+
+def _mod_97(iban: str) -> bool:
+    return int((iban[4:] + iban[:4]).translate(_LETTERS_AS_NUMBERS)) % 97 == 1
+
+
+def _phones(text: str, start: int, end: int) -> Iterator[Span]:
+    end = min(len(text), end + 2)
+    for found in _INTERNATIONAL.finditer(text, start, end) if text.find("+", start, end) >= 0 else ():
+        if _is_international(found[0], text, found.start()):
+            yield Span(found.start(), len(found[0]), "phone")
+    for found in _NORTH_AMERICAN.finditer(text, start, end):
+        digits = re.sub(r"[^0-9]", "", found[0])[-10:]
+        if not (digits[3:6] == "555" and digits[6:8] == "01"):  # kept for fiction
+            yield Span(found.start(), len(found[0]), "phone")
+    for found in _NATIONAL.finditer(text, start, end):
+        if _PHONE_CONTEXT.search(_before(text, found.start())):
+            yield Span(found.start(), len(found[0]), "phone")
+
+
+def _is_international(number: str, text: str, start: int) -> bool:
+    digits = re.sub(r"[^0-9]", "", number)
+    if _DATE.match(number):
+        return False
+    if not 8 <= len(digits) <= 15 or digits[3:9].startswith("55501") or digits[-7:-2] == "55501":
+        return False
+    separators = re.sub(r"[0-9+]", "", number)
+    if not separators:  # a lone signed number, or a line that a patch adds
+        opens_line = start == 0 or text[start - 1] == "\n"
+        return len(digits) >= 10 and not opens_line and not digits.endswith("0000")
+    # one digit alone may be an extension; several are a row of numbers
+    single = re.findall(r"[^0-9+][0-9](?![0-9])", number[2:])
+    return separators != "." and len(single) < 2
+
+
+# IPv6: public addresses begin with 2 or 3; C++ and Perl are full of double colons. (What may not stand before is asked
+# for behind the first digit: a search for a digit is the fastest there is.)
+
+_IPV6 = re.compile(r"[23](?<![0-9A-Za-z:.][23])[0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7}(?![0-9A-Za-z:])")
+
+
+def _ipv6(text: str) -> Iterator[Span]:
+    if "::" not in text and text.count(":") < 7:
+        return
+    for found in _IPV6.finditer(text):
+        try:
+            address = ipaddress.IPv6Address(found[0])
+        except ValueError:
+            continue
+        if address.is_global:
+            yield Span(found.start(), len(found[0]), "ip")

@@ -1,0 +1,260 @@
+"""Models in and out: a bundle as a Hugging Face folder, and a Hugging Face folder as a bundle.
+
+What goes out is read by `transformers` and `tokenizers` without any code of ours; what comes in is a bundle like one
+that was trained here. The network's part is `model.hf`; this module adds the tokeniser, which gives the same ids on
+both sides. Every folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.digest import sha256_file
+from storage.errors import UserError
+from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
+from storage.tables import write_table
+from tasks.tokens.foreign import (
+    MEANINGS,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+    ForeignTokenizerError,
+    read_tokenizer_file,
+)
+from tasks.tokens.subword import byte_spellings
+from tasks.tokens.tokenizers import (
+    N_SPECIAL,
+    SPECIAL_TOKENS,
+    TOKENIZER_FILE,
+    AsciiTokenizer,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    HfTokenizer,
+    Tokenizer,
+)
+from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
+
+_BUNDLE_FILES = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)
+_FRAMING = "sheepfold_framing"  # of tokenizer_config.json; `transformers` keeps the entry and does nothing with it
+
+
+class ExchangeError(UserError):
+    """A model that cannot be exported, or a folder that cannot be imported."""
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What was written.
+
+    Attributes:
+        folder: where it lies.
+        layout: Hugging Face's name of the architecture, `gpt2`, `llama` or `qwen3`.
+        n_parameters: weights of the network.
+        vocab_size: ids of the network.
+        tokenizer: kind of the tokeniser.
+    """
+
+    folder: str
+    layout: str
+    n_parameters: int
+    vocab_size: int
+    tokenizer: str
+
+
+def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | None = None) -> Exchanged:
+    """Write a bundle as a folder for `AutoModelForCausalLM` and `AutoTokenizer` of `transformers`.
+
+    `tokenizer.json` adds no special tokens to a text, as `Tokenizer.encode` does not; what the network was trained on
+    begins with the `bos_token_id` of config.json, so a prompt has to begin with it; where training had no such id, or
+    none that ends a text, config.json names none. Text that spells a special token is encoded as text there, too.
+    generation_config.json forbids the ids that `Bundle.complete` never draws.
+
+    Args:
+        bundle_folder: the model.
+        target: where to; it must not exist, or be empty.
+        max_shard_bytes: largest file of weights; None writes one file.
+
+    Raises:
+        ExchangeError: the folder holds no model, the model has no place in Hugging Face's layouts, or `target` is
+            taken.
+    """
+    from model.hf import fresh_folder, write_hf
+    from model.hf_config import LayoutError, config_to_hf, layout_of
+
+    missing = [name for name in _BUNDLE_FILES if not (bundle_folder / name).is_file()]
+    if missing:
+        raise ExchangeError(f"{bundle_folder} is no model folder: it lacks {', '.join(missing)}")
+    bundle = Bundle(bundle_folder)
+    tokenizer = bundle.tokenizer
+    bos_id = tokenizer.bos_id if bundle.bos else None
+    ids = {"bos_id": bos_id, "eos_id": bundle.end_id, "pad_id": tokenizer.pad_id}
+    framing = {"bos": bundle.bos, "eos": bundle.eos}
+    generation = {"suppress_tokens": list(bundle.ids_without_text()) or None, "min_new_tokens": 1}
+    try:
+        config_to_hf(bundle.model_config)  # refuse before anything is written
+        with fresh_folder(target) as work:
+            write_hf(bundle.model, work, ids=ids, generation=generation, max_shard_bytes=max_shard_bytes)
+            write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len, framing)
+    except LayoutError as error:
+        raise ExchangeError(str(error)) from error
+    shape = bundle.model_config
+    return Exchanged(str(target), layout_of(shape), _n_parameters(bundle.model), shape.vocab_size, tokenizer.kind)
+
+
+def import_folder(hf_folder: Path, target: Path) -> Exchanged:
+    """Make a bundle of a Hugging Face folder of a GPT-2, LLaMA or Qwen3 model.
+
+    The tokeniser becomes one of kind `hf` with the special ids that config.json and tokenizer_config.json name. How
+    often its ids occurred in training is unknown, so all counts are zero, and the unigram baseline of an evaluation is
+    the uniform one.
+
+    Args:
+        hf_folder: config.json, safetensors and tokenizer.json.
+        target: where to; it must not exist, or be empty.
+
+    Raises:
+        ExchangeError: something in the folder is missing, not supported, or contradicts the rest; or `target` is taken.
+    """
+    from model.checkpoint import save_weights
+    from model.hf import fresh_folder, from_hf, read_json
+    from model.hf_config import LayoutError
+
+    if not hf_folder.is_dir():
+        raise ExchangeError(f"no folder {hf_folder}: give a folder with a model of Hugging Face")
+    try:
+        tokenizer = read_hf_tokenizer(hf_folder)
+        layout = str(read_json(hf_folder, CONFIG_FILE).get("model_type"))
+        model = from_hf(hf_folder)
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise ExchangeError(
+                f"the tokeniser in {hf_folder} has ids up to {tokenizer.vocab_size - 1}, but the network's vocab_size "
+                f"is {model.config.vocab_size}; resize the network's embedding before saving it"
+            )
+        with fresh_folder(target) as work:
+            save_weights(work / WEIGHTS_FILE, model)
+            tokenizer.save(work / TOKENIZER_FILE)
+            digest = sha256_file(work / TOKENIZER_FILE)
+            config = {"model": model.config.to_dict(), "tokenizer": digest, **_read_framing(hf_folder)}
+            (work / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
+            rows = ({"token": token, "count": 0} for token in range(model.config.vocab_size))
+            write_table(work / COUNTS_FILE, TOKEN_COUNTS, rows)
+    except LayoutError as error:
+        raise ExchangeError(str(error)) from error
+    return Exchanged(str(target), layout, _n_parameters(model), model.config.vocab_size, tokenizer.kind)
+
+
+def _n_parameters(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _read_framing(hf_folder: Path) -> dict[str, bool]:
+    """What an export says of the ids around documents; a folder from elsewhere does not say it."""
+    path = hf_folder / TOKENIZER_CONFIG_FILE
+    written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    framing = written.get(_FRAMING) if isinstance(written, dict) else None
+    framing = framing if isinstance(framing, dict) else {}
+    return {name: bool(framing[name]) for name in ("bos", "eos") if name in framing}
+
+
+def write_hf_tokenizer(
+    tokenizer: Tokenizer, folder: Path, context: int, framing: Mapping[str, bool] | None = None
+) -> None:
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+
+    Special tokens are words of the vocabulary that no text can spell; tokenizer_config.json names them. They are not
+    listed as added tokens, or a bare `tokenizers.Tokenizer` would find them in texts.
+
+    Args:
+        tokenizer: of any kind.
+        folder: where to.
+        context: longest sequence of the network, in tokens.
+        framing: whether the network was trained with `bos` and `eos` around documents, for `import_folder`.
+    """
+    spec = hf_spec(tokenizer)
+    _write_json(folder / TOKENIZER_FILE, spec)
+    spelling = {index: token for token, index in HfTokenizer(json.dumps(spec)).vocabulary().items()}
+    ids = {meaning: getattr(tokenizer, f"{meaning}_id") for meaning in MEANINGS}
+    special = {f"{meaning}_token": spelling[index] for meaning, index in ids.items() if index is not None}
+    _write_json(folder / SPECIAL_TOKENS_FILE, special)
+    _write_json(
+        folder / TOKENIZER_CONFIG_FILE,
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": context,
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,  # text that spells a special token is text
+            **special,
+            **({_FRAMING: dict(framing)} if framing else {}),
+        },
+    )
+
+
+def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The content of tokenizer.json that gives the same ids and texts as the tokeniser."""
+    if isinstance(tokenizer, CharTokenizer):
+        return _character_spec({char: index for index, char in enumerate(tokenizer.alphabet, N_SPECIAL)})
+    if isinstance(tokenizer, AsciiTokenizer):
+        return _character_spec({chr(index): index for index in range(N_SPECIAL, tokenizer.used_ids)})
+    if isinstance(tokenizer, ByteTokenizer):
+        return _byte_spec()
+    if isinstance(tokenizer, BpeTokenizer | HfTokenizer):
+        spec: dict[str, Any] = tokenizer.record()["spec"]
+        if isinstance(tokenizer, HfTokenizer):
+            return {**spec, "truncation": None, "padding": None, "post_processor": None}
+        return {**spec, "added_tokens": [], "post_processor": None}
+    raise ExchangeError(
+        f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, ascii, bytes, bpe or hf"
+    )
+
+
+def _character_spec(characters: dict[str, int]) -> dict[str, Any]:
+    """A vocabulary of single characters: every text is cut between all code points, and put together as it is."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    special = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    engine = Tokenizer(models.WordLevel({**special, **characters}, unk_token=SPECIAL_TOKENS[1]))
+    engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    engine.decoder = decoders.Fuse()
+    spec: dict[str, Any] = json.loads(engine.to_str())
+    return spec
+
+
+def _byte_spec() -> dict[str, Any]:
+    """A vocabulary of bytes, as byte-pair encoding that merges none."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = [*SPECIAL_TOKENS, *byte_spellings()]
+    engine = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.decoder = decoders.ByteLevel()
+    spec: dict[str, Any] = json.loads(engine.to_str())
+    return spec
+
+
+def read_hf_tokenizer(folder: Path) -> HfTokenizer:
+    """The tokeniser of a Hugging Face folder, with the special ids that the files beside it name.
+
+    Raises:
+        ExchangeError: there is no tokenizer.json, or `tokenizers` cannot read it.
+    """
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise ExchangeError(
+            f"{folder} has no {TOKENIZER_FILE}; write one with "
+            f"transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    try:
+        found = read_tokenizer_file(path)
+    except ForeignTokenizerError as error:
+        raise ExchangeError(str(error)) from error
+    if not isinstance(found, HfTokenizer):
+        raise ExchangeError(f"{path} is a tokeniser of Sheepfold, expected one of Hugging Face")
+    return found
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,337 @@
+"""Which network, how long sequences, which batches and how many steps: fitted to a corpus, a device and a time.
+
+In goes how much text there is and how many minutes may be spent; each shape of a ladder is timed for a few steps on the
+device, in as many processes and as compiled as the training will be; out comes the one with the lowest loss that its
+size and the tokens it will have read promise. The promise is the law of Hoffmann et al. 2022 (loss falls with
+parameters and with tokens), with tokens that are read again counting less and less (Muennighoff et al. 2023). Its
+constants were fitted on far larger networks: what is taken from it is the order of neighbouring sizes, not the value.
+Measured once and kept: asking again gives the same answer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.digest import sha256_json
+from storage.errors import UserError
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef
+from tasks.core.machine import describe_device, detect_device, threads_each
+from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
+from tasks.core.stage import Work, stage
+from tasks.report.markdown import table
+from tasks.training.launch import Job, Nodes, launch
+from tasks.training.train import model_config, train_config, vocab_size_of
+
+if TYPE_CHECKING:
+    from tasks.core.run import Run
+    from tasks.core.settings import Settings
+
+SUGGESTION_FILE = "suggestion.json"
+OPTIMIZER = "muon"  # reaches a loss in fewer tokens than AdamW, by more than its steps take longer
+PATIENCE = 3  # a small text is soon learnt by heart: then the weights before that are taken
+SUGGESTED = ("batch_size", "optimizer", "patience")  # fields of a training that a suggestion decides
+SHARE_OF_BUDGET = 0.92  # of the minutes goes to steps; the rest to evaluation and checkpoints
+MIN_STEPS = 20  # that minutes become, however few they are
+SLOW_STEP = 0.2  # seconds; the next larger network is timed for fewer steps
+WORTHWHILE_STEPS = 200  # a network that takes fewer has not learnt what it could
+SHORTEST = 64  # context
+LONGEST = {"cpu": 256, "cuda": 1024}
+TOKENS_PER_STEP = {"cpu": 2048, "cuda": 32768}
+TOKENS_PER_PARAMETER = 20  # where steps or tokens are given and no time (Hoffmann et al. 2022)
+BYTES_PER_PARAMETER = 16  # weight, gradient and two moments in float32
+SHARE_OF_MEMORY = 0.5
+
+# L(N, D) = E + A / N^alpha + B / D^beta, in nats (Hoffmann et al. 2022, table A3, approach 3)
+_E, _A, _ALPHA, _B, _BETA = 1.69, 406.4, 0.34, 410.7, 0.28
+_HALF_LIFE = 15.4  # repetitions after which reading again is worth little (Muennighoff et al. 2023, R* of data)
+
+
+@dataclass(frozen=True)
+class SuggestSettings:
+    """A request. Counts are rounded to powers of two, so that a corpus may grow a little and the answer stays.
+
+    Attributes:
+        minutes: to be spent; 0 where steps or tokens are given.
+        tokens: of the training text; 0 where the shape is given, for which they do not matter.
+        document_tokens: of a typical document; likewise.
+        read_tokens: that the training will read, where that is given instead of minutes; else 0.
+        shapes: the networks to choose from, as fields of `model.ModelConfig` by name.
+        train: for each of them, fields of `model.TrainConfig`.
+        device: kind of device, threads, torch version, and how steps are computed where that is not the plain way;
+            another machine is asked anew.
+    """
+
+    minutes: float
+    tokens: int
+    document_tokens: int
+    read_tokens: int
+    shapes: dict[str, dict[str, Any]]
+    train: dict[str, dict[str, Any]]
+    device: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One shape and what it promises.
+
+    Attributes:
+        parameters: of the network.
+        step_seconds: of one optimiser step, measured; None where it was not tried.
+        steps: that the time has room for.
+        passes: over the training text.
+        loss: promised; to be compared with that of other candidates only.
+        note: why it was not tried, or not taken.
+    """
+
+    name: str
+    parameters: int
+    step_seconds: float | None = None
+    steps: int = 0
+    passes: float = 0.0
+    loss: float = math.inf
+    note: str = ""
+
+
+def rounded(count: float) -> int:
+    """The nearest power of two, 1 at least."""
+    return 2 ** max(0, round(math.log2(max(1.0, count))))
+
+
+def context_for(document_tokens: int, device: str) -> int:
+    """Length of sequences for documents of so many tokens: a whole one, as far as the device has the time for it."""
+    return min(LONGEST[_kind(device)], max(SHORTEST, rounded(document_tokens)))
+
+
+def batch_for(context: int, device: str) -> int:
+    """Sequences in a batch: on a CPU, with minutes to spend, more steps beat smoother ones."""
+    return max(1, TOKENS_PER_STEP[_kind(device)] // context)
+
+
+def _kind(device: str) -> str:
+    return "cpu" if device.startswith("cpu") else "cuda"  # GPUs are described by their names
+
+
+def promised_loss(parameters: int, tokens_read: float, tokens: float) -> float:
+    """The law's loss for a network of so many parameters that reads so many tokens, of which so many are different."""
+    once = min(tokens_read, tokens)
+    again = max(0.0, tokens_read / max(tokens, 1.0) - 1.0)
+    worth = once + tokens * _HALF_LIFE * (1 - math.exp(-again / _HALF_LIFE)) if again else once
+    return _E + _A / parameters**_ALPHA + _B / max(worth, 1.0) ** _BETA
+
+
+def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
+    """The shape for a training whose tokens are given: the one nearest to `TOKENS_PER_PARAMETER` tokens a parameter."""
+    wanted = math.log(max(1.0, tokens_read / TOKENS_PER_PARAMETER))
+    return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
+
+
+@stage("suggest", version=1, modules=("tasks.training.train_rank",), unkeyed=("execution",))
+def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
+    """Choose the shape, and fix the steps that fill the minutes."""
+    from model import ModelConfig, count_parameters
+
+    sizes = {name: count_parameters(ModelConfig.from_dict(shape))["total"] for name, shape in settings.shapes.items()}
+    if settings.minutes:
+        candidates = list(_timed(work, settings, sizes, execution or ExecutionSettings()))
+        best = min(candidates, key=lambda item: item.loss)
+    else:
+        chosen = shape_of_tokens(sizes, settings.read_tokens)
+        candidates = [Candidate(name, size) for name, size in sizes.items()]
+        best = next(item for item in candidates if item.name == chosen)
+    if best.step_seconds is None and settings.minutes:
+        raise UserError(f"no network fits this machine: {'; '.join(item.note for item in candidates)}")
+    answer = {
+        "preset": best.name,
+        "model": settings.shapes[best.name],
+        "train": settings.train[best.name],
+        "max_steps": best.steps,
+        "step_seconds": best.step_seconds,
+        "why": list(_reasons(settings, best, candidates)),
+        "candidates": [{**asdict(item), "loss": None if math.isinf(item.loss) else item.loss} for item in candidates],
+    }
+    (work.out / SUGGESTION_FILE).write_text(json.dumps(answer, indent=1))
+    work.counts["rows"] = len(candidates)
+    return sha256_json({name: answer[name] for name in ("model", "train", "max_steps")})
+
+
+def _timed(
+    work: Work, settings: SuggestSettings, sizes: dict[str, int], execution: ExecutionSettings
+) -> Iterator[Candidate]:
+    """The candidates from the smallest on, timed until they promise less than the one before, or do not fit."""
+    room = SHARE_OF_MEMORY * _memory_bytes(work.machine.device)
+    before, tried, last = math.inf, 0, 0.0
+    names = sorted(sizes, key=lambda name: sizes[name])
+    for number, name in enumerate(names):
+        if sizes[name] * BYTES_PER_PARAMETER > room and len(names) > 1:
+            needed = sizes[name] * BYTES_PER_PARAMETER / 1e9
+            yield Candidate(name, sizes[name], note=f"{name} would take {needed:.1f} GB, more than half of the memory")
+            continue
+        network, plan = settings.shapes[name], settings.train[name]
+        seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, execution)
+        steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
+        read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
+        passes = read / settings.tokens if settings.tokens else 0.0
+        loss = promised_loss(sizes[name], read, settings.tokens or read)
+        tried += 1
+        work.progress.update(number + 1, len(names), name)
+        yield Candidate(name, sizes[name], seconds, steps, passes, loss)
+        if tried > 1 and (loss > before or steps < WORTHWHILE_STEPS):
+            return
+        before = loss
+
+
+def _step_seconds(
+    work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int, means: ExecutionSettings
+) -> float:
+    """How long a step takes, computed as the training will be; of several machines this one is timed alone."""
+    from model import ModelConfig, TrainConfig
+    from model.execution import Execution
+    from model.probe import measure_step_seconds
+    from model.threads import in_thread_that_ends
+
+    device = work.machine.device
+    if means.processes > 1:
+        threads = threads_each(means.processes)
+        job = Job(network, plan, means.fields(), device=device, threads=threads, measure=steps)
+        return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
+    execution = Execution.from_dict(means.fields())
+    configs = ModelConfig.from_dict(network), TrainConfig.from_dict(plan)
+    return in_thread_that_ends(lambda: measure_step_seconds(*configs, device, steps, execution=execution))
+
+
+def _memory_bytes(device: str) -> int:
+    """Memory of a device, all of it."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Candidate]) -> Iterator[str]:
+    """The choice in sentences."""
+    shape, plan = settings.shapes[best.name], settings.train[best.name]
+    if settings.document_tokens:
+        yield (
+            f"Sequences of {shape['max_seq_len']} tokens: a document has about {settings.document_tokens:,}, "
+            f"and longer ones than {LONGEST[_kind(settings.device)]} are slow on this device."
+        )
+    if not settings.minutes:
+        yield (
+            f"{best.name} ({best.parameters:,} parameters) is nearest to {TOKENS_PER_PARAMETER} tokens a parameter for "
+            f"the {settings.read_tokens:,} tokens asked for."
+        )
+        return
+    yield (
+        f"A step of {plan['batch_size'] * plan['grad_accum']} sequences took {best.step_seconds:.3f} s on "
+        f"{settings.device}, so {settings.minutes:g} minutes have room for {best.steps:,} steps."
+    )
+    if settings.tokens:
+        yield f"They read the training text of about {settings.tokens:,} tokens {best.passes:.1f} times."
+    others = [item for item in candidates if item is not best and item.step_seconds is not None]
+    if others:
+        rivals = ", ".join(f"{item.name} {item.loss:.2f}" for item in others)
+        yield (
+            f"{best.name} ({best.parameters:,} parameters) promises the lowest loss in this time: {best.loss:.2f} by a "
+            f"scaling law, beside {rivals}; the law orders sizes, it does not foretell the loss."
+        )
+    yield f"The highest learning rate is {plan['lr']:g}, which falls with the width of the network."
+
+
+def read_suggestion(folder: Path) -> dict[str, Any]:
+    """What a suggestion says: preset, model, train, max_steps, step_seconds, why, candidates."""
+    found: dict[str, Any] = json.loads((folder / SUGGESTION_FILE).read_text())
+    return found
+
+
+def candidates_of(
+    model: ModelSettings, train: TrainSettings, vocab_size: int, context: int, device: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The shapes to choose from and how each would be trained, by name.
+
+    A preset that is given is the only one. What the settings say of the network or the training holds for all.
+
+    Raises:
+        UserError: if the settings fit no shape.
+    """
+    from model.presets import LADDER, preset
+
+    shapes: dict[str, dict[str, Any]] = {}
+    plans: dict[str, dict[str, Any]] = {}
+    problem: ValueError | None = None
+    for name in LADDER if model.preset == AUTO else (model.preset,):
+        overrides = model.overrides if model.preset != AUTO else {"max_seq_len": context, **model.overrides}
+        try:
+            shape = preset(name, vocab_size, **overrides).to_dict()
+        except ValueError as error:
+            problem = error
+            continue
+        shapes[name] = shape
+        if model.preset == AUTO:
+            rows = batch_for(shape["max_seq_len"], device)
+            plans[name] = train_config(train, shape, 1_000, batch_size=rows, optimizer=OPTIMIZER, patience=PATIENCE)
+        else:
+            plans[name] = train_config(train, shape, 1_000)
+    if problem is not None and not shapes:
+        raise UserError(str(problem)) from problem
+    return shapes, plans
+
+
+def context_of(run: Run, model: ModelSettings, shards: Sequence[ArtifactRef]) -> int:
+    """Return the length of sequences: the preset's context, or one that suits the length of the documents.
+
+    Args:
+        shards: Token shards of the documents.
+    """
+    if model.preset != AUTO:
+        return int(model_config(model, vocab_size=1)["max_seq_len"])
+    given = model.overrides.get("max_seq_len")
+    return int(given) if given is not None else context_for(_document_tokens(run, shards)[1], detect_device())
+
+
+def suggest_settings(
+    run: Run, settings: Settings, tokenizer: ArtifactRef, shards: Sequence[ArtifactRef], seq_len: int
+) -> SuggestSettings:
+    """Return the request for a shape and for the steps that the budget has room for."""
+    device = describe_device(detect_device())
+    shapes, plans = candidates_of(settings.model, settings.train, vocab_size_of(run, tokenizer), seq_len, device)
+    tokens, document = _document_tokens(run, shards) if len(shapes) > 1 else (0, 0)
+    by_steps = settings.train.max_steps * plans[next(iter(plans))]["batch_size"] * seq_len
+    read_tokens = by_steps or settings.train.max_tokens
+    minutes = 0.0 if read_tokens else settings.train.minutes
+    means = ", ".join(filter(None, (device, settings.execution.words())))
+    return SuggestSettings(minutes, tokens, document, read_tokens, shapes, plans, means)
+
+
+def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]:
+    """Return the tokens there are and those of a document, both rounded to powers of two."""
+    found = [manifest_of(run.store, ref).counts for ref in shards if ref.made]
+    tokens, documents = (sum(counts.get(name, 0) for counts in found) for name in ("tokens", "rows"))
+    return rounded(tokens), rounded(tokens / max(1, documents))
+
+
+def suggestion_text(suggestion: Mapping[str, Any]) -> str:
+    """Return a proposal and its reasons in Markdown."""
+    shape, plan = suggestion["model"], suggestion["train"]
+    steps = f"{suggestion['max_steps']:,} steps" if suggestion["max_steps"] else "the steps asked for"
+    head = (
+        f"**{suggestion['preset']}**: {shape['n_layer']} layers of width {shape['d_model']}, context "
+        f"{shape['max_seq_len']}, batches of {plan['batch_size'] * plan['grad_accum']}, highest learning rate "
+        f"{plan['lr']:g}, {steps}."
+    )
+    rows = []
+    for item in suggestion["candidates"]:
+        figures = ["", "", "", item["note"]]
+        if item["step_seconds"] is not None:
+            seconds, passes = f"{item['step_seconds']:.3f}", f"{item['passes']:.1f}"
+            figures = [seconds, f"{item['steps']:,}", passes, f"{item['loss']:.2f}"]
+        rows.append([item["name"], f"{item['parameters']:,}", *figures])
+    lines = table(["network", "parameters", "s/step", "steps", "passes", "promised loss"], rows)
+    return "\n\n".join([head, "\n".join(f"- {reason}" for reason in suggestion["why"]), "\n".join(lines)])

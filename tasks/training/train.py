@@ -1,0 +1,424 @@
+"""Training as a stage: the network's own trainer, fed from token shards, reporting to one MLflow run.
+
+Unfinished work rests in the stage's scratch folder as checkpoints; a killed training goes on from the last of them, in
+the same run, without a doubled or a missing point.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from storage.atomic import write_file
+from storage.digest import sha256_file, sha256_json
+from storage.errors import UserError
+from storage.lineage import location_of, manifest_of
+from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import COUNTS_FILE, HISTORY
+from storage.store import Store
+from storage.tables import read_rows, write_table
+from storage.tracking import CORPUS_TAG, Tracking
+from tasks.core.machine import describe_device, threads_each
+from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings
+from tasks.core.stage import Work, stage
+from tasks.lineage.attribution import name_documents
+from tasks.tokens.index import ReadGroup, groups_of, load_index
+from tasks.tokens.sequences import open_sequences
+from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
+from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.training.launch import Callbacks, Job, Launched, launch
+from tasks.training.samples import Sampler, first_ids
+from tasks.training.watch import Watch, sync_journal
+
+if TYPE_CHECKING:
+    from model.stopping import StopRequest
+    from tasks.core.run import Run
+
+logger = logging.getLogger("sheepfold")
+
+HISTORY_FILE = "history.parquet"
+ATTEMPT_FILE = "attempt"  # in the scratch folder, which a refreshed training does not share with the first one
+ATTEMPT_MODE = "attempt"  # in the manifest
+PRESET_BATCH = 8  # sequences; where the shape is chosen, the batch is, too
+CHECKPOINT_SECONDS = 2.0  # a kill costs about so much training, more where a network is large and slow to save
+COUNTED_AT_ONCE = 2**16  # positions of the order, of which an epoch may have more than memory holds
+VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
+
+
+@dataclass(frozen=True)
+class TrainStageSettings:
+    """Everything that shapes the weights: complete configurations, nothing left to defaults.
+
+    Attributes:
+        model: fields of `model.ModelConfig`.
+        train: fields of `model.TrainConfig`.
+    """
+
+    model: dict[str, Any]
+    train: dict[str, Any]
+
+
+def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
+    """The complete network configuration of a preset with its overrides."""
+    from model.presets import preset
+
+    return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
+
+
+def vocab_size_of(run: Run, tokenizer: ArtifactRef) -> int:
+    """Return the number of ids of a tokeniser."""
+    return int(load_tokenizer(run.store.folder(tokenizer) / TOKENIZER_FILE).vocab_size)
+
+
+def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int, **suggested: Any) -> dict[str, Any]:
+    """The complete training configuration of a network for a number of steps.
+
+    Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), and a
+    learning rate that falls with the width, from 0.004 for the smallest networks to GPT-2's 0.0006.
+
+    Args:
+        suggested: fields of `model.TrainConfig` that take the place of these, and give way to the settings'.
+    """
+    from model.config import TrainConfig
+
+    defaults = {
+        "eval_every": max(1, math.ceil(max_steps / 10)),
+        "batch_size": PRESET_BATCH,
+        "lr": round(min(4e-3, 0.5 / network["d_model"]), 6),
+    }
+    values = {**defaults, **suggested, **settings.overrides}
+    return TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed}).to_dict()
+
+
+def steps_of_tokens(
+    max_tokens: int,
+    train: dict[str, Any],
+    labels: np.ndarray,
+    groups: Sequence[ReadGroup] = (),
+    most: int | None = None,
+) -> int:
+    """Fewest steps that train on so many tokens, read in the order in which the trainer reads them.
+
+    Args:
+        train: a complete training configuration.
+        labels: (n,) tokens to predict of each training sequence.
+        groups: how often they are read; each once an epoch where there are none.
+        most: steps that are not exceeded, however many tokens are asked for; nothing is counted beyond them.
+
+    Raises:
+        UserError: if there are no tokens to predict.
+    """
+    from model.order import Group, Order
+
+    read = [Group(group.first, group.count, group.reads) for group in groups] or [Group(0, len(labels), len(labels))]
+    in_all = sum(group.reads // group.count * int(labels[group.first :][: group.count].sum()) for group in read)
+    if not labels.any():
+        raise UserError(
+            f"train.max_tokens is {max_tokens}, but the training documents hold no token to predict: add documents"
+        )
+    order = Order(read, train["seed"])
+    epochs, left = 0, max_tokens
+    if not any(group.reads % group.count for group in read):  # then every epoch reads the same sequences
+        epochs, left = divmod(max_tokens, in_all)
+    sequences = epochs * order.epoch_size
+    per_step = train["batch_size"] * train["grad_accum"]
+    while left > 0 and (most is None or sequences < most * per_step):
+        so_far = np.cumsum(labels[order.at(np.arange(sequences, sequences + COUNTED_AT_ONCE))])
+        place = int(np.searchsorted(so_far, left))
+        sequences += min(place + 1, COUNTED_AT_ONCE)
+        left -= int(so_far[min(place, COUNTED_AT_ONCE - 1)])
+    steps = -(-sequences // per_step)
+    return steps if most is None else min(steps, most)
+
+
+def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
+    """Most steps that read the training split no more often than so; at least one.
+
+    Args:
+        sequences: how many an epoch reads.
+    """
+    return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
+
+
+def steps_of(run: Run, settings: TrainSettings, train: dict[str, Any], dataset: ArtifactRef, fitting: int) -> int:
+    """Return the steps of a training: as given, or from tokens, or those that fit the minutes.
+
+    Args:
+        train: Configuration of the training, but for its steps.
+        fitting: Steps that fit the minutes.
+    """
+    if settings.max_steps:
+        return settings.max_steps
+    most = steps_of_epochs(settings.max_epochs, train, manifest_of(run.store, dataset).counts["train_reads"])
+    if settings.max_tokens:
+        folder = run.store.folder(dataset)
+        return steps_of_tokens(settings.max_tokens, train, load_index(folder, "train").labels, groups_of(folder), most)
+    return min(most, fitting)
+
+
+def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit: int | None = None) -> Any:
+    """Sequences of one split, mapped from their shards; a fixed sample of them where there are more than `limit`."""
+    return open_sequences(work.folder(dataset), shard_folders(work, dataset), split, seq_len, limit)
+
+
+def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
+    """Where the token shards of a dataset lie, by key."""
+    return {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
+
+
+def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The trainer's metrics under the names of the curve; its validation is on a sample, and is named so."""
+    return {name.replace("val/", "val_sample/"): value for name, value in metrics.items()}
+
+
+def history_points(history: list[dict[str, Any]]) -> Iterator[tuple[str, int, float]]:
+    """The curve as points (metric, step, value)."""
+    for row in history:
+        for name, value in curve_names(row).items():
+            if name != "step":
+                yield name, int(row["step"]), float(value)
+
+
+def _flat(settings: TrainStageSettings) -> dict[str, Any]:
+    return {
+        **{f"model.{name}": value for name, value in settings.model.items()},
+        **{f"train.{name}": value for name, value in settings.train.items()},
+    }
+
+
+def attempt_of(scratch: Path) -> str:
+    """Return the id of the training attempt in a scratch folder; it is kept there, so that a resume has the same."""
+    path = scratch / ATTEMPT_FILE
+    if not path.exists():
+        write_file(path, uuid.uuid4().hex.encode())
+    return path.read_text()
+
+
+def run_name(settings: TrainStageSettings, corpus: str) -> str:
+    """Return the name of a training's MLflow run: corpus, preset or number of parameters, steps.
+
+    Args:
+        corpus: empty if it is not known.
+    """
+    from model import PRESETS, ModelConfig, count_parameters
+    from model.presets import preset
+
+    network = settings.model
+    presets = (name for name in PRESETS if preset(name, network["vocab_size"]).to_dict() == network)
+    size = f"{count_parameters(ModelConfig.from_dict(network))['total']:,} parameters"
+    parts = (corpus, next(presets, size), f"{settings.train['max_steps']:,} steps")
+    return " · ".join(part for part in parts if part)
+
+
+def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[str, str]) -> str:
+    """Complete the MLflow run of a finished training from its artefact and mark it as finished; returns the run's id.
+
+    Nothing is written where nothing is missing.
+    """
+    settings, folder = TrainStageSettings(**manifest.settings), store.folder(manifest.ref)
+    name, attempt = run_name(settings, tags.get(CORPUS_TAG, "")), manifest.modes.get(ATTEMPT_MODE, "")
+    run_id = tracking.ensure_run(manifest.key, name, _flat(settings), tags, attempt)
+    (dataset,) = manifest.input_refs("dataset")
+    tracking.log_datasets(run_id, "dataset", dataset.digest, location_of(store, dataset), "training")
+    points = [(row["metric"], row["step"], row["value"]) for row in read_rows(folder / HISTORY_FILE)]
+    tracking.log_missing(run_id, [*points, *sync_journal(tracking, run_id, folder)])
+    tracking.finish(run_id)
+    return run_id
+
+
+def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network: Any) -> Sampler:
+    """Draws samples while a network is trained, from the beginnings of training documents."""
+    index = load_index(work.folder(dataset), "train")
+    folders = shard_folders(work, dataset)
+    known = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
+    return Sampler(known, first_ids(index, folders, known, network.max_seq_len), network.vocab_size)
+
+
+def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
+    """Whether ids that begin and end a text stand around the documents of a dataset: `bos` and `eos`."""
+    shards = manifest_of(store, dataset).input_refs("tokens")
+    written = manifest_of(store, shards[0]).settings  # all shards of a dataset are made with the same settings
+    return {name: bool(written.get(name, True)) for name in ("bos", "eos")}
+
+
+def _in_place(
+    work: Work,
+    settings: TrainStageSettings,
+    dataset: ArtifactRef,
+    identity: dict[str, str],
+    start: Path | None,
+    callbacks: Callbacks,
+    stop: StopRequest,
+    on_sample: Callable[[int, Any], None],
+    execution: ExecutionSettings,
+) -> Launched:
+    """Train in this process."""
+    from model import ModelConfig, TrainConfig, Trainer
+    from model.checkpoint import load_weights, save_weights
+    from model.execution import Execution
+    from model.order import Group
+
+    network = ModelConfig.from_dict(settings.model)
+    trainer = Trainer(
+        network,
+        TrainConfig.from_dict(settings.train),
+        source_of(work, dataset, "train", network.max_seq_len),
+        source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
+        groups=[Group(item.first, item.count, item.reads) for item in groups_of(work.folder(dataset))],
+        device=work.machine.device,
+        checkpoint_dir=work.scratch / "checkpoints",
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        identity=identity,
+        initial_weights=None if start is None else load_weights(start, network).state_dict(),
+        documents_of=lambda sequences: name_documents(work.store, dataset, sequences),
+        execution=Execution.from_dict(execution.fields()),
+        on_metrics=callbacks.metrics,
+        on_checkpoint=callbacks.checkpoint,
+        on_event=callbacks.event,
+        on_progress=callbacks.progress,
+        on_sample=on_sample,
+        stop=stop,
+    )
+    result = trainer.fit()
+    save_weights(work.scratch / WEIGHTS_FILE, result.model)
+    return Launched(work.scratch / WEIGHTS_FILE, result.history, result.steps, result.resumed_from)
+
+
+def _in_processes(
+    work: Work,
+    settings: TrainStageSettings,
+    dataset: ArtifactRef,
+    identity: dict[str, str],
+    start: Path | None,
+    callbacks: Callbacks,
+    execution: ExecutionSettings,
+) -> Launched:
+    """Train in several processes, each with a device of its own."""
+    job = Job(
+        settings.model,
+        settings.train,
+        execution.fields(),
+        device=work.machine.device,
+        threads=threads_each(execution.processes),
+        deterministic=work.machine.deterministic,
+        dataset=str(work.folder(dataset)),
+        shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},
+        validation_sample=VALIDATION_SAMPLE,
+        checkpoints=str(work.scratch / "checkpoints"),
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        identity=identity,
+        initial_weights="" if start is None else str(start),
+    )
+    return launch(job, execution.processes, work.scratch / "ranks", callbacks)
+
+
+@stage(
+    "train",
+    version=4,
+    modules=("tasks.training.train_rank",),
+    tables={HISTORY_FILE: HISTORY, "telemetry.parquet": HISTORY},
+    unkeyed=("execution", "tags"),
+)
+def train(
+    work: Work,
+    settings: TrainStageSettings,
+    *,
+    dataset: ArtifactRef,
+    tokenizer: ArtifactRef,
+    base: ArtifactRef | None = None,
+    execution: ExecutionSettings | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    """Train the network, from the weights of a base if there is one; the artefact is a bundle.
+
+    Args:
+        execution: Processes, compilation and sharding.
+        tags: Tags of the MLflow run.
+    """
+    import torch
+
+    from model import ModelConfig, NonFiniteLoss, OutOfMemory
+    from model.checkpoint import load_weights
+    from model.stopping import StopRequest, TrainingStopped, stoppable
+
+    network = ModelConfig.from_dict(settings.model)
+    work.seed(settings.train["seed"])
+    execution, tags = execution or ExecutionSettings(), dict(tags or {})
+    tracking = Tracking(work.home)
+    attempt = attempt_of(work.scratch)
+    name = run_name(settings, tags.get(CORPUS_TAG, ""))
+    run_id = tracking.ensure_run(work.key, name, _flat(settings), tags, attempt)
+    work.modes[ATTEMPT_MODE] = attempt
+    tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
+    watch = Watch(
+        work.scratch,
+        tracking,
+        run_id,
+        work.progress,
+        network,
+        device=work.machine.device,
+        precision=settings.train["precision"],
+        sampler=sampler_of(work, dataset, tokenizer, network),
+        processes=execution.processes,
+    )
+    stop = StopRequest()
+    callbacks = Callbacks(
+        metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
+        checkpoint=watch.checkpoint,
+        progress=watch.progress,
+        event=watch.event,
+        stop_asked=lambda: stop.asked,
+    )
+    identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
+    start = None if base is None else work.folder(base) / WEIGHTS_FILE
+    try:
+        if execution.processes > 1:
+            result = stoppable(
+                lambda: _in_processes(work, settings, dataset, identity, start, callbacks, execution), stop
+            )
+        else:
+            result = stoppable(
+                lambda: _in_place(work, settings, dataset, identity, start, callbacks, stop, watch.sample, execution),
+                stop,
+            )
+        watch.finish(load_weights(result.weights, network), result.steps)
+    except (NonFiniteLoss, OutOfMemory) as error:
+        watch.end("FAILED")
+        told = f"the training stopped: {error}"
+        if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
+            told += f". {name_documents(work.store, dataset, error.indices)}"
+        raise UserError(told) from error
+    except Exception:
+        watch.end("FAILED")
+        raise
+    except BaseException as interruption:
+        if isinstance(interruption.__cause__, TrainingStopped):
+            logger.warning("%s", interruption.__cause__)
+        watch.end("KILLED")
+        raise
+    finally:
+        watch.close()
+    watch.write(work.out)
+    shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
+    framing = framing_of(work.store, dataset)
+    config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest, **framing}
+    (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
+    shutil.copyfile(work.folder(tokenizer) / TOKENIZER_FILE, work.out / TOKENIZER_FILE)
+    shutil.copyfile(work.folder(dataset) / COUNTS_FILE, work.out / COUNTS_FILE)
+    rows = [{"step": step, "metric": metric, "value": value} for metric, step, value in history_points(result.history)]
+    write_table(work.out / HISTORY_FILE, HISTORY, rows)
+    work.counts["rows"] = result.steps
+    work.counts["resumed_from"] = result.resumed_from
+    work.tools["torch"] = torch.__version__
+    work.tools["device"] = describe_device(work.machine.device)
+    weights = sha256_file(work.out / WEIGHTS_FILE)
+    return sha256_json({"weights": weights, "config": config})
