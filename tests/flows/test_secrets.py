@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from runs import environment
 
-from tests.tasks.ingest.ingest_samples import encrypted_pdf
+from tests.tasks.ingest_samples import encrypted_pdf
 from tests.tasks.tiny_run import SETTINGS, write_texts
 
 pytestmark = [pytest.mark.full, pytest.mark.prefect, pytest.mark.timeout(900)]

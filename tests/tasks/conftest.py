@@ -11,6 +11,8 @@ from tiny_run import Ran, home_at, run_whole, with_tracking, write_texts
 if TYPE_CHECKING:
     from storage.home import Home
 
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
@@ -42,3 +44,23 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Ran:
     """Files to completions over twelve texts; read only."""
     return run_whole(with_tracking(home_at(tmp_path_factory.mktemp("tiny") / "home")), tiny_source)
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of real and hostile documents."""
+    if not CORPUS.is_dir():
+        pytest.skip("the development corpus is not beside the repository")
+    return CORPUS
+
+
+@pytest.fixture
+def tesseract(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Tesseract's version, on one thread as in the workers; skips where it is not installed."""
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
+    from tasks.readers.ocr import engine_version
+
+    version = engine_version()
+    if version is None:
+        pytest.skip("Tesseract is not installed")
+    return version

@@ -183,7 +183,7 @@ def test_no_process_outlives_the_one_that_launched_it(job: Job, tmp_path: Path) 
         [sys.executable, "-c", LAUNCHES, json.dumps(asdict(many)), str(place)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     with launcher:
         assert launcher.stdout is not None
@@ -225,7 +225,7 @@ def test_a_second_machine_joins(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     place = tmp_path / "ranks"
     joining = [sys.executable, "-m", "tasks.training.launch", str(place / "job.json"), "1"]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     with subprocess.Popen(joining, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) as other:
         done = launch(job, 1, place)
         assert other.wait(SECONDS) == 0

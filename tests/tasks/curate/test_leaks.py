@@ -59,7 +59,7 @@ def test_the_files_of_many_segments_are_not_held_open(what: str, tmp_path: Path)
         (tmp_path / f"{place}.txt").write_text(text)
     (tmp_path / "signed").mkdir()
     signatures(texts).save(tmp_path / "signed")
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path), str(N_SHELVES), str(DESCRIPTORS), what],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},

@@ -64,7 +64,7 @@ def test_a_clock_that_jumps_changes_no_result_and_makes_nothing_go_or_be_made_ag
 ) -> None:
     home, clock, here = tmp_path / "home", tmp_path / "clock", Path(__file__).resolve()
     clock.write_text("-5y")
-    arguments = map(str, (here.parent, here.parents[2], home, tiny_source, clock))
+    arguments = map(str, (here.parents[1], here.parents[3], home, tiny_source, clock))
     told = _at(clock, "-c", RUN, *arguments)
     assert told["years"] >= 3, "the clock did not jump"
     assert store_contents(home) == store_contents(tiny.run.home.path)

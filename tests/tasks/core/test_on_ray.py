@@ -36,7 +36,7 @@ def on_cluster(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("SHEEPFOLD_TASK_RUNNER", "ray")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), str(Path(__file__).parents[1])]))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(NODES):
         cluster.add_node(num_cpus=1)

@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ingest.ingest_samples import picture_of, saved, text_pdf
 from ingest_run import Ingestion, contents, edited, home_at, ingest, prose, write
+from ingest_samples import picture_of, saved, text_pdf
 
 from tasks.readers.ocr import engine_version
 

@@ -206,7 +206,7 @@ def test_a_parent_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> No
         "from tasks.core.apart import Apart, WORTH_A_PROCESS\n"
         "Apart(1).call(apart_work.note_and_hang, lambda done, total: None, WORTH_A_PROCESS, note=sys.argv[1])\n"
     )
-    root = Path(apart.__file__).parents[1]
+    root = Path(apart.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ["PYTHONPATH"]])}
     parent = subprocess.Popen([sys.executable, "-c", script, str(note)], env=environment)
     try:

@@ -12,15 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from dedup_samples import edited, peak_memory, plain_runs, prose
 
-from tasks.text import (
-    EvaluationSetError,
-    containment,
-    duplicate_paragraphs,
-    evaluation_grams,
-    gram_hashes,
-    overlapping_spans,
-    signatures,
-)
+from tasks.readers.evaluation_files import EvaluationSetError, evaluation_grams
+from tasks.text import containment, duplicate_paragraphs, gram_hashes, overlapping_spans, signatures
 from tasks.text.minhash import GRAM_WORDS
 from tasks.text.words import BATCH_CHARS, word_pieces
 

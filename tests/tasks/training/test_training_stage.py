@@ -274,7 +274,7 @@ def test_a_killed_training_goes_on_in_its_run_to_the_same_bits(
 ) -> None:
     assert tiny.checkpoint is not None
     here = Path(__file__).resolve()
-    arguments = [here.parent, here.parents[2], prepared_home.path, tiny_source]
+    arguments = [here.parents[1], here.parents[3], prepared_home.path, tiny_source]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True, text=True, env=os.environ
     )
