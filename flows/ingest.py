@@ -59,13 +59,12 @@ class Ingested(Documents):
     """A corpus after ingestion.
 
     Attributes:
-        measured, scored, refined: Artefacts of each segment; `scored` only where there is a classifier.
+        measured, refined: Artefacts of each segment.
         curated: Selection: kept, dropped and held-out documents.
         measures, texts: Measures and refined texts of all segments, each as one table.
     """
 
     measured: list[ArtifactRef]
-    scored: list[ArtifactRef]
     duplicates: ArtifactRef
     curated: ArtifactRef
     refined: list[ArtifactRef]
@@ -151,7 +150,6 @@ def curate_documents(run: Run, read: Documents, settings: Settings) -> Ingested:
     return Ingested(
         **vars(read),
         measured=measured,
-        scored=scored,
         duplicates=duplicates,
         curated=curated,
         refined=refined,

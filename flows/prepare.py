@@ -81,7 +81,6 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
         curated=curated,
         measures=ingested.measures,
         texts=texts,
-        scored=ingested.scored,
     )
     seq_len = context_of(run, settings.model, shards)
     cut = dataset(

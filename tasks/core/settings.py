@@ -298,7 +298,7 @@ def kind_of(info: FieldInfo) -> str:
     """Return the type of a setting's values in words, or its choices."""
     kind = get_args(info.annotation)[0] if isinstance(info.annotation, UnionType) else info.annotation
     if get_origin(kind) is Literal:
-        *others, last = get_args(kind)
+        *others, last = [choice or '""' for choice in get_args(kind)]
         return f"{', '.join(others)} or {last}"
     return _KINDS[get_origin(kind) or kind]
 

@@ -87,7 +87,7 @@ class DatasetIndexSettings:
     @classmethod
     def of(cls, seq_len: int, dataset: DatasetSettings, mix: MixSettings | None = None) -> DatasetIndexSettings:
         """From the sections of a run's settings; a mix that names no groups is none."""
-        wanted = mix if mix is not None and mix.by.strip() else None
+        wanted = mix if mix is not None and mix.by else None
         return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
 
     def pieces(self, lengths: np.ndarray, training: bool) -> Pieces:

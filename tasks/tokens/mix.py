@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
@@ -23,8 +24,7 @@ from tasks.core.option import STRICT, option
 OTHERS = "*"  # stands for every group that is not named
 NAMES_SHOWN = 20
 SHOWN_CHARS = 200  # of a setting or a name, in messages
-# what makes groups that can be mixed
-ADVICE = "a short name from what is known of one document and many have in common: kind, or split_part(path, '/', 1)"
+NO_GROUP = "none"  # the group of documents without the property
 _ITEM = re.compile(r'\s*+(?:"([^"]*+)"\s*+|([^",=]++))=([^,="]++)(?:,|$)')
 HIGHEST_TEMPERATURE = 10.0
 LARGEST_WEIGHT = 1e12
@@ -50,10 +50,10 @@ class MixSettings:
     `epochs`; with none of them every group is read once.
     """
 
-    by: str = option(
+    by: Literal["", "kind", "language", "programming_language", "licence", "source", "folder"] = option(
         "",
-        "Definition of the groups: a column of the view `documents`, `source`, `path`, or any SQL expression over "
-        "them, such as `kind`, `language` or `split_part(path, '/', 1)`.",
+        "Property of a document that makes the groups; `folder` is the first folder of its path below the source. "
+        f"Documents without it are the group `{NO_GROUP}`.",
     )
     weights: str = option(
         "",
@@ -77,7 +77,7 @@ class MixSettings:
 
     def __post_init__(self) -> None:
         asked = [name for name in ("weights", "temperature", "epochs") if getattr(self, name)]
-        if asked and not self.by.strip():
+        if asked and not self.by:
             raise ValueError(
                 f"mix.{asked[0]} is {shown(getattr(self, asked[0]))}, but there are no groups: give mix.by, such as "
                 "kind, source or language"
@@ -185,7 +185,7 @@ def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: Mix
         MixError: The settings name a group that is not there, or miss one that is.
     """
     asked = asked_shares(tokens, sequences, mix)
-    if not mix.by.strip() or not (mix.weights or mix.temperature):
+    if not mix.by or not (mix.weights or mix.temperature):
         passes = _passes(tokens, mix)
         return {name: _at_least_one(passes[name] * sequences[name]) for name in sorted(sequences)}
     limits = {name: Fraction(mix.max_epochs) * sequences[name] for name in asked}

@@ -225,7 +225,7 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
         ([f"tokenizer.vocab_size={10**20}"], "tokenizer.vocab_size is 100,000,000,000,000,000,000, expected less than"),
         ([f"tokenizer.reserved={10**20}"], "tokenizer.reserved is 100,000,000,000,000,000,000, expected less than"),
         ([f"documents.max_row_bytes={10**20}"], "documents.max_row_bytes is 100000000000000000000, expected 1 to"),
-        (["mix.by=null"], "mix.by is null, expected text; leave it out for its default"),
+        (["mix.by=null"], 'mix.by is null, expected "", kind, language'),
         (["tokenizer.vocab_size=null"], "tokenizer.vocab_size is null, expected a whole number; leave it out"),
         (["extract.ocr_dpi=-4"], "extract.ocr_dpi is -4, expected 1 or more"),
         (["extract.ocr_max_pixels=0"], "extract.ocr_max_pixels is 0, expected 1 or more"),

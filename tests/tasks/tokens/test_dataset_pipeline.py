@@ -31,7 +31,7 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
         ("dataset.stride=20",),
         ("dataset.packing=pack",),
         ("dataset.packing=concat", "dataset.drop_last=true"),
-        ("dataset.packing=pack", "mix.by=doc_id < '8'", "mix.epochs=true=2,false=0.5"),
+        ("dataset.packing=pack", "mix.by=language", "mix.epochs=*=1.5"),
     ],
     ids=" ".join,
 )

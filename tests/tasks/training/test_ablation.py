@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import Ran, copy_of_store, run_whole, tiny_settings
+from tiny_run import Ran, copy_of_store, run_whole, tiny_settings, write_texts
 
 from flows.compare import ablate
 from flows.options import AblateOptions
@@ -132,11 +132,14 @@ def test_it_is_no_version_and_not_the_training_that_promotion_takes(
     assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
 
 
-def test_a_group_that_the_mix_names_may_be_left_out(tiny: Ran, tiny_source: Path, tmp_path: Path) -> None:
+def test_a_group_that_the_mix_names_may_be_left_out(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
-    by = "mix.by=if(path < 'text-05', 'early', if(path < 'text-08', 'late', 'latest'))"
-    run_whole(home, tiny_source, tiny_settings(by, "mix.weights=early=0.5, late=0.3, latest=0.2"))
-    said = ablate_from(home)
+    folders = {"early": range(5), "late": range(5, 8), "latest": range(8, 12)}
+    for name, numbers in folders.items():
+        write_texts(tmp_path / "texts" / name, numbers)
+    shares = "mix.weights=early=0.5, late=0.3, latest=0.2"
+    run_whole(home, tmp_path / "texts", tiny_settings("mix.by=folder", shares))
+    said = ablate_from(home, "early/*")
     store = open_store(home.store)
     before, now = (groups_read(store, said[side]["checkpoint"]) for side in "ba")
     assert set(before) == {"early", "late", "latest"}
