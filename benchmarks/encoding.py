@@ -82,17 +82,23 @@ def hugging_face(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     _plainly(encode, out, tables)
 
 
+# GPT-2's rule for cutting text into words, in the form that does not run back
+GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
 def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The same merges in tiktoken's batch call, two threads."""
     import tiktoken as library
 
-    from tasks.tokens.engines import GPT2_PATTERN, merge_ranks
-    from tasks.tokens.subword import BpeTokenizer
+    from tasks.tokens.subword import BpeTokenizer, spelled_bytes
     from tasks.tokens.tokenizers import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     assert isinstance(loaded, BpeTokenizer)
-    encoding = library.Encoding("peer", pat_str=GPT2_PATTERN, mergeable_ranks=merge_ranks(loaded), special_tokens={})
+    special = set(loaded.special_ids)
+    vocabulary = json.loads(loaded.spec)["model"]["vocab"]
+    ranks = {spelled_bytes(token): index for token, index in vocabulary.items() if index not in special}
+    encoding = library.Encoding("peer", pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={})
 
     def encode(texts: list[str]) -> np.ndarray:
         found = encoding.encode_ordinary_batch(texts, num_threads=WORKERS)

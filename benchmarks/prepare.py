@@ -28,6 +28,7 @@ from benchmarks.adding import FEW_DOCUMENTS, VOCABULARY, add_documents
 from benchmarks.ingest import Row
 from storage.schemas import REFINED
 from storage.tables import ROW_GROUP_ROWS, TableWriter
+from tasks.tokens.merges import learn_merges
 
 TABLES = 4
 FIT_BYTES = 16 * 2**20
@@ -58,7 +59,7 @@ def _row(name: str, text: str) -> dict[str, object]:
 
 def fit(folder: Path, kind: str, tables: Sequence[Path]) -> Path:
     """A tokeniser fitted on the first texts of the tables."""
-    from tasks.tokens.tokenizers import BpeTokenizer, CharTokenizer
+    from tasks.tokens.tokenizers import CharTokenizer
 
     chosen: list[str] = []
     size = 0
@@ -68,7 +69,7 @@ def fit(folder: Path, kind: str, tables: Sequence[Path]) -> Path:
         chosen.append(text)
         size += len(text.encode())
     path = folder / f"{kind}.json"
-    fitted = CharTokenizer.fit(chosen) if kind == "char" else BpeTokenizer.fit(chosen, VOCABULARY)
+    fitted = CharTokenizer.fit(chosen) if kind == "char" else learn_merges(chosen, VOCABULARY)
     fitted.save(path)
     return path
 

@@ -1,11 +1,10 @@
 """Engines: the same ids as the tokeniser's own `encode` gives, sooner and in arrays.
 
 In goes a column of text as Arrow has it, out come flat ids with offsets; there is no Python list per document. The
-tokeniser itself is the reference; `tasks.tokens.engine_choice` says which engine is taken.
+tokeniser itself is the reference; the fastest engine that gives its ids on the very documents is taken.
 
     tables      characters, ASCII codes and bytes: NumPy on the bytes of the column
     gigatoken   byte-pair encoding, some forty times as fast as the reference
-    tiktoken    byte-pair encoding where gigatoken is missing or differs; an optional package
 
 This module does not travel inside served models.
 """
@@ -20,17 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tasks.tokens.subword import spelled_bytes
 from tasks.tokens.tables import code_points
-from tasks.tokens.text_arrays import Texts, batches, whole_characters
+from tasks.tokens.text_arrays import Texts, batches, character_start, texts_of, whole_characters
 from tasks.tokens.tokenizers import (
     N_SPECIAL,
+    SPECIAL_TOKENS,
     UNK,
     ByteTokenizer,
     EngineTokenizer,
@@ -47,8 +45,24 @@ CACHE_PER_BYTE = 10  # that it grows by a byte of text, at most
 # What is done with an added token takes gigatoken the square of its length.
 ADDED_CHARS = 2**10
 ALL_ADDED_CHARS = 2**18
-# GPT-2's rule for cutting text into words, in the form that does not run back.
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+# Less text is encoded by the reference before another engine is imported, set up and compared with it.
+WORTH_AN_ENGINE = 2**20
+SAMPLE_DOCUMENTS = 12
+SAMPLE_BYTES = 2**12  # of each document; the reference is slow
+PROBES = (
+    "".join(SPECIAL_TOKENS) + " <|endoftext|> <s></s> [CLS] <|im_start|>",
+    "it's we'll they've I'd I'M don't 'tis '' ''s 3.14 1,000,000 x2y",
+    " \t  \n\n   \r\n\u00a0\u2028\u3000 \x1c\x85 a  b   c \n d\t",
+    "e\u0301\u0302 n\u0303o \u200d\u200b\ufeff \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f \U0010ffff",
+    "\u6771\u4eac\u90fd\u306f\u300c\u65e5\u672c\u300d\u3002 \u0395\u03bb\u03bb \u05e2\u05d1\u05e8 \u0e44\u0e17\u0e22 "
+    "\u00bd\u00b2\u2163\u0661",
+    "".join(map(chr, range(128))),
+    "a" * 300 + " " * 70 + "=" * 80 + "0" * 50 + "\n" * 40,
+    "x = {'a': [1, 2]}  # f(x)\n\tif (a&&b) { return -1; }\n    </div>",
+    "",
+)
 
 
 class EngineError(ValueError):
@@ -286,43 +300,6 @@ def _resident_bytes() -> int | None:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-class TiktokenEngine(Engine):
-    """tiktoken, for GPT-2's kind of byte-pair encoding with merges in the order of their ids.
-
-    Raises:
-        EngineError: for others.
-    """
-
-    def __init__(self, tokenizer: EngineTokenizer) -> None:
-        import tiktoken
-
-        super().__init__(tokenizer)
-        self._encoding = tiktoken.Encoding(
-            "sheepfold", pat_str=GPT2_PATTERN, mergeable_ranks=merge_ranks(tokenizer), special_tokens={}
-        )
-        self.name = _named("tiktoken")
-
-    def encode(self, texts: Texts) -> Encoded:
-        return _one_by_one(self.tokenizer, texts, self._encode)
-
-    def _encode(self, data: bytes) -> np.ndarray:
-        ids: np.ndarray = self._encoding.encode_to_numpy(data.decode(), disallowed_special=())
-        return ids
-
-
-def merge_ranks(tokenizer: EngineTokenizer) -> dict[bytes, int]:
-    """The id of every token by its bytes."""
-    model = json.loads(tokenizer.encoding_spec)["model"]
-    if not tokenizer.has_gpt2_words or model.get("type") != "BPE" or model.get("ignore_merges"):
-        raise EngineError("it is not byte-level byte-pair encoding with GPT-2's words")
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    made = [model["vocab"][one + two] for one, two in merges]
-    if any(later <= earlier for earlier, later in pairwise(made)):
-        raise EngineError("its merges do not stand in the order of their ids")
-    special = set(tokenizer.special_ids)
-    return {spelled_bytes(token): index for token, index in model["vocab"].items() if index not in special}
-
-
 def plain_spec(tokenizer: EngineTokenizer) -> str:
     """What `tokenizers` reads, with nothing in it that makes a special token of text or adds one to it.
 
@@ -357,3 +334,114 @@ def engine_errors(what: str) -> Iterator[None]:
 
 def _named(package: str) -> str:
     return f"{package} {version(package)}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine to take.
+
+    Attributes:
+        reason: in one sentence.
+    """
+
+    engine: Engine
+    reason: str
+
+
+class Engines:
+    """The engines of one tokeniser, each made once.
+
+    Args:
+        tokenizer: whose ids they give.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.reference = ReferenceEngine(tokenizer)
+        self._made: dict[str, Engine | EngineError] = {}
+
+    def choose(self, texts: Texts, size: int, wanted: str = "auto") -> Choice:
+        """The fastest engine whose ids are the reference's on a sample of these texts.
+
+        Args:
+            size: bytes of all text that is to be encoded, of which these texts are the first.
+            wanted: `auto`, or `reference` for no other than that.
+        """
+        if wanted == "reference":
+            return Choice(self.reference, "asked for")
+        if isinstance(self.tokenizer, EngineTokenizer) and size < WORTH_AN_ENGINE:
+            return Choice(self.reference, f"{size:,} bytes are too few for another engine to pay")
+        refused: list[str] = []
+        for name, make in _candidates(self.tokenizer):
+            try:
+                engine = self._make(name, make)
+                self.compare(engine, texts_of([*sample_of(texts), *_probes(self.tokenizer)]))
+            except EngineError as error:
+                refused.append(f"{name}: {error}")
+            else:
+                return Choice(engine, "; ".join([*refused, "gives the reference's ids on a sample of these documents"]))
+        return Choice(self.reference, "; ".join(refused) or "there is no other for this kind of tokeniser")
+
+    def _make(self, name: str, make: Callable[[Any], Engine]) -> Engine:
+        """An engine, made once; so is the failure to make it."""
+        if name not in self._made:
+            try:
+                with engine_errors("it cannot be set up"):
+                    self._made[name] = make(self.tokenizer)
+            except EngineError as error:
+                self._made[name] = error
+        made = self._made[name]
+        if isinstance(made, EngineError):
+            raise made
+        return made
+
+    def compare(self, engine: Engine, texts: Texts) -> None:
+        """Check an engine against the reference.
+
+        Raises:
+            EngineError: if it fails, or gives other ids.
+        """
+        if engine is self.reference:
+            return
+        with engine_errors("it failed"):
+            found = engine.encode(texts)
+        with engine_errors("the reference failed"):
+            expected = self.reference.encode(texts)
+        for row in range(len(texts)):
+            same = np.array_equal(found.of_text(row), expected.of_text(row)) and found.lost[row] == expected.lost[row]
+            if not same:
+                begin = texts[row][:40].decode(errors="replace")
+                raise EngineError(f"other ids than the reference's for a text that begins {begin!r}")
+
+
+def _candidates(tokenizer: Tokenizer) -> list[tuple[str, Callable[[Any], Engine]]]:
+    """Engines for a tokeniser, the fastest first."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return [("numpy", BytesEngine)]
+    if isinstance(tokenizer, TableTokenizer):
+        return [("numpy", TableEngine)]
+    if isinstance(tokenizer, EngineTokenizer):
+        return [("gigatoken", GigatokenEngine)]
+    return []
+
+
+def sample_of(texts: Texts) -> list[bytes]:
+    """Stretches of the first, the last, the longest and some texts between: from the beginning, or from the middle."""
+    if not len(texts):
+        return []
+    spread = np.linspace(0, len(texts) - 1, SAMPLE_DOCUMENTS).astype(np.int64).tolist()
+    stretches = []
+    for number, row in enumerate(dict.fromkeys([*spread, int(np.argmax(texts.n_bytes))])):
+        first, last = (int(place) for place in texts.offsets[row : row + 2])
+        if number % 2 and last - first > SAMPLE_BYTES:
+            first = character_start(texts.data, (first + last) // 2)
+        stretches.append(whole_characters(texts.data, first, min(first + SAMPLE_BYTES, last)))
+    return stretches
+
+
+def _probes(tokenizer: Tokenizer) -> list[bytes]:
+    probes = [*PROBES]
+    if isinstance(tokenizer, EngineTokenizer):
+        added = json.loads(tokenizer.spec).get("added_tokens") or []
+        probes.append(" ".join(str(token["content"]) for token in added))
+    return [probe.encode() for probe in probes]

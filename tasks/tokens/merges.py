@@ -27,8 +27,8 @@ _SEPARATOR = b"\xff"  # a byte that is not in UTF-8
 Merge = tuple[str, str]
 
 
-def learn(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> str:
-    """What `tokenizers` learns: its JSON of byte-level byte-pair encoding.
+def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> BpeTokenizer:
+    """Learn byte-level byte-pair encoding by `tokenizers`.
 
     Args:
         vocab_size: ids in all, the reserved ones too; there are fewer when the text is too short for so many.
@@ -52,11 +52,11 @@ def learn(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> str:
     )
     engine = _byte_level_engine()
     engine.train_from_iterator(texts, trainer=trainer)
-    return str(engine.to_str())
+    return BpeTokenizer(str(engine.to_str()), reserved)
 
 
 def spec_of(merges: Iterable[Merge]) -> str:
-    """The JSON with these merges; the same that `learn` gives where it finds them.
+    """The JSON with these merges; the same that `learn_merges` gives where it finds them.
 
     Args:
         merges: pairs of tokens as the engine spells them, the first one first.
@@ -103,8 +103,8 @@ def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple
             return BpeTokenizer(spec_of(merges), reserved), tools
         except EngineError as error:
             why = f"gigatoken: {error}"
-    spec = learn((unit.decode() for unit in _units(texts)), vocab_size, reserved)
-    return BpeTokenizer(spec, reserved), {"trainer": f"tokenizers {version('tokenizers')}", "trainer_reason": why}
+    found = learn_merges((unit.decode() for unit in _units(texts)), vocab_size, reserved)
+    return found, {"trainer": f"tokenizers {version('tokenizers')}", "trainer_reason": why}
 
 
 def _units(texts: Sequence[bytes]) -> Iterator[bytes]:
@@ -118,7 +118,7 @@ def _compare(units: list[bytes], vocab_size: int) -> None:
     Raises:
         EngineError: if they do not.
     """
-    spec = json.loads(learn((unit.decode() for unit in units), vocab_size))
+    spec = json.loads(learn_merges((unit.decode() for unit in units), vocab_size).spec)
     expected = [tuple(merge) for merge in spec["model"]["merges"]]
     if list(_learn(iter(units), vocab_size)) != expected:
         raise EngineError("other merges than the reference's on a sample of the text")

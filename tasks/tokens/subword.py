@@ -1,7 +1,7 @@
 """Tokenisers that Hugging Face's `tokenizers` runs: byte-level BPE fitted here, and any file from elsewhere.
 
-This module travels inside served models, so it imports nothing of Sheepfold but its neighbour; how the merges of
-byte-level BPE are learned is in `merges`, which stays at home.
+This module travels inside served models, so it imports nothing of Sheepfold but its neighbour. `merges`, which learns
+the merges of byte-level BPE, does not.
 """
 
 from __future__ import annotations
@@ -172,16 +172,6 @@ class BpeTokenizer(EngineTokenizer):
     """Byte-level byte-pair encoding; no text is ever lost."""
 
     kind = "bpe"
-
-    @classmethod
-    def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> BpeTokenizer:
-        """Learn merges until there are `vocab_size` ids (fewer when the text is too short for so many).
-
-        A served model cannot: what learns does not travel.
-        """
-        from .merges import learn
-
-        return cls(learn(texts, vocab_size, reserved), reserved)
 
     @property
     def used_ids(self) -> int:

@@ -30,8 +30,7 @@ from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, TOKENS, TOKENS_FI
 from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.core.stage import Work, stage
-from tasks.tokens.engine_choice import Choice, Engines, sample_of
-from tasks.tokens.engines import Encoded, Engine, EngineError, engine_errors
+from tasks.tokens.engines import Choice, Encoded, Engine, EngineError, Engines, engine_errors, sample_of
 from tasks.tokens.text_arrays import Texts, batches, number_array, text_array, texts_of
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 

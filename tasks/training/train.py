@@ -31,8 +31,7 @@ from tasks.core.machine import describe_device, threads_each
 from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.lineage.attribution import name_documents
-from tasks.tokens.index import ReadGroup, groups_of, load_index
-from tasks.tokens.sequences import open_sequences
+from tasks.tokens.index import ReadGroup, groups_of, load_index, open_sequences
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.launch import Callbacks, Job, Launched, launch

@@ -142,8 +142,7 @@ def _train(job: Job, place: Path, channel: Channel, ranks: Ranks, stop: StopRequ
     from model.execution import Execution
     from model.order import Group
     from model.randomness import seed_everything
-    from tasks.tokens.index import groups_of
-    from tasks.tokens.sequences import open_sequences
+    from tasks.tokens.index import groups_of, open_sequences
     from tasks.training.throughput import memory
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)

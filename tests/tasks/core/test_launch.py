@@ -27,7 +27,7 @@ from model import ModelConfig, NonFiniteLoss, TrainConfig, Trainer, Transformer,
 from model.order import Group
 from model.stopping import TrainingStopped
 from storage.errors import UserError
-from tasks.tokens.sequences import open_sequences
+from tasks.tokens.index import open_sequences
 from tasks.training.launch import Callbacks, Job, Nodes, RankError, _cause, error_file, launch, torchrun
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=1, n_head=2, d_model=16)

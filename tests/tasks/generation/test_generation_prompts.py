@@ -25,7 +25,8 @@ from tasks.core.settings import GenerateSettings, Settings
 from tasks.generation.prompt_files import Prompt, PromptsError, TemplateError, encodable, given_id, read_prompts
 from tasks.generation.shards import cut_prompts
 from tasks.registry.models import checkpoint_of
-from tasks.tokens.tokenizers import BpeTokenizer, HfTokenizer
+from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizers import HfTokenizer
 
 
 def written(path: Path, text: str | bytes) -> Path:
@@ -248,7 +249,7 @@ def test_another_seed_gives_another_text(home: Home, tiny: Ran) -> None:
 def test_an_empty_prompt_has_an_error_where_no_token_begins_a_text(home: Home, tiny: Ran, tmp_path: Path) -> None:
     assert tiny.checkpoint is not None
     folder = shutil.copytree(tiny.folder(tiny.checkpoint), tmp_path / "bundle")
-    spec = json.dumps(BpeTokenizer.fit(["the sheep"], 300).record()["spec"])
+    spec = json.dumps(learn_merges(["the sheep"], 300).record()["spec"])
     tokenizer = HfTokenizer(spec)
     tokenizer.save(folder / "tokenizer.json")
     config = ModelConfig(tokenizer.vocab_size, max_seq_len=16, n_layer=1, n_head=2, d_model=16)

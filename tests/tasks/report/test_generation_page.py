@@ -12,7 +12,8 @@ from generation_page_samples import HOSTILE, rich
 
 from tasks.report.completions import SECTIONS, generation_page
 from tasks.report.preview import GenerationFigures, generation_summary, text_pieces
-from tasks.tokens.tokenizers import AsciiTokenizer, BpeTokenizer
+from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizers import AsciiTokenizer
 
 
 def test_every_token_is_shaded_by_how_likely_it_was() -> None:
@@ -59,7 +60,7 @@ def test_pieces_are_the_text_with_its_log_probabilities() -> None:
 
 
 def test_tokens_that_share_a_character_are_one_piece() -> None:
-    tokenizer = BpeTokenizer.fit(["x"], 260)  # a byte is a token
+    tokenizer = learn_merges(["x"], 260)  # a byte is a token
     ids = tokenizer.encode(["a€b"])[0].tolist()
     pieces = text_pieces(tokenizer, "", ids, [-1.0, -0.5, -0.5, -0.5, -2.0])
     assert [(piece.text, piece.logprob) for piece in pieces] == [("a", -1.0), ("€", -1.5), ("b", -2.0)]

@@ -20,7 +20,8 @@ from tasks.report.inspect.inspection import InspectError, Inspection, inspect_pr
 from tasks.report.inspect.labels import token_labels, visible
 from tasks.report.inspect.page import SECTIONS, page_data, to_html
 from tasks.report.inspect.subject import Subject
-from tasks.tokens.tokenizers import AsciiTokenizer, BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer
+from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, HfTokenizer, Tokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 16, "init_std": 0.3}
 HOSTILE = [
@@ -161,7 +162,7 @@ def test_a_prompt_of_one_token_says_why_it_has_no_probability() -> None:
 
 
 def test_foreign_special_tokens_are_labelled_by_their_meaning() -> None:
-    spec = json.dumps(BpeTokenizer.fit(["some text to learn from"], 300).record()["spec"])
+    spec = json.dumps(learn_merges(["some text to learn from"], 300).record()["spec"])
     tokenizer = HfTokenizer(spec, eos_id=3)
     labels = token_labels(tokenizer, [3, 0, *tokenizer.encode(["so"])[0].tolist()])
     assert labels[:2] == ["<eos>", "<special 0>"]

@@ -14,24 +14,23 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import decoders, models, pre_tokenizers
 
-from tasks.tokens import engine_choice
 from tasks.tokens import engines as module
-from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines
 from tasks.tokens.engines import (
+    WORTH_AN_ENGINE,
     BytesEngine,
     Engine,
     EngineError,
+    Engines,
     GigatokenEngine,
     ReferenceEngine,
     TableEngine,
-    TiktokenEngine,
 )
+from tasks.tokens.merges import learn_merges
 from tasks.tokens.text_arrays import Texts, texts_of
 from tasks.tokens.tokenizers import (
     SPECIAL_TOKENS,
     UNK,
     AsciiTokenizer,
-    BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
     HfTokenizer,
@@ -46,7 +45,7 @@ def prose(seed: int = 0, n_words: int = 2_000) -> str:
     return " ".join(random.Random(seed).choices(TEXT.split(" "), k=n_words))
 
 
-BPE = BpeTokenizer.fit([prose(), "<|bos|> <|eos|> " * 200], 500)
+BPE = learn_merges([prose(), "<|bos|> <|eos|> " * 200], 500)
 CHAR = CharTokenizer.fit([prose()])
 WIDE = CharTokenizer("".join(map(chr, range(0x20, 0x500))))
 HARD = [
@@ -65,7 +64,6 @@ MAKERS: dict[str, Callable[[], Engine]] = {
     "char": lambda: TableEngine(CHAR),
     "char of many": lambda: TableEngine(WIDE),
     "gigatoken": lambda: GigatokenEngine(BPE),
-    "tiktoken": lambda: TiktokenEngine(BPE),
 }
 
 
@@ -155,15 +153,10 @@ def missing(tokenizer: Tokenizer) -> Engine:
         (missing, "gigatoken: it cannot be set up (ModuleNotFoundError: No module named 'gigatoken')"),
     ],
 )
-def test_another_engine_is_taken_where_one_differs_or_fails(
+def test_the_reference_is_taken_where_an_engine_differs_or_fails(
     first: Any, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    candidates = [("gigatoken", first), ("tiktoken", TiktokenEngine)]
-    monkeypatch.setattr(engine_choice, "_candidates", lambda tokenizer: candidates)
-    name, reason = big(texts([prose()]), BPE)
-    assert name == "tiktoken"
-    assert reason.startswith(told)
-    candidates.pop()
+    monkeypatch.setattr(module, "_candidates", lambda tokenizer: [("gigatoken", first)])
     name, reason = big(texts([prose()]), BPE)
     assert name == "tokenizers"
     assert reason.startswith(told)
@@ -220,7 +213,6 @@ def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
     choice = Engines(tokenizer).choose(texts(["the fold", "the"]), WORTH_AN_ENGINE)
     assert isinstance(choice.engine, ReferenceEngine)
     assert "gigatoken: it cannot be set up" in choice.reason
-    assert "tiktoken: it is not byte-level byte-pair encoding" in choice.reason
     assert choice.engine.encode(texts(["the fold", "the"])).lost.tolist() == [4, 0]
 
 

@@ -23,7 +23,7 @@ from tasks.core.run import Run
 from tasks.core.stage import Work, stage
 from tasks.tokens import merges
 from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
-from tasks.tokens.merges import fit_bpe
+from tasks.tokens.merges import fit_bpe, learn_merges
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer import FitSettings, check_tokenizer, fit_tokenizer, tokenizer
 from tasks.tokens.tokenizers import BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer, WordTokenizer, load_tokenizer
@@ -206,7 +206,7 @@ def test_where_text_is_too_poor_for_the_fast_trainer_the_other_learns(
 ) -> None:
     monkeypatch.setattr(merges, "WORTH_A_TRAINER", 0)
     found, tools = fit_bpe([text.encode()], 400)
-    assert found.saved == BpeTokenizer.fit([text], 400).saved
+    assert found.saved == learn_merges([text], 400).saved
     assert tools["trainer_reason"]
 
 
@@ -224,7 +224,7 @@ def test_a_failing_trainer_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_units_of_training_change_no_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [varied(seed, 2_000) for seed in range(2)]
     monkeypatch.setattr(merges, "UNIT_BYTES", 500)
-    assert fit_bpe(as_bytes(texts), 600)[0].saved == BpeTokenizer.fit(texts, 600).saved
+    assert fit_bpe(as_bytes(texts), 600)[0].saved == learn_merges(texts, 600).saved
 
 
 # -- tokenisers from elsewhere --------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_units_of_training_change_no_merge(monkeypatch: pytest.MonkeyPatch) -> N
 def foreign_file(folder: Path, **beside: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "some-tokenizer.json"
-    path.write_text(BpeTokenizer.fit([prose()], 300).spec, encoding="utf-8")
+    path.write_text(learn_merges([prose()], 300).spec, encoding="utf-8")
     for name, content in beside.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return path
@@ -272,7 +272,7 @@ def test_the_digest_follows_what_lies_beside_a_file_and_not_where(tmp_path: Path
 def test_a_file_that_changed_since_is_refused(tmp_path: Path, fit: Fit) -> None:
     path = foreign_file(tmp_path / "in")
     asked = settings_of(path)
-    path.write_text(BpeTokenizer.fit(["other"], 280).spec, encoding="utf-8")
+    path.write_text(learn_merges(["other"], 280).spec, encoding="utf-8")
     with pytest.raises(UserError, match="changed while this run began: run again"):
         fit([TEXTS], asked, file=path)
 
@@ -321,7 +321,7 @@ def test_a_pinned_tokeniser_is_had_without_its_file(tmp_path: Path) -> None:
 def test_a_file_that_is_there_counts_before_the_pinned_tokeniser(tmp_path: Path) -> None:
     path = foreign_file(tmp_path / "in")
     pinned = settings_of(path)
-    path.write_text(BpeTokenizer.fit(["other"], 280).spec, encoding="utf-8")
+    path.write_text(learn_merges(["other"], 280).spec, encoding="utf-8")
     assert FitSettings.of(TokenizerSettings(kind="file", file=str(path)), asdict(pinned)) == settings_of(path) != pinned
 
 
@@ -332,7 +332,7 @@ def test_more_ids_than_there_can_be_are_refused(asked: dict[str, int], kind: str
     with pytest.raises(UserError, match=rf"tokenizer\.{name} is [\d,]+, expected less than 16,777,216"):
         fit_tokenizer([b"some text"], FitSettings(kind, **asked))
     with pytest.raises(ValueError, match=rf"{name} is [\d,]+, expected less than"):
-        BpeTokenizer.fit(["some text"], **{"vocab_size": 300, **asked})
+        learn_merges(["some text"], **{"vocab_size": 300, **asked})
 
 
 @pytest.mark.parametrize("change", [{"bos": False}, {"eos": False}, {"engine": "reference"}])

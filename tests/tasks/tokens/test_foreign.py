@@ -14,16 +14,22 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
 from tasks.report.dataset.artefacts import special_names
-from tasks.tokens.engine_choice import WORTH_AN_ENGINE, Engines
-from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, GigatokenEngine, ReferenceEngine, TiktokenEngine
+from tasks.tokens.engines import (
+    ADDED_CHARS,
+    ALL_ADDED_CHARS,
+    WORTH_AN_ENGINE,
+    Engines,
+    GigatokenEngine,
+    ReferenceEngine,
+)
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.merges import learn_merges
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.subword import WORD_PATTERNS, cut_text
 from tasks.tokens.text_arrays import texts_of
 from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer import FitSettings
 from tasks.tokens.tokenizers import (
-    BpeTokenizer,
     HfTokenizer,
     TokenizerError,
     load_tokenizer,
@@ -300,11 +306,6 @@ def test_other_patterns_and_added_tokens_around_spaces_keep_a_text_whole() -> No
         assert not HfTokenizer(json.dumps({**spec, "added_tokens": added})).cuts_before_spaces
 
 
-def test_words_of_other_patterns_are_none_for_an_engine_with_gpt2_s() -> None:
-    with pytest.raises(ValueError, match="GPT-2's words"):
-        TiktokenEngine(known_words(WORD_PATTERNS[0]))
-
-
 # -- engines ---------------------------------------------------------------------------------------------------------
 
 
@@ -413,7 +414,7 @@ def test_an_error_names_the_file_once(content: bytes | None, told: str, tmp_path
 
 def test_a_file_in_one_s_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    BpeTokenizer.fit(["a"], 260).save(tmp_path / "x.json")
+    learn_merges(["a"], 260).save(tmp_path / "x.json")
     found = FitSettings.of(TokenizerSettings(kind="file", file="~/x.json"))
     assert found.file == digest_of_tokenizer_file(tmp_path / "x.json")
 

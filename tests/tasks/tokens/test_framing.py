@@ -26,7 +26,8 @@ from tasks.evaluation.windows import charged_nats, encode_documents
 from tasks.generation.prompt_files import Prompt, sample_prompts
 from tasks.report.inspect.inspection import inspect_prompt
 from tasks.report.inspect.subject import Subject
-from tasks.tokens.tokenizers import BOS, EOS, AsciiTokenizer, BpeTokenizer, HfTokenizer, Tokenizer
+from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizers import BOS, EOS, AsciiTokenizer, HfTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
 from tasks.training.interchange import export_bundle, import_folder
 
@@ -82,7 +83,7 @@ def bundle_at(folder: Path, tokenizer: Tokenizer, **entries: bool) -> Bundle:
 
 def foreign_tokenizer() -> HfTokenizer:
     """One whose only special id ends texts, and so stands between them."""
-    spec = json.dumps(BpeTokenizer.fit(["the sheep"], 300).record()["spec"])
+    spec = json.dumps(learn_merges(["the sheep"], 300).record()["spec"])
     return HfTokenizer(spec, eos_id=EOS)
 
 

@@ -23,8 +23,9 @@ from storage.lineage import manifest_of
 from storage.manifest import Manifest
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
-from tasks.tokens import engine_choice, engines
+from tasks.tokens import engines
 from tasks.tokens import tokenise as module
+from tasks.tokens.merges import learn_merges
 from tasks.tokens.text_arrays import Texts, texts_of
 from tasks.tokens.tokenise import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
 from tasks.tokens.tokenizers import (
@@ -32,7 +33,6 @@ from tasks.tokens.tokenizers import (
     EOS,
     UNK,
     AsciiTokenizer,
-    BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
     HfTokenizer,
@@ -48,7 +48,7 @@ def prose(seed: int = 0, n_words: int = 200) -> str:
     return " ".join(random.Random(seed).choices(TEXT.split(" "), k=n_words))
 
 
-BPE = BpeTokenizer.fit([prose(n_words=3_000)], 500)
+BPE = learn_merges([prose(n_words=3_000)], 500)
 KINDS: dict[str, Tokenizer] = {
     "char": CharTokenizer.fit([TEXT]),
     "ascii": AsciiTokenizer(),
@@ -119,7 +119,7 @@ def test_engine_and_row_groups_leave_no_trace_in_the_ids(kind: str, options: dic
 
 
 def test_a_fast_engine_writes_what_the_reference_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(module, "COMPARE_BYTES", 1)
     made = encode(tmp_path / "a", BPE, DOCUMENTS)
     assert made["engine"].startswith("gigatoken ")
@@ -198,9 +198,9 @@ def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
 ) -> None:
     texts = [prose(1), prose(2), "late " * 50]
     encode(tmp_path / "a", BPE, texts, rows_per_group=1, engine="reference")
-    monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(module, "COMPARE_BYTES", compare_bytes)
-    monkeypatch.setattr(engine_choice, "_candidates", lambda tokenizer: [("gigatoken", engine)])
+    monkeypatch.setattr(engines, "_candidates", lambda tokenizer: [("gigatoken", engine)])
     module._engines.cache_clear()
     made = encode(tmp_path / "b", BPE, texts, rows_per_group=1)
     assert made["engine"].startswith("tokenizers ")
@@ -238,11 +238,11 @@ def test_a_broken_tokeniser_is_told_to_the_user(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("worth", [0, engine_choice.WORTH_AN_ENGINE])
+@pytest.mark.parametrize("worth", [0, engines.WORTH_AN_ENGINE])
 def test_a_tokeniser_that_cannot_encode_is_told_to_the_user(
     worth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_choice, "WORTH_AN_ENGINE", worth)
+    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", worth)
     engine = HfEngine(models.WordLevel({"the": 0, "fold": 1}))
     engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = HfTokenizer(engine.to_str())
@@ -321,10 +321,10 @@ def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
         data = path.read_bytes()
         texts.append(data.decode("utf-8", errors="replace") if b"\x00" not in data else data[:50_000].decode("latin-1"))
     column = texts_of([text.encode() for text in texts])
-    learned = BpeTokenizer.fit((text[:20_000] for text in texts), 4096)
+    learned = learn_merges((text[:20_000] for text in texts), 4096)
     for tokenizer in (learned, CharTokenizer.fit(texts, 200), AsciiTokenizer(), ByteTokenizer()):
-        chooser = engine_choice.Engines(tokenizer)
-        for _, make in engine_choice._candidates(tokenizer):
+        chooser = engines.Engines(tokenizer)
+        for _, make in engines._candidates(tokenizer):
             chooser.compare(make(tokenizer), column)
 
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.tokens.merges import learn_merges
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.subword import PIECE_BYTES, cut_text
 from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer
@@ -65,7 +66,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def bpe() -> BpeTokenizer:
     # special tokens lie in the training text too: they must not become mergeable control tokens
-    return BpeTokenizer.fit([prose(), "<|bos|> <|eos|> " * 500], 600)
+    return learn_merges([prose(), "<|bos|> <|eos|> " * 500], 600)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +264,7 @@ def test_fits_repeat_to_the_byte_in_processes_with_other_hash_seeds(tmp_path: Pa
 
 def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
     with pytest.raises(ValueError, match="needs at least 260"):
-        BpeTokenizer.fit(["a"], 100)
+        learn_merges(["a"], 100)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 3, 4])
@@ -403,7 +404,7 @@ def test_a_long_text_is_encoded_in_pieces_to_the_same_ids(bpe: BpeTokenizer) -> 
 
 
 def test_a_text_that_an_engine_may_not_cut_stays_whole() -> None:
-    spec = json.loads(BpeTokenizer.fit([prose()], 300).spec)
+    spec = json.loads(learn_merges([prose()], 300).spec)
     spec["normalizer"] = {"type": "Prepend", "prepend": "▁"}
     text = ("word " * PIECE_BYTES).encode()
     assert list(HfTokenizer(json.dumps(spec)).pieces(text)) == [text]

@@ -18,12 +18,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_columns, write_table
+from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import (
     BOS,
     EOS,
     SPECIAL_TOKENS,
     AsciiTokenizer,
-    BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
     HfTokenizer,
@@ -60,7 +60,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     if request.param == "char":
         return CharTokenizer.fit([PROSE])
     if request.param == "bpe":
-        return BpeTokenizer.fit([PROSE], 400)
+        return learn_merges([PROSE], 400)
     return AsciiTokenizer() if request.param == "ascii" else ByteTokenizer()
 
 

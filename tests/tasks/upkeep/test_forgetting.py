@@ -35,7 +35,7 @@ from tasks.lineage.attribution import first_paths
 from tasks.lineage.training_membership import exposures
 from tasks.lineage.why import explain
 from tasks.tokens.interface import Tokenizer
-from tasks.tokens.subword import BpeTokenizer
+from tasks.tokens.merges import learn_merges
 from tasks.tokens.tables import AsciiTokenizer, CharTokenizer, WordTokenizer
 from tasks.upkeep import forget_sweep as sweep
 from tasks.upkeep.forget import forget
@@ -392,7 +392,7 @@ TOKENIZERS: dict[str, Callable[[list[str]], Tokenizer]] = {
     "char": CharTokenizer.fit,
     "word": lambda texts: WordTokenizer.fit(texts, 300),
     "ascii": lambda texts: AsciiTokenizer(),
-    "bpe": lambda texts: BpeTokenizer.fit(texts, 300),  # nearly bytes: it cuts a character in two
+    "bpe": lambda texts: learn_merges(texts, 300),  # nearly bytes: it cuts a character in two
 }
 
 
