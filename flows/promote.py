@@ -18,8 +18,7 @@ from tasks.core.executor import act
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
-from tasks.evaluation.gate_facts import known_leaks
-from tasks.evaluation.gates import gates
+from tasks.evaluation.gates import gates, known_leaks
 from tasks.registry.models import ensure_training_run, version_checkpoint
 from tasks.registry.promote import ChampionChanged, Promotion, Rival, champion_of, move_aliases, trained_on
 

@@ -1,4 +1,4 @@
-"""Limits of the gates; `tasks.evaluation.gate_definitions` defines what each gate measures."""
+"""Limits of the gates; `tasks.evaluation.gates` defines what each gate measures."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ from storage.store import Store
 from storage.tracking import CORPUS_TAG, Tracking
 from tasks.curate.evalset import trains_on_evalset
 from tasks.evaluation.compare import champion_figures
-from tasks.evaluation.gate_facts import curated_of
-from tasks.evaluation.gate_verdicts import Verdict, failed, read_verdicts
+from tasks.evaluation.gates import Verdict, curated_of, failed, read_verdicts
 from tasks.evaluation.tables import read_metrics
 from tasks.registry.served_model import prepare_bundle, requirements, signature
 from tasks.report.model_card import model_card, parameters_of

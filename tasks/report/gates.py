@@ -15,8 +15,7 @@ from storage.manifest import ArtifactRef
 from storage.registry import ModelVersion, registered_versions
 from storage.store import Store
 from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
-from tasks.evaluation.gate_definitions import GATES, clear_loss
-from tasks.evaluation.gate_verdicts import Verdict, failed, read_verdicts
+from tasks.evaluation.gates import GATES, Verdict, clear_loss, failed, read_verdicts
 from tasks.report.evaluation import charts
 from tasks.report.evaluation.charts import interval, interval_words
 from tasks.report.frame import report_page

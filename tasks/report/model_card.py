@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
-from tasks.evaluation.gate_facts import CorpusFacts, corpus_facts, curated_of
-from tasks.evaluation.gate_verdicts import Verdict
+from tasks.evaluation.gates import CorpusFacts, Verdict, corpus_facts, curated_of
 from tasks.evaluation.sums import baselines_of
 from tasks.evaluation.tables import Evaluation, Slice, read_evaluation
 from tasks.report.markdown import plain, table

@@ -7,8 +7,7 @@ import math
 from evaluation_report_samples import CHECKPOINT, HOSTILE, pair
 
 from storage.registry import ModelVersion
-from tasks.evaluation.gate_definitions import GATES
-from tasks.evaluation.gate_verdicts import Verdict
+from tasks.evaluation.gates import GATES, Verdict
 from tasks.report.gates import GateFigures
 
 

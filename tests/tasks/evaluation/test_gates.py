@@ -21,10 +21,19 @@ from storage.tables import write_table
 from tasks.core.settings import SettingsError, load_settings, parse_assignments
 from tasks.evaluation.bootstrap import Difference
 from tasks.evaluation.compare import Comparison, SlicePair
-from tasks.evaluation.gate_definitions import GATES, judge
-from tasks.evaluation.gate_facts import CorpusFacts, Facts, collect_facts, corpus_facts
 from tasks.evaluation.gate_settings import GateSettings
-from tasks.evaluation.gate_verdicts import Verdict, failed, read_verdicts, write_verdicts
+from tasks.evaluation.gates import (
+    GATES,
+    CorpusFacts,
+    Facts,
+    Verdict,
+    collect_facts,
+    corpus_facts,
+    failed,
+    judge,
+    read_verdicts,
+    write_verdicts,
+)
 
 Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]
 CLEAN = CorpusFacts(files=100, rejected=10, documents=90, repeated=9, ocr_pages=12, ocr_confidence=0.8)

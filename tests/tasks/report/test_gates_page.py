@@ -11,7 +11,7 @@ from html_tags import Tags, assert_alone
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows.promote import promote_model
-from tasks.evaluation.gate_definitions import GATES
+from tasks.evaluation.gates import GATES
 from tasks.report.gates import SECTIONS, TITLES, GateFigures, gates_page, gates_summary, write
 from tasks.report.written import Outcome
 
