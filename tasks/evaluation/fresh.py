@@ -23,8 +23,7 @@ from storage.tables import read_columns, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.evalset import evaluation_rows
 from tasks.curate.kept import Kept, kept_documents
-from tasks.evaluation.bootstrap import LEVEL, RESAMPLES, Difference
-from tasks.evaluation.compare import all_nats
+from tasks.evaluation.compare import LEVEL, RESAMPLES, Difference, all_nats
 from tasks.evaluation.split import split_inputs
 from tasks.evaluation.tables import Evaluated
 

@@ -25,8 +25,7 @@ from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.kept import kept_documents
-from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
+from tasks.evaluation.compare import Comparison, Difference, SlicePair, compare_evaluations
 from tasks.evaluation.gate_settings import GateSettings
 from tasks.evaluation.tables import read_metrics
 from tasks.training.bundle import WEIGHTS_FILE

@@ -1,14 +1,21 @@
-"""The n-gram baseline of a dataset, fitted once on the tokens that its models train on.
+"""The stage `ngram`: a baseline of counts alone, fitted once on the tokens that the models of a dataset train on.
 
-Where there are more tokens than it may hold in memory, it is fitted on a sample of whole documents, the same each time;
-how many tokens that were stands beside its figures.
+The model is interpolated modified Kneser-Ney smoothing (Chen and Goodman 1999), fitted and evaluated by whole arrays.
+An n-gram is named by its place in a sorted table: the name of its first n - 1 tokens times the size of the vocabulary,
+plus its last token, is one integer, so one sort per order finds and counts them all.
+
+The first token of a document is never predicted; it and what follows are context for the rest of the document, and
+nothing reaches over its beginning. An n-gram that stands at the beginning has no token before it: where lower orders
+count the different tokens before an n-gram, each such occurrence counts as one of its own. Where there are more tokens
+than memory may hold, a fixed sample of whole documents is used; how many tokens that were stands beside its figures.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +27,11 @@ from storage.manifest import ArtifactRef
 from storage.schemas import COUNTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store
 from tasks.core.stage import Work, stage
-from tasks.evaluation.kneser_ney import KneserNey
 from tasks.tokens.index import load_index
 
 BYTES_PER_TOKEN = 8  # of the shards and tables that fitting reads, about
+NO_NAME = -1  # of an n-gram that was never seen, or that would reach over a document's beginning
+PREDICTED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
@@ -141,3 +149,227 @@ def training_documents(dataset: Path, shards: dict[str, Path], max_tokens: int) 
         left -= len(parts[-1])
     ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
     return ids, np.array([len(part) for part in parts], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The n-grams of one order.
+
+    Attributes:
+        keys: (u,) int64, rising: name of the first n - 1 tokens times `vocab_size`, plus the last token.
+        counts: (u,) integers, how often each occurs; in all orders but the highest, after how many different tokens.
+        contexts: n-grams of the order below, 1 below the lowest.
+        vocab_size: number of tokens.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+    contexts: int
+    vocab_size: int
+
+    @cached_property
+    def discounts(self) -> np.ndarray:
+        """(4,) what is taken from counts of 0, 1, 2, and 3 or more (Chen and Goodman 1999, equation 26)."""
+        n1, n2, n3, n4 = (int((self.counts == times).sum()) for times in (1, 2, 3, 4))
+        if min(n1, n2, n3, n4) > 0:
+            y = n1 / (n1 + 2 * n2)
+            found = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
+            # a discount of 0 would leave nothing for what was never seen behind a context
+            if (found[1:] > 0).all() and (found[1:] <= np.arange(1, 4)).all():
+                return found
+        return np.array([0.0, 0.5, 1.0, 1.5])  # so few n-grams say nothing of how to discount them
+
+    @cached_property
+    def context(self) -> np.ndarray:
+        """(u,) name of the first n - 1 tokens of each."""
+        return self.keys // self.vocab_size
+
+    @cached_property
+    def discounted(self) -> np.ndarray:
+        """(u,) share of each among the n-grams of its context, less the discount."""
+        taken = self.discounts[np.minimum(self.counts, 3)]
+        return np.asarray((self.counts - taken) / np.maximum(self.totals, 1)[self.context])
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """(contexts,) sum of the counts behind each context."""
+        return np.bincount(self.context, weights=self.counts, minlength=self.contexts)
+
+    @cached_property
+    def left_over(self) -> np.ndarray:
+        """(contexts,) share that discounting leaves to the order below; all of it where nothing was ever seen."""
+        taken = np.bincount(self.context, weights=self.discounts[np.minimum(self.counts, 3)], minlength=self.contexts)
+        return np.divide(taken, self.totals, out=np.ones(self.contexts), where=self.totals > 0)
+
+    def refine(self, context: np.ndarray, ids: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        """Make of the probabilities of the order below those of this one, in place.
+
+        Args:
+            context: (N,) name of the n - 1 tokens before each token; `NO_NAME` leaves its probability as it is.
+            ids: (N,) tokens.
+            probability: (N,) of each by the order below.
+
+        Returns:
+            (N,) name of the n-gram that ends with each token.
+        """
+        names = self._names(context, ids)
+        known, seen = context >= 0, names >= 0
+        probability[known] *= self.left_over[context[known]]
+        probability[seen] += self.discounted[names[seen]]
+        return names
+
+    def _names(self, context: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Names of n-grams, by those of their first n - 1 tokens (`NO_NAME` gives the same) and their last tokens."""
+        wanted = context * self.vocab_size + ids
+        place = np.minimum(np.searchsorted(self.keys, wanted), max(0, len(self.keys) - 1))
+        known = (context >= 0) & (self.keys[place] == wanted) if len(self.keys) else np.zeros(len(ids), dtype=bool)
+        return np.where(known, place, NO_NAME)
+
+
+@dataclass(frozen=True)
+class KneserNey:
+    """A fitted model.
+
+    Attributes:
+        orders: the n-grams of orders 1, 2, and so on; a saved model's are read when they are asked for.
+        vocab_size: number of tokens; those that were never seen are as likely as each other.
+        tokens: predicted tokens that it was fitted on.
+    """
+
+    orders: Sequence[Order]
+    vocab_size: int
+    tokens: int
+
+    @classmethod
+    def fit(cls, ids: np.ndarray, lengths: np.ndarray, vocab_size: int, order: int = 5) -> KneserNey:
+        """Count the n-grams of some documents.
+
+        Args:
+            ids: (N,) tokens, one document after the other.
+            lengths: (n,) tokens of each document.
+            vocab_size: number of tokens there are.
+            order: the longest n-grams.
+
+        Raises:
+            ValueError: an order below 1, or lengths or tokens that do not fit.
+        """
+        _check(ids, lengths, vocab_size, order)
+        place = places_in_documents(lengths)
+        predicted = np.flatnonzero(place > 0)
+        names = ids.astype(np.int32)  # of the n-gram that ends with each token
+        keys = [np.arange(vocab_size)]
+        counts = [np.bincount(ids[predicted], minlength=vocab_size)]
+        for n in range(2, order + 1):
+            ends = np.flatnonzero(place >= n - 1)
+            found, one, inverse, times = _named(names[ends - 1].astype(np.int64) * vocab_size + ids[ends])
+            # each different n-gram is one token before the n-1-gram that it ends with
+            behind = np.bincount(names[ends[one]], minlength=len(keys[-1]))
+            if n > 2:  # that of order 1 at the beginning is the token that is never predicted
+                behind += np.bincount(names[np.flatnonzero(place == n - 2)], minlength=len(keys[-1]))
+            counts[-1] = behind.astype(np.int32)
+            names = np.full(len(ids), NO_NAME, dtype=np.int32)
+            names[ends] = inverse
+            keys.append(found)
+            counts.append(times)
+        contexts = [1, *(len(item) for item in keys[:-1])]
+        orders = (
+            Order(key, count, below, vocab_size) for key, count, below in zip(keys, counts, contexts, strict=True)
+        )
+        return cls(tuple(orders), vocab_size, len(predicted))
+
+    def nll(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Negative log-likelihood of every token but each document's first, for which it is 0.
+
+        Args:
+            ids: (N,) tokens, one document after the other.
+            lengths: (n,) tokens of each document.
+
+        Returns:
+            (N,) float64 nats.
+        """
+        _check(ids, lengths, self.vocab_size, len(self.orders))
+        place = places_in_documents(lengths)
+        probability = np.full(len(ids), 1 / self.vocab_size)
+        # of the n-1-gram before each token; those of order 0 have one name
+        context = np.zeros(len(ids), dtype=np.int64)
+        for n, order in enumerate(self.orders, 1):
+            names = np.empty(len(ids), dtype=np.int64)
+            for begin in range(0, len(ids), PREDICTED_AT_ONCE):
+                part = slice(begin, begin + PREDICTED_AT_ONCE)
+                names[part] = order.refine(context[part], ids[part], probability[part])
+            # the context of the next order ends before each token, in the same document
+            context[1:] = np.where(place[1:] >= n, names[:-1], NO_NAME)
+            context[:1] = NO_NAME
+        return np.where(place > 0, -np.log(probability), 0.0)
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder, in the smallest types that hold it: see `load`."""
+        np.save(folder / "sizes.npy", np.array([self.vocab_size, self.tokens, len(self.orders)]), allow_pickle=False)
+        for n, order in enumerate(self.orders, 1):
+            ends = np.cumsum(np.bincount(order.context, minlength=order.contexts))
+            tokens = order.keys - order.context * self.vocab_size
+            for name, values in (("tokens", tokens), ("ends", ends), ("counts", order.counts)):
+                kind = np.min_scalar_type(int(values.max(initial=0)))
+                np.save(folder / f"{name}-{n}.npy", values.astype(kind), allow_pickle=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> KneserNey:
+        """What `save` wrote."""
+        vocab_size, tokens, highest = np.load(folder / "sizes.npy", allow_pickle=False).tolist()
+        return cls(SavedOrders(folder, highest, vocab_size), vocab_size, tokens)
+
+
+@dataclass(frozen=True)
+class SavedOrders(Sequence[Order]):
+    """The orders of a saved model, each read when it is asked for: together they may be larger than memory likes."""
+
+    folder: Path
+    highest: int
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return self.highest
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < self.highest:
+            raise IndexError(f"order {place + 1} of {self.highest}")
+        tokens, ends, counts = (
+            np.load(self.folder / f"{name}-{place + 1}.npy", allow_pickle=False)
+            for name in ("tokens", "ends", "counts")
+        )
+        keys = np.repeat(np.arange(len(ends)), np.diff(ends.astype(np.int64), prepend=0)) * self.vocab_size + tokens
+        return Order(keys, counts, len(ends), self.vocab_size)
+
+
+def _named(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What np.unique gives with a place, the inverse and counts, in half the memory.
+
+    Returns:
+        The different keys, rising; a place of each; the number of each key among them; and how often each is there.
+    """
+    order = np.argsort(keys)
+    rising = keys[order]
+    opens = np.append(True, rising[1:] != rising[:-1])[: len(keys)]
+    number = np.cumsum(opens, dtype=np.int32)
+    number -= 1
+    inverse = np.empty(len(keys), dtype=np.int32)
+    inverse[order] = number
+    begins = np.flatnonzero(opens)
+    return rising[begins], order[begins], inverse, np.diff(begins, append=len(keys)).astype(np.int32)
+
+
+def places_in_documents(lengths: np.ndarray) -> np.ndarray:
+    """(N,) int32 place of each token in its document, from 0."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    total = int(lengths.sum())
+    kind = np.int32 if total < 2**31 else np.int64
+    return np.arange(total, dtype=kind) - np.repeat((np.cumsum(lengths) - lengths).astype(kind), lengths)
+
+
+def _check(ids: np.ndarray, lengths: np.ndarray, vocab_size: int, order: int) -> None:
+    if order < 1:
+        raise ValueError(f"order is {order}; expected 1 or more")
+    if int(np.sum(lengths)) != len(ids):
+        raise ValueError(f"the documents have {int(np.sum(lengths))} tokens, and there are {len(ids)}")
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ValueError(f"tokens are from {ids.min()} to {ids.max()}; expected 0 to {vocab_size - 1}")

@@ -8,8 +8,7 @@ from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
 from tasks.evaluation.gates import CorpusFacts, Verdict, corpus_facts, curated_of
-from tasks.evaluation.sums import baselines_of
-from tasks.evaluation.tables import Evaluation, Slice, read_evaluation
+from tasks.evaluation.tables import Evaluation, Slice, baselines_of, read_evaluation
 from tasks.report.markdown import plain, table
 from tasks.training.bundle import WEIGHTS_FILE
 

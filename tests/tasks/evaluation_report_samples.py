@@ -6,10 +6,8 @@ import math
 from dataclasses import replace
 
 from storage.manifest import ArtifactRef
-from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation.compare import Comparison, DocumentPair, SlicePair
-from tasks.evaluation.sums import Sums
-from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice
+from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair
+from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice, Sums
 from tasks.lineage.contamination import Exposure
 from tasks.report.evaluation.figures import Completion, Document, EvaluationFigures, Mark, Rival
 from tasks.report.evaluation.pairs import PairFigures, Side

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tasks.evaluation.bootstrap import Difference
+from tasks.evaluation.compare import Difference
 from tasks.evaluation.tables import CalibrationBin, PositionBucket
 from tasks.report.charts import Layer, Plot, histogram_figure, legend
 from tasks.report.inspect.svg import Picture, element, escape, label, line

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from storage.manifest import ArtifactRef
-from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation.sums import Sums
-from tasks.evaluation.tables import Evaluation
+from tasks.evaluation.compare import Difference
+from tasks.evaluation.tables import Evaluation, Sums
 from tasks.lineage.contamination import Exposure
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation.compare import Comparison, compare_evaluations
+from tasks.evaluation.compare import Comparison, Difference, compare_evaluations
 from tasks.report.evaluation.collect import beginnings, completion_of, first_completions, paths_of
 from tasks.report.evaluation.figures import Completion
 

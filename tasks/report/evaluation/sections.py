@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tasks.evaluation.sums import Sums, baselines_of
-from tasks.evaluation.tables import DIMENSIONS
+from tasks.evaluation.tables import DIMENSIONS, Sums, baselines_of
 from tasks.report.evaluation.charts import confidence_figure, positions_figure, reliability_figure
 from tasks.report.evaluation.figures import Document, EvaluationFigures
 from tasks.report.evaluation.texts import begins_cell, name_cell, written

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tasks.evaluation.sums import baselines_of
+from tasks.evaluation.tables import baselines_of
 from tasks.report.evaluation.figures import EvaluationFigures
 from tasks.report.evaluation.words import ZSTD, facts, lead, worries
 from tasks.report.markdown import plain, table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation.sums import baselines_of
+from tasks.evaluation.compare import Difference
+from tasks.evaluation.tables import baselines_of
 from tasks.report.evaluation.figures import EvaluationFigures
 from tasks.report.wording import counted, share, size_of
 from tasks.report.worries import Worry, ordered

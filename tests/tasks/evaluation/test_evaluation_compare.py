@@ -11,8 +11,7 @@ import pytest
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
-from tasks.evaluation.bootstrap import paired_bootstrap
-from tasks.evaluation.compare import champion_figures, compare_evaluations
+from tasks.evaluation.compare import champion_figures, compare_evaluations, paired_bootstrap
 from tasks.evaluation.tables import Evaluated, Evaluation, write_evaluation
 
 BIT = math.log(2)
@@ -30,7 +29,7 @@ def test_a_seed_gives_one_interval_however_it_is_cut(monkeypatch: pytest.MonkeyP
     first = paired_bootstrap(a, b, sizes, seed=3)
     assert paired_bootstrap(a, b, sizes, seed=3) == first
     assert paired_bootstrap(a, b, sizes, seed=4) != first
-    monkeypatch.setattr("tasks.evaluation.bootstrap.DRAWN_AT_ONCE", 64)
+    monkeypatch.setattr("tasks.evaluation.compare.DRAWN_AT_ONCE", 64)
     assert paired_bootstrap(a, b, sizes, seed=3) == first
 
 

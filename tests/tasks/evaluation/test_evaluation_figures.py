@@ -20,10 +20,8 @@ from storage.errors import UserError
 from storage.manifest import Manifest
 from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
-from tasks.evaluation.evaluate import EvaluateSettings, evaluate
-from tasks.evaluation.sums import Sums
-from tasks.evaluation.tables import DIMENSIONS, Evaluated, Evaluation, read_documents, read_evaluation
-from tasks.evaluation.windows import encode_documents
+from tasks.evaluation.evaluate import EvaluateSettings, encode_documents, evaluate
+from tasks.evaluation.tables import DIMENSIONS, Evaluated, Evaluation, Sums, read_documents, read_evaluation
 from tasks.tokens.tokenizers import BOS, EOS, UNK
 from tasks.training.bundle import WEIGHTS_FILE, Bundle
 

@@ -13,8 +13,7 @@ from tiny_run import Ran
 
 from storage.lineage import manifest_of
 from storage.tables import read_rows
-from tasks.evaluation.kneser_ney import KneserNey
-from tasks.evaluation.ngram import dataset_of, training_documents
+from tasks.evaluation.ngram import KneserNey, dataset_of, training_documents
 from tasks.tokens.tokenizers import BOS, EOS
 
 V = 9

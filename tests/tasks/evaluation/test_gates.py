@@ -19,8 +19,7 @@ from storage.schemas import DROPPED, NORMALISED, SELECTION
 from storage.store import Store
 from storage.tables import write_table
 from tasks.core.settings import SettingsError, load_settings, parse_assignments
-from tasks.evaluation.bootstrap import Difference
-from tasks.evaluation.compare import Comparison, SlicePair
+from tasks.evaluation.compare import Comparison, Difference, SlicePair
 from tasks.evaluation.gate_settings import GateSettings
 from tasks.evaluation.gates import (
     GATES,

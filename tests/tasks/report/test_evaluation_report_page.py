@@ -10,7 +10,7 @@ import pytest
 from evaluation_report_samples import bare, pair, rich
 from html_tags import Tags, assert_alone
 
-from tasks.evaluation.bootstrap import Difference
+from tasks.evaluation.compare import Difference
 from tasks.report.evaluation.charts import interval, interval_words
 from tasks.report.evaluation.figures import Completion, EvaluationFigures, Mark
 from tasks.report.evaluation.page import SECTIONS, evaluation_page

@@ -22,7 +22,7 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EVALSET
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
-from tasks.evaluation.windows import charged_nats, encode_documents
+from tasks.evaluation.evaluate import charged_nats, encode_documents
 from tasks.generation.prompt_files import Prompt, sample_prompts
 from tasks.report.inspect.inspection import inspect_prompt
 from tasks.report.inspect.subject import Subject
