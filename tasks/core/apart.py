@@ -22,8 +22,7 @@ from typing import Any
 
 from storage.errors import UserError
 from storage.without_pandas import WithoutPandas
-from tasks.ingest.pool.child import take_requests
-from tasks.ingest.pool.messages import MessageReader, write_ascii_message
+from tasks.core.child import ChildEnded, ChildProcess, module_command, serve
 
 WORTH_A_PROCESS = 2**23  # bytes of tables, unpacked, over all calls; less is done sooner than a process has started
 LARGE_BYTES = 2**26  # a call that reads so much ends its process, whose memory has grown

@@ -10,10 +10,6 @@ gone. It says of an expression what it reads, and of the documents of segments i
 from __future__ import annotations
 
 import json
-import os
-import queue
-import resource
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,8 +24,8 @@ import pyarrow.parquet as pq
 from storage.errors import UserError
 from storage.schemas import GROUPS
 from tasks.curate.view import DocumentView, SegmentTables, empty_view
-from tasks.ingest.pool.child import limit_added_memory, take_requests
-from tasks.ingest.pool.messages import write_ascii_message
+from tasks.core import child
+from tasks.core.child import limit_added_memory
 from tasks.tokens.mix import ADVICE, SHOWN_CHARS, shown
 
 MEMORY_BYTES = 2**31  # that an expression may add to what the process has
@@ -54,18 +50,10 @@ Send = Callable[[dict[str, Any]], None]
 
 def main() -> None:
     """Serves requests until standard input ends."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not get between the messages
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=take_requests, args=(requests,), daemon=True).start()
-
-    def send(message: dict[str, Any]) -> None:
-        write_ascii_message(answers, message)
-
+    requests, send = child.serve()
     send({"ready": True})
-    while True:
-        serve(requests.get(), send)
+    for request in requests:
+        serve(request, send)
 
 
 def serve(request: Mapping[str, Any], send: Send) -> None:

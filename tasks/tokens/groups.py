@@ -35,7 +35,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, GROUPS, GROUPS_FILE
 from tasks.core.stage import Work, stage
 from tasks.curate.view import kept_by_segment, paths_of, segment_tables
-from tasks.ingest.pool.messages import MessageReader, write_ascii_message
+from tasks.core.child import MessageReader, write_message
 from tasks.tokens.mix import ADVICE, MixError, MixSettings, shown
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class _Child:
     def send(self, request: Mapping[str, Any]) -> None:
         """Ask it something."""
         with contextlib.suppress(BrokenPipeError):  # a dead process is noticed where its answer is read
-            write_ascii_message(self._requests.fileno(), dict(request))
+            write_message(self._requests.fileno(), dict(request))
 
     def answer(self, seconds: float, where: str) -> dict[str, Any]:
         """What it says next.
