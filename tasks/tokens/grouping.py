@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from storage.errors import UserError
 from storage.schemas import GROUPS
-from tasks.curate.view import DocumentView, SegmentTables, empty_view
 from tasks.core import child
 from tasks.core.child import limit_added_memory
+from tasks.curate.view import DocumentView, SegmentTables, empty_view
 from tasks.tokens.mix import ADVICE, SHOWN_CHARS, shown
 
 MEMORY_BYTES = 2**31  # that an expression may add to what the process has

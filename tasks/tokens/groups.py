@@ -33,9 +33,9 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, GROUPS, GROUPS_FILE
+from tasks.core.child import MessageReader, write_message
 from tasks.core.stage import Work, stage
 from tasks.curate.view import kept_by_segment, paths_of, segment_tables
-from tasks.core.child import MessageReader, write_message
 from tasks.tokens.mix import ADVICE, MixError, MixSettings, shown
 
 if TYPE_CHECKING:
