@@ -27,16 +27,16 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The stage's own function, in two processes that are started for it."""
     from storage.digest import sha256_file
     from storage.tables import unpacked_size
-    from tasks.core.apart import Apart
+    from tasks.core.subprocesses import Subprocesses
     from tasks.tokens.tokenise import tokenise_segment
 
     fingerprint = sha256_file(tokenizer)  # the stage has it from the manifest
-    apart = Apart(WORKERS)
+    processes = Subprocesses(WORKERS)
 
     def encode(table: Path) -> None:
         folder = out / table.stem
         folder.mkdir()
-        apart.call(
+        processes.call(
             tokenise_segment,
             lambda done, total: None,
             unpacked_size(table),
@@ -51,7 +51,7 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
     with ThreadPoolExecutor(WORKERS) as threads:
         list(threads.map(encode, tables))
-    apart.close()
+    processes.close()
 
 
 def alone(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:

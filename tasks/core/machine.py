@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasks.core.apart import Apart
+    from tasks.core.subprocesses import Subprocesses
     from tasks.ingest.pool.pool import ExtractionPool
     from tasks.readers.records import Limits
 
@@ -68,7 +68,7 @@ class Machine:
         self.computing = threading.Lock()
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None
-        self._apart: Apart | None = None
+        self._subprocesses: Subprocesses | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a task on another machine, which has so many processors."""
@@ -86,14 +86,14 @@ class Machine:
             return self._pool
 
     @property
-    def apart(self) -> Apart:
+    def subprocesses(self) -> Subprocesses:
         """Subprocesses for pure table functions, shared by all segments."""
-        from tasks.core.apart import Apart
+        from tasks.core.subprocesses import Subprocesses
 
         with self._lock:
-            if self._apart is None:
-                self._apart = Apart(self.workers)
-            return self._apart
+            if self._subprocesses is None:
+                self._subprocesses = Subprocesses(self.workers)
+            return self._subprocesses
 
     @cached_property
     def device(self) -> str:
@@ -114,10 +114,10 @@ class Machine:
     def close(self) -> None:
         """End all processes."""
         with self._lock:
-            for pool in (self._pool, self._apart):
+            for pool in (self._pool, self._subprocesses):
                 if pool is not None:
                     pool.close()
-            self._pool = self._apart = None
+            self._pool = self._subprocesses = None
 
     def __enter__(self) -> Machine:
         return self

@@ -81,7 +81,7 @@ class Work:
         """Seed every random generator, choose kernels, and record both in the manifest."""
         self.modes.update(self.machine.seed(seed))
 
-    def apart(self, function: Callable[..., Any], size: int, **arguments: Any) -> Any:
+    def in_subprocess(self, function: Callable[..., Any], size: int, **arguments: Any) -> Any:
         """Call a module-level function in a subprocess, or here if there is little to read.
 
         Args:
@@ -92,7 +92,7 @@ class Work:
         def progress(done: int, total: int) -> None:
             self.progress.update(done, total, "documents")
 
-        return self.machine.apart.call(function, progress, size, **arguments)
+        return self.machine.subprocesses.call(function, progress, size, **arguments)
 
     def folder(self, ref: ArtifactRef) -> Path:
         """Return the folder of an input's files."""

@@ -83,7 +83,7 @@ def curate(
     """
     shelves = shelves_of(work.store, documents)
     measured = folders_beside(work.store, documents, measures)
-    made = work.apart(
+    made = work.in_subprocess(
         select_documents,
         sum(unpacked_size(Path(folder) / MEASURES_FILE) for folder in measured),
         snapshot=str(work.folder(snapshot)),

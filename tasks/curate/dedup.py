@@ -63,7 +63,7 @@ def dedup(
     """Find exact and near-duplicates."""
     shelves = shelves_of(work.store, documents)
     known = [] if before is None else [str(work.folder(before) / VERIFIED_FILE)]
-    made = work.apart(
+    made = work.in_subprocess(
         find_duplicates,
         sum(unpacked_size(Path(shelf.folder) / DOCUMENTS_FILE) for shelf in shelves),
         snapshot=str(work.folder(snapshot)),

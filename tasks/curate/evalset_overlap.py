@@ -43,31 +43,31 @@ def evalset_overlap(
 ) -> str:
     """Find the documents of one segment that share text with the evaluation set."""
     folder = work.folder(measures)
-    made = work.apart(
+    made = work.in_subprocess(
         find_overlap,
         unpacked_size(folder / MEASURES_FILE),
-        measures=str(folder),
-        evalset=str(work.folder(evalset)),
-        out=str(work.out),
+        measures=folder,
+        evalset=work.folder(evalset),
+        out=work.out,
     )
     work.counts["rows"], work.counts["units"] = made["rows"], made["units"]
     return str(made["digest"])
 
 
-def find_overlap(measures: str, evalset: str, out: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
+def find_overlap(measures: Path, evalset: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write what a segment shares with an evaluation set; returns counts and a digest.
 
     Args:
         measures: folder of the segment's measures and signatures.
         evalset: folder of the evaluation set.
     """
-    grams = Signatures.load(Path(measures)).gram_hashes
-    where, _ = GramIndex(common(grams.values, load_grams(Path(evalset)).values)).find(grams.values)
+    grams = Signatures.load(measures).gram_hashes
+    where, _ = GramIndex(common(grams.values, load_grams(evalset).values)).find(grams.values)
     runs = grams.values[where]
     shared = np.bincount(np.searchsorted(grams.offsets, where, side="right") - 1, minlength=len(grams))
     rows = np.flatnonzero(shared)
     ends = np.cumsum(shared[rows])
-    names = pq.read_table(Path(measures) / MEASURES_FILE, columns=["doc_id"])["doc_id"].take(rows)
+    names = pq.read_table(measures / MEASURES_FILE, columns=["doc_id"])["doc_id"].take(rows)
     columns = {
         "doc_id": names.to_pylist(),
         "grams": grams.counts[rows],
@@ -77,8 +77,7 @@ def find_overlap(measures: str, evalset: str, out: str, progress: Callable[[int,
             for n_grams, part in zip(grams.counts[rows], np.split(runs, ends[:-1]), strict=True)
         ] if len(rows) else [],
     }  # fmt: skip
-    folder = Path(out)
-    write_columns(folder / OVERLAP_FILE, EVALSET_OVERLAP, columns)
-    np.save(folder / RUNS_FILE, runs, allow_pickle=False)
+    write_columns(out / OVERLAP_FILE, EVALSET_OVERLAP, columns)
+    np.save(out / RUNS_FILE, runs, allow_pickle=False)
     progress(len(grams), len(grams))
-    return {"rows": len(rows), "units": len(grams), "digest": union_digest([folder / OVERLAP_FILE])}
+    return {"rows": len(rows), "units": len(grams), "digest": union_digest([out / OVERLAP_FILE])}

@@ -35,14 +35,14 @@ class MeasureSettings:
 def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    cache = str(work.home.cache)
-    made = work.apart(measure_segment, unpacked_size(source), source=str(source), out=str(work.out), cache=cache)
+    size = unpacked_size(source)
+    made = work.in_subprocess(measure_segment, size, source=source, out=work.out, cache=work.home.cache)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     work.counts["pii_spans"] = made["pii_spans"]
     return str(made["digest"])
 
 
-def measure_segment(source: str, out: str, cache: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
+def measure_segment(source: Path, out: Path, cache: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write measures and signatures of a table of documents; returns counts and a digest.
 
     Args:
@@ -50,14 +50,14 @@ def measure_segment(source: str, out: str, cache: str, progress: Callable[[int, 
         out: folder for what is written.
         cache: folder for what later processes need not unpack again.
     """
-    look_in(Path(cache), keep=unpacked_size(Path(source)) >= MUCH_TEXT)
+    look_in(cache, keep=unpacked_size(source) >= MUCH_TEXT)
     signed: list[Signatures] = []
     spans = 0
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal spans
-        done, total = 0, count_rows(Path(source))
-        for batch in _batches(stream_rows(Path(source), COLUMNS)):
+        done, total = 0, count_rows(source)
+        for batch in _batches(stream_rows(source, COLUMNS)):
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
                 spans += len(measured["pii"])
@@ -66,10 +66,9 @@ def measure_segment(source: str, out: str, cache: str, progress: Callable[[int, 
             done += len(batch)
             progress(done, total)
 
-    folder = Path(out)
-    count = write_table(folder / MEASURES_FILE, MEASURES, rows())
-    Signatures.join(signed).save(folder)
-    return {"rows": count, "pii_spans": spans, "digest": union_digest([folder / MEASURES_FILE])}
+    count = write_table(out / MEASURES_FILE, MEASURES, rows())
+    Signatures.join(signed).save(out)
+    return {"rows": count, "pii_spans": spans, "digest": union_digest([out / MEASURES_FILE])}
 
 
 def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

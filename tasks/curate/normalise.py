@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from storage.digest import plain, sha256_json
+from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, NORMALISED
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
@@ -51,30 +51,29 @@ def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) 
     """Turn the pages of one segment into one clean text per document."""
     folder = work.folder(segment)
     size = unpacked_size(folder / "pages.parquet")
-    made = work.apart(normalise_segment, size, segment=str(folder), out=str(work.out), settings=plain(settings))
+    made = work.in_subprocess(normalise_segment, size, segment=folder, out=work.out, settings=settings)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     return str(made["digest"])
 
 
 def normalise_segment(
-    segment: str, out: str, settings: dict[str, Any], progress: Callable[[int, int], None]
+    segment: Path, out: Path, settings: NormaliseSettings, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Write the documents of a segment; returns their number and a digest."""
-    chosen = NormaliseSettings(**settings)
     records = {
         row["doc_id"]: row
-        for row in read_rows(Path(segment) / "extracts.parquet", RECORD_COLUMNS)
+        for row in read_rows(segment / "extracts.parquet", RECORD_COLUMNS)
         if row["status"] == "ok" and row["kind"] not in ("archive", "table")
     }
 
     def rows() -> Iterator[dict[str, Any]]:
         # extraction wrote the pages of a document one after the other, in order
-        pages = stream_rows(Path(segment) / "pages.parquet", PAGE_COLUMNS)
+        pages = stream_rows(segment / "pages.parquet", PAGE_COLUMNS)
         for done, (doc_id, own) in enumerate(groupby(pages, key=lambda page: str(page["doc_id"])), start=1):
-            yield document_row(records.pop(doc_id), list(own), chosen)
+            yield document_row(records.pop(doc_id), list(own), settings)
             progress(done, done + len(records))
 
-    table = Path(out) / DOCUMENTS_FILE
+    table = out / DOCUMENTS_FILE
     count = write_table(table, NORMALISED, rows())
     if records:
         raise ValueError(f"{segment}: {len(records)} documents have no pages, first {min(records)}")

@@ -63,30 +63,35 @@ def refine(
     source = work.folder(documents) / DOCUMENTS_FILE
     listed = work.scratch / "cuts.json"  # may be long
     listed.write_text(json.dumps(cuts), encoding="utf-8")
-    made = work.apart(
+    made = work.in_subprocess(
         refine_segment,
         unpacked_size(source),
-        documents=str(source),
-        measures=str(work.folder(measures) / MEASURES_FILE),
-        cuts=str(listed),
-        redact_kinds=list(settings.redact),
-        out=str(work.out / DOCUMENTS_FILE),
+        documents=source,
+        measures=work.folder(measures) / MEASURES_FILE,
+        cuts=listed,
+        redact_kinds=settings.redact,
+        out=work.out / DOCUMENTS_FILE,
     )
     work.counts.update(made["counts"])
     return str(made["digest"])
 
 
 def refine_segment(
-    documents: str, measures: str, cuts: str, redact_kinds: list[str], out: str, progress: Callable[[int, int], None]
+    documents: Path,
+    measures: Path,
+    cuts: Path,
+    redact_kinds: tuple[str, ...],
+    out: Path,
+    progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write the refined documents of a segment; returns counts and a digest."""
-    cut_out: Cuts = json.loads(Path(cuts).read_text(encoding="utf-8"))
+    cut_out: Cuts = json.loads(cuts.read_text(encoding="utf-8"))
     counts = {"redactions": 0, "cut_chars": 0}
 
     def rows() -> Iterator[dict[str, Any]]:
         found = zip(
-            stream_rows(Path(documents), ["doc_id", "kind", "text"]),
-            stream_rows(Path(measures), ["doc_id", "pii"]),  # row for row the same documents
+            stream_rows(documents, ["doc_id", "kind", "text"]),
+            stream_rows(measures, ["doc_id", "pii"]),  # row for row the same documents
             strict=True,
         )
         for row, measured in found:
@@ -108,9 +113,9 @@ def refine_segment(
                 "digest": sha256_json([row["kind"], hashlib.sha256(encoded).hexdigest(), n_redacted, n_cut]),
             }
 
-    n_rows = write_table(Path(out), REFINED, rows())
+    n_rows = write_table(out, REFINED, rows())
     progress(n_rows, n_rows)
-    return {"counts": {**counts, "rows": n_rows, "units": n_rows}, "digest": union_digest([Path(out)])}
+    return {"counts": {**counts, "rows": n_rows, "units": n_rows}, "digest": union_digest([out])}
 
 
 def refine_text(

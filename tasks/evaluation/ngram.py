@@ -53,14 +53,13 @@ def ngram(work: Work, settings: NgramSettings, *, dataset: ArtifactRef) -> str:
     folder = work.folder(dataset)
     tokens = manifest_of(work.store, dataset).input_refs("tokens")
     trained = manifest_of(work.store, dataset).counts["train_tokens"]
-    made = work.apart(
+    made = work.in_subprocess(
         fit_ngrams,
         BYTES_PER_TOKEN * min(trained, settings.max_tokens),
-        dataset=str(folder),
-        shards={ref.key: str(work.folder(ref)) for ref in tokens},
-        out=str(work.out),
-        order=settings.order,
-        max_tokens=settings.max_tokens,
+        dataset=folder,
+        shards={ref.key: work.folder(ref) for ref in tokens},
+        out=work.out,
+        settings=settings,
     )
     work.counts.update(rows=made["ngrams"], tokens=made["tokens"], documents=made["documents"])
     return str(made["digest"])
@@ -78,12 +77,7 @@ def dataset_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
 
 
 def fit_ngrams(
-    dataset: str,
-    shards: dict[str, str],
-    out: str,
-    order: int,
-    max_tokens: int,
-    progress: Callable[[int, int], None],
+    dataset: Path, shards: dict[str, Path], out: Path, settings: NgramSettings, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Write the model of a dataset's training documents.
 
@@ -94,10 +88,10 @@ def fit_ngrams(
     Returns:
         Counts and a digest.
     """
-    ids, lengths = training_documents(Path(dataset), {key: Path(path) for key, path in shards.items()}, max_tokens)
-    vocab_size = pq.read_metadata(Path(dataset) / COUNTS_FILE).num_rows
-    model = KneserNey.fit(ids, lengths, vocab_size, order)
-    model.save(Path(out))
+    ids, lengths = training_documents(dataset, shards, settings.max_tokens)
+    vocab_size = pq.read_metadata(dataset / COUNTS_FILE).num_rows
+    model = KneserNey.fit(ids, lengths, vocab_size, settings.order)
+    model.save(out)
     digest = hashlib.sha256(f"{vocab_size} {model.tokens}".encode())
     for item in model.orders:
         digest.update(np.ascontiguousarray(item.keys, dtype="<i8").data)

@@ -17,9 +17,9 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS, COMPLETIONS_FILE
 from storage.tables import read_rows, write_table
-from tasks.core.apart import WORTH_A_PROCESS
 from tasks.core.settings import GenerateSettings
 from tasks.core.stage import Work, stage
+from tasks.core.subprocesses import WORTH_A_PROCESS
 from tasks.generation.completions import BATCH_SIZES, Progress, complete_prompts
 from tasks.generation.prompts import PROMPTS_FILE
 from tasks.training.bundle import Bundle
@@ -65,7 +65,7 @@ def complete(
         work.progress.update(done, total, "completions")
 
     if own_process and device == "cpu":
-        found = work.machine.apart.call(complete_apart, progress, WORTH_A_PROCESS, **shard)
+        found = work.machine.subprocesses.call(complete_with_one_thread, progress, WORTH_A_PROCESS, **shard)
     else:
         with work.machine.computing:  # each shard takes all cores
             found = complete_shard(progress, **shard)
@@ -73,7 +73,7 @@ def complete(
     return str(found["digest"])
 
 
-def complete_apart(progress: Progress, **shard: Any) -> dict[str, Any]:
+def complete_with_one_thread(progress: Progress, **shard: Any) -> dict[str, Any]:
     """`complete_shard` in a process of its own, with one thread: the others have their cores.
 
     Nothing is seeded: the noise is named by prompt, and on a CPU what is asked of generation makes it repeatable.

@@ -65,7 +65,7 @@ class ImportSettings:
 )
 def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[str]) -> str:
     """Make documents of the rows of some corpora."""
-    made = work.apart(
+    made = work.in_subprocess(
         import_parts,
         sum(Path(location).stat().st_size for location in locations),
         parts=[asdict(part) for part in settings.parts],

@@ -273,7 +273,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
     _write_lines(files, map(_FIELDS_OF_FILE, listing.files))
     _write_lines(contents, ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents))
     folders = {ref.key: work.folder(ref) for ref in segments.refs}
-    made = work.apart(
+    made = work.in_subprocess(
         write_snapshot,
         sum(unpacked_size(folder / "extracts.parquet") for folder in folders.values()),
         files=str(files),

@@ -47,25 +47,25 @@ def gram_overlap(
     source = work.folder(documents) / DOCUMENTS_FILE
     listed = work.scratch / "trained.txt"  # may be long
     listed.write_text("\n".join(sorted(trained)), encoding="utf-8")
-    made = work.apart(
+    made = work.in_subprocess(
         mark_seen,
         unpacked_size(source),
-        evalset=str(work.folder(evalset) / DOCUMENTS_FILE),
-        source=str(source),
-        trained=str(listed),
-        out=str(work.out / SEEN_FILE),
+        evalset=work.folder(evalset) / DOCUMENTS_FILE,
+        source=source,
+        trained=listed,
+        out=work.out / SEEN_FILE,
     )
     work.counts.update(made)
     return sha256_file(work.out / SEEN_FILE)
 
 
 def mark_seen(
-    evalset: str, source: str, trained: str, out: str, progress: Callable[[int, int], None]
+    evalset: Path, source: Path, trained: Path, out: Path, progress: Callable[[int, int], None]
 ) -> dict[str, int]:
     """Write, for each distinct run of the evaluation set in sorted order, whether it stands in training text."""
-    index = GramIndex(evalset_grams(Path(evalset))[1].values)
+    index = GramIndex(evalset_grams(evalset)[1].values)
     seen = np.zeros(len(index), bool)
-    wanted = set(Path(trained).read_text(encoding="utf-8").split("\n"))
+    wanted = set(trained.read_text(encoding="utf-8").split("\n"))
     with pq.ParquetFile(source) as file:
         done = 0
         for group in range(file.num_row_groups):

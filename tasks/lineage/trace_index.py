@@ -39,12 +39,12 @@ class TraceIndexSettings:
 def trace_index(work: Work, settings: TraceIndexSettings, *, documents: ArtifactRef) -> str:
     """Index the documents of one segment, so that text which stands in them is found."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    made = work.apart(index_segment, unpacked_size(source), source=str(source), out=str(work.out))
+    made = work.in_subprocess(index_segment, unpacked_size(source), source=source, out=work.out)
     work.counts.update(made)
     return sha256_json([ANCHOR_WORDS, STRIDE, documents.digest])
 
 
-def index_segment(source: str, out: str, progress: Callable[[int, int], None]) -> dict[str, int]:
+def index_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, int]:
     """Write the index of a table of documents; returns counts."""
     doc_ids: list[str] = []
 
@@ -57,9 +57,8 @@ def index_segment(source: str, out: str, progress: Callable[[int, int], None]) -
                 progress(len(doc_ids), file.metadata.num_rows)
 
     anchors, counts = build_anchors(batches())
-    folder = Path(out)
-    np.save(folder / ANCHORS_FILE, anchors, allow_pickle=False)
-    write_columns(folder / TRACED_FILE, TRACED, {"doc_id": doc_ids, "anchors": counts.tolist()})
+    np.save(out / ANCHORS_FILE, anchors, allow_pickle=False)
+    write_columns(out / TRACED_FILE, TRACED, {"doc_id": doc_ids, "anchors": counts.tolist()})
     return {"rows": len(doc_ids), "anchors": len(anchors)}
 
 

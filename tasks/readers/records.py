@@ -15,7 +15,6 @@ from typing import Any, Literal
 from tasks.core.option import option
 
 TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
-BELL = "SHEEPFOLD_BELL"  # names the descriptor by which a worker tells that a document is done
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

@@ -16,7 +16,7 @@ from storage.catalog import read_state
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from tasks.core.apart import TABLE_BYTES_PER_FILE
+from tasks.core.subprocesses import TABLE_BYTES_PER_FILE
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -95,7 +95,7 @@ class Outcome:
             write_file(kept, summary.encode())  # last: its mark says that all files are there
         return Page(name.partition("-")[0], title, summary.removesuffix(mark), files)
 
-    def draw_apart(self, function: Callable[..., list[str]], **arguments: Any) -> list[str]:
+    def draw_in_subprocess(self, function: Callable[..., list[str]], **arguments: Any) -> list[str]:
         """Call a function over the whole corpus; of a large one in a subprocess, as its catalogue takes hundreds of MB.
 
         Args:
@@ -106,5 +106,7 @@ class Outcome:
         listed = read_state(self.run.store, corpus).get("snapshot")
         size = manifest_of(self.run.store, listed[0]).counts["rows"] * TABLE_BYTES_PER_FILE if listed else 0
         where = {"store": home.store, "cache": str(home.cache), "corpus": corpus}
-        texts: list[str] = self.run.machine.apart.call(function, lambda done, total: None, size, **where, **arguments)
+        texts: list[str] = self.run.machine.subprocesses.call(
+            function, lambda done, total: None, size, **where, **arguments
+        )
         return texts

@@ -74,7 +74,7 @@ def tokenise(
 ) -> str:
     """Encode the documents of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    made = work.apart(
+    made = work.in_subprocess(
         tokenise_segment,
         unpacked_size(source),
         source=str(source),

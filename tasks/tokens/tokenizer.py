@@ -185,7 +185,7 @@ def tokenizer(
         choice = _take(work, settings, file)
     else:
         chosen = choose_documents(work, curated, documents, settings.fit_bytes)
-        made = work.apart(
+        made = work.in_subprocess(
             fit_documents,
             sum(most for shelf in chosen.shelves for _, most in shelf.values()),
             folders=chosen.folders,

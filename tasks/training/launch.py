@@ -38,7 +38,7 @@ from types import TracebackType
 from typing import Any
 
 from storage.errors import UserError
-from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
+from tasks.core.child import MessageReader, ProtocolError, write_message
 
 logger = logging.getLogger("sheepfold")
 
@@ -231,7 +231,7 @@ class _Connection:
     def tell(self, message: dict[str, Any]) -> None:
         """Send a message; one that has gone is noticed where it is read."""
         with contextlib.suppress(OSError):
-            write_ascii_message(self.socket.fileno(), message)
+            write_message(self.socket.fileno(), message)
 
     def read(self) -> list[dict[str, Any]] | None:
         """What has arrived; None where the rank has gone."""

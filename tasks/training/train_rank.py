@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.stopping import StopRequest, TrainingStopped
-from tasks.ingest.pool.messages import MessageReader, write_ascii_message
+from tasks.core.child import MessageReader, write_message
 from tasks.training.launch import HISTORY_FILE, WEIGHTS_FILE, Job, error_file
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Channel:
         """Report something."""
         if self._socket is not None:
             with self._lock:
-                write_ascii_message(self._socket.fileno(), message)
+                write_message(self._socket.fileno(), message)
 
     def confirm_checkpoint(self, step: int) -> None:
         """Returns when what belongs to the steps up to this one has been made durable."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,6 @@ from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.classifier.classifier import WEIGHTS_FILE
 from tasks.curate.classifier.training import score_texts
-
-if TYPE_CHECKING:
-    pass
-
 
 BATCH_DOCUMENTS = 256
 
@@ -39,17 +35,17 @@ def score(work: Work, settings: ScoreSettings, *, documents: ArtifactRef, classi
     source = work.folder(documents) / DOCUMENTS_FILE
     weights = work.folder(classifier) / WEIGHTS_FILE
     size = unpacked_size(source)
-    made = work.apart(score_segment, size, source=str(source), weights=str(weights), out=str(work.out))
+    made = work.in_subprocess(score_segment, size, source=source, weights=weights, out=work.out)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     return str(made["digest"])
 
 
-def score_segment(source: str, weights: str, out: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
+def score_segment(source: Path, weights: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write the scores of a table of documents; returns their number and a digest."""
     parameters = np.load(weights, allow_pickle=False)
 
     def rows() -> Iterator[dict[str, Any]]:
-        documents = stream_rows(Path(source), ["doc_id", "text"])
+        documents = stream_rows(source, ["doc_id", "text"])
         done = 0
         while batch := list(islice(documents, BATCH_DOCUMENTS)):
             scores = score_texts([row["text"] for row in batch], parameters).tolist()
@@ -58,6 +54,6 @@ def score_segment(source: str, weights: str, out: str, progress: Callable[[int, 
             done += len(batch)
             progress(done, done)
 
-    table = Path(out) / SCORES_FILE
+    table = out / SCORES_FILE
     count = write_table(table, SCORES, rows())
     return {"rows": count, "digest": union_digest([table])}

@@ -13,7 +13,6 @@ import itertools
 import os
 import queue
 import select
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
+from tasks.core.child import module_command
 from tasks.ingest.pool.parts import Document, ExtractJob, Part
-from tasks.ingest.pool.process import PoolError, StartKilledError, WorkerProcess
+from tasks.ingest.pool.process import CLOSED, PoolError, StartKilledError, WorkerProcess
 from tasks.readers.records import TEMPORARY_PREFIX, Extraction, Limits
 
 # Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
@@ -30,7 +30,7 @@ from tasks.readers.records import TEMPORARY_PREFIX, Extraction, Limits
 DOCUMENTS_PER_WORKER = 5000
 GROWN_BYTES = 256 * 1024**2
 STARTS = 3  # of which the last one's failure ends the run
-WORKER_COMMAND = (sys.executable, "-P", "-m", "tasks.ingest.pool.worker")
+WORKER_COMMAND = module_command("tasks.ingest.pool.worker")
 
 # Parts of documents in work come before new documents, and the end after both.
 _REST, _NEW, _END = range(3)
@@ -142,7 +142,7 @@ class ExtractionPool:
                 future = part.document.future
                 if self._stopping:
                     if not future.cancel():
-                        part.document.fail(PoolError("the extraction pool was closed before this document was done"))
+                        part.document.fail(PoolError(CLOSED))
                 elif priority == _REST or future.set_running_or_notify_cancel():
                     worker = self._run(part, worker, number)
                 del part, future  # The wait for the next one may be long, and this document large.

@@ -13,21 +13,16 @@ import hashlib
 import io
 import logging
 import os
-import queue
-import resource
 import shutil
 import signal
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_message
+from tasks.core.child import limit_added_memory, serve
 from tasks.readers.detect import HEAD_BYTES, Detected, detect
 from tasks.readers.document import yield_document
 from tasks.readers.records import (
-    BELL,
     TEMPORARY_PREFIX,
     Extraction,
     ExtractOptions,
@@ -43,26 +38,16 @@ _Send = Callable[[dict[str, Any]], None]
 
 def main() -> None:
     """Serve jobs until standard input ends."""
-    results = os.dup(1)
-    os.dup2(2, 1)  # Whatever a library prints must not get between the messages.
     _become_expendable()
     logging.disable(logging.CRITICAL)  # pypdf warns about every oddity of a broken file; the outcome says enough.
-    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_take_jobs, args=(jobs,), daemon=True).start()
-
-    def send(message: dict[str, Any]) -> None:
-        write_message(results, message)
-
+    jobs, send = serve(_leave, errors="replace")
     try:
-        send({"ready": {"pid": os.getpid()}})
-        while True:
-            job = jobs.get()
+        send({"ready": True})
+        for job in jobs:
             # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
-            _limit_memory(_own_bytes() + Limits.from_dict(job["limits"]).memory_bytes)
+            limit_added_memory(Limits.from_dict(job["limits"]).memory_bytes)
             outcome = run_job(job, send)
-            # Back to what it was: sending the outcome must not fail for lack of memory.
-            _limit_memory(None)
-            _ring()
+            limit_added_memory(None)  # sending the outcome must not fail for lack of memory
             send({"done": outcome.to_dict()})
     except BrokenPipeError:
         _leave()  # The parent is gone. The other thread, which sees that too, would be cut short by this one's end.
@@ -107,7 +92,7 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
             send(_message_of(item))
     except MemoryError:
         return Extraction("failed", _memory_reason(job), "memory", **_row_fields(detected))
-    except (BrokenPipeError, ProtocolError):
+    except BrokenPipeError:
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
     except Exception as error:  # noqa: BLE001
@@ -165,16 +150,6 @@ def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extr
     return data
 
 
-def _take_jobs(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Pass jobs on until the parent closes its end or dies; then nothing of this process group stays."""
-    reader = MessageReader(0)
-    with contextlib.suppress(OSError, ProtocolError):
-        while (messages := reader.read_available()) is not None:
-            for message in messages:
-                jobs.put(message)
-    _leave()
-
-
 def _leave() -> None:
     """End this process and all that it started; a parent that was killed could not clear up, so this does."""
     folder = Path(os.environ.get("TMPDIR", "")).parent
@@ -187,38 +162,11 @@ def _leave() -> None:
     os._exit(1)  # Run by hand in somebody else's process group: only this process.
 
 
-def _ring() -> None:
-    """Wake a parent that lets pages come together: the outcome follows, and then this process has nothing to do."""
-    bell = os.environ.get(BELL)
-    if bell:
-        os.write(int(bell), b"!")
-
-
 def _become_expendable() -> None:
-    """Make this process the first to go when the machine runs out of memory, without a core dump."""
+    """Make this process the first to go when the machine runs out of memory."""
     os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500", "ascii")
-
-
-def _own_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    except (OSError, ValueError):
-        return 0
-    return pages * resource.getpagesize()
-
-
-def _limit_memory(n_bytes: int | None) -> None:
-    """Limits the address space; None lifts the limit. Only Linux enforces it."""
-    if sys.platform != "linux":
-        return
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = hard if n_bytes is None else n_bytes
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
 if __name__ == "__main__":

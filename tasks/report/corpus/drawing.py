@@ -12,9 +12,6 @@ import hashlib
 import io
 import logging
 import os
-import queue
-import resource
-import threading
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -23,8 +20,7 @@ from typing import Any
 import pypdfium2 as pdfium
 from PIL import Image
 
-from tasks.ingest.pool.child import limit_added_memory, take_requests
-from tasks.ingest.pool.messages import write_message
+from tasks.core import child
 from tasks.readers.image import FORMATS, to_grey
 from tasks.sources.opening import open_regular
 
@@ -41,16 +37,12 @@ class CannotDraw(Exception):
 
 def main() -> None:
     """Serves requests until standard input ends."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not get between the messages
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    requests, send = child.serve(errors="replace")
     logging.disable(logging.CRITICAL)
-    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=take_requests, args=(requests,), daemon=True).start()
-    limit_added_memory(MEMORY_BYTES)
-    write_message(answers, {"ready": True})
-    while True:
-        write_message(answers, answer(requests.get()))
+    child.limit_added_memory(MEMORY_BYTES)
+    send({"ready": True})
+    for request in requests:
+        send(answer(request))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

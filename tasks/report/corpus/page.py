@@ -43,7 +43,7 @@ def write(outcome: Outcome) -> Page | None:
     files = ({}, []) if sources is None else (dict(sources.paths), list(sources.passwords))
 
     def draw() -> list[str]:
-        return outcome.draw_apart(draw_corpus, paths=files[0], passwords=files[1])
+        return outcome.draw_in_subprocess(draw_corpus, paths=files[0], passwords=files[1])
 
     return outcome.draw_once("corpus", f"Corpus {run.corpus}", read_state(run.store, run.corpus), draw)
 

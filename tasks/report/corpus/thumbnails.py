@@ -5,21 +5,14 @@ A request and its answer are one message each. What cannot be drawn has a reason
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from tasks.ingest.pool.messages import MessageReader, ProtocolError, write_ascii_message
+from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, module_command
 
 PAGE_SECONDS = 5.0
 START_SECONDS = 60.0  # importing takes half a second; a machine that swaps may take a hundred times as long
@@ -59,7 +52,7 @@ class Thumbnails:
         self._locations = locations
         self._passwords = list(passwords)
         self._page_seconds = page_seconds
-        self._child: _Child | None = None
+        self._child: ChildProcess | None = None
 
     def draw(self, sha256: str | None, media_type: str | None, page: int, container: str | None = None) -> Thumbnail:
         """One page of a file.
@@ -99,75 +92,27 @@ class Thumbnails:
     def _ask(self, request: dict[str, Any]) -> Thumbnail:
         try:
             if self._child is None:
-                self._child = _Child()
-            return _checked(self._child.answer(request, self._page_seconds))
-        except (OSError, ProtocolError, _Lost) as error:
-            self.close()  # the next page has a child of its own
-            return Thumbnail(reason=str(error))
+                self._child = _start()
+            self._child.send(request)
+            return _checked(self._child.receive(time.monotonic() + self._page_seconds)[0])
+        except TimeoutError:
+            reason = f"drawing it took more than {self._page_seconds:g} s"
+        except ChildEnded:
+            reason = "the process that draws pages died of it"
+        except (OSError, ProtocolError) as error:
+            reason = str(error)
+        self.close()  # the next page has a child of its own
+        return Thumbnail(reason=reason)
 
 
-class _Lost(Exception):
-    """The child hangs or is gone."""
-
-
-class _Child:
-    """The process that draws."""
-
-    def __init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[3])
-        inherited = os.environ.get("PYTHONPATH")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, inherited]))}
-        # the current folder is never searched (-P): a folder of documents may hold a json.py
-        command = [sys.executable, "-P", "-m", "tasks.report.corpus.drawing"]
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, bufsize=0,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError:
-            self._log.close()
-            raise
-        assert self._process.stdin and self._process.stdout
-        self._requests, self._answers = self._process.stdin, self._process.stdout
-        self._reader = MessageReader(self._answers.fileno())
-        try:
-            self._next(START_SECONDS, "the process that draws pages did not start")
-        except (_Lost, ProtocolError):
-            self.kill()
-            raise
-
-    def answer(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What it says to a request.
-
-        Raises:
-            _Lost: it says nothing, or is gone.
-            ProtocolError: it sends what is no message.
-        """
-        with contextlib.suppress(BrokenPipeError):  # a dead process is noticed where its answer is read
-            write_ascii_message(self._requests.fileno(), request)
-        return self._next(seconds, f"drawing it took more than {seconds:g} s")
-
-    def _next(self, seconds: float, overdue: str) -> dict[str, Any]:
-        end = time.monotonic() + seconds
-        while True:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise _Lost(overdue)
-            messages = self._reader.read_available()
-            if messages is None:
-                raise _Lost("the process that draws pages died of it")
-            if messages:
-                return messages[0]
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._requests.close()
-        self._answers.close()
-        self._log.close()
+def _start() -> ChildProcess:
+    child = ChildProcess(module_command("tasks.report.corpus.drawing"), stderr=subprocess.DEVNULL)
+    try:
+        child.receive(time.monotonic() + START_SECONDS)
+    except (TimeoutError, ChildEnded, ProtocolError):
+        child.kill()
+        raise OSError("the process that draws pages did not start") from None
+    return child
 
 
 def _checked(answer: Mapping[str, Any]) -> Thumbnail:

@@ -45,7 +45,7 @@ def write(outcome: Outcome) -> Page | None:
     state = {stage: refs for stage, refs in read_state(run.store, run.corpus).items() if stage in STAGES}
 
     def draw() -> list[str]:
-        page, summary, card = outcome.draw_apart(draw_dataset)
+        page, summary, card = outcome.draw_in_subprocess(draw_dataset)
         return [page, f"{summary}\n\nThe data card: `{outcome.folder / CARD}`", card]
 
     return outcome.draw_once("dataset", f"Dataset of {run.corpus}", state, draw, CARD)

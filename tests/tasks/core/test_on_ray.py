@@ -126,9 +126,9 @@ def test_only_the_files_of_a_request_and_nothing_that_lives_go_along(
     files = SourceFiles({"a": "/a", "b": "/b"}, {"a": 1, "b": 2}).of([Content("b", ".txt")])
     assert (files.paths, files.sizes) == ({"b": "/b"}, {"b": 2})
     with Machine(workers=3) as machine:
-        assert machine.apart is machine.apart
+        assert machine.subprocesses is machine.subprocesses
         found = copy.deepcopy(Run(home_at(tmp_path), machine))
         assert found.travelled and found.machine.workers == 2
-        assert found.machine.apart is not machine.apart
+        assert found.machine.subprocesses is not machine.subprocesses
         found.machine.close()
         assert machine.workers == 3

@@ -17,8 +17,8 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import read_rows
-from tasks.core.apart import WORTH_A_PROCESS, Apart
 from tasks.core.run import Run
+from tasks.core.subprocesses import WORTH_A_PROCESS, Subprocesses
 from tasks.curate.classifier.classifier import METRICS_FILE, WEIGHTS_FILE, ClassifierStageSettings, classifier
 from tasks.curate.classifier.examples import ExamplesError, example_files
 from tasks.curate.classifier.features import BUCKETS
@@ -120,8 +120,8 @@ def test_a_process_of_its_own_gives_the_same_scores(run: Run, tmp_path: Path, si
     for size in (0, WORTH_A_PROCESS):
         out = tmp_path / str(size)
         out.mkdir()
-        arguments = {"source": str(source), "weights": str(weights), "out": str(out)}
-        made.append(Apart(1).call(score_segment, lambda *done: told.append(done), size, **arguments))
+        arguments = {"source": source, "weights": weights, "out": out}
+        made.append(Subprocesses(1).call(score_segment, lambda *done: told.append(done), size, **arguments))
     assert made[0] == made[1]
     assert (tmp_path / "0" / SCORES_FILE).read_bytes() == (tmp_path / str(WORTH_A_PROCESS) / SCORES_FILE).read_bytes()
     assert told == [(50, 50), (50, 50)]

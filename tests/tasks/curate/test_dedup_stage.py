@@ -199,7 +199,7 @@ def test_in_a_process_of_its_own_the_stage_finds_the_same(
 ) -> None:
     source = write(tmp_path / "in", files)
     in_place = ingest(home, source)
-    monkeypatch.setattr("tasks.core.apart.WORTH_A_PROCESS", 0)
+    monkeypatch.setattr("tasks.core.subprocesses.WORTH_A_PROCESS", 0)
     apart = ingest(home_at(tmp_path / "apart"), source)
     assert apart.ingested.texts == in_place.ingested.texts
     assert digest(apart) == digest(in_place)

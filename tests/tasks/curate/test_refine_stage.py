@@ -120,7 +120,7 @@ def test_the_refined_text_is_the_same_in_a_process_of_its_own(
 ) -> None:
     source = write(tmp_path / "in", {**letters(), "near.txt": edited(prose(1), 1, 1)})
     in_place = ingest(home, source, ALL)
-    monkeypatch.setattr("tasks.core.apart.WORTH_A_PROCESS", 0)
+    monkeypatch.setattr("tasks.core.subprocesses.WORTH_A_PROCESS", 0)
     apart = ingest(home_at(tmp_path / "apart"), source, ALL)
     assert refined_digests(apart) == refined_digests(in_place)
     assert apart.texts() == in_place.texts()

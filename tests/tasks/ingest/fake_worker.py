@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.ingest.pool.messages import MessageReader, write_message
+from tasks.core.child import MessageReader, write_message
 
 PAGE = {"text": "some text", "method": "text", "engine": "decoder", "confidence": None, "error": None}
 

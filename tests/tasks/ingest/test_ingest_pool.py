@@ -21,7 +21,6 @@ from PIL import Image
 
 from tasks.ingest.pool import parts, spool
 from tasks.ingest.pool import pool as pool_module
-from tasks.ingest.pool import process as process_module
 from tasks.ingest.pool.parts import ExtractJob
 from tasks.ingest.pool.pool import ExtractionPool
 from tasks.ingest.pool.process import PoolError
@@ -310,23 +309,6 @@ def test_pages_that_crash_without_end_do_not_hold_the_pool(monkeypatch, name, st
     assert outcome.reason.endswith(
         "on page 6; what follows was not read, because 5 extraction processes ended or hung on this document"
     )
-
-
-def test_a_document_whose_pages_are_awaited_together_is_done_when_its_process_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(process_module, "GATHER_SECONDS", 3600.0)
-    paths = [write(tmp_path / f"{name}.pdf", text_pdf([f"{name} {number}" for number in range(9)])) for name in "ab"]
-    with ExtractionPool(1) as pool:
-        for path in paths:
-            outcome = pool.submit(job(path)).result(timeout=60)
-            assert [page.text for page in outcome.pages] == [f"{path.stem} {number}" for number in range(9)]
-
-
-def test_a_process_that_dies_while_pages_are_awaited_together_is_noticed(monkeypatch):
-    monkeypatch.setattr(process_module, "GATHER_SECONDS", 3600.0)
-    monkeypatch.setattr(process_module, "GATHERED_AFTER", 1)
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
-        outcome = pool.submit(fake("worse")).result(timeout=60)
-    assert [bool(page.error) for page in outcome.pages] == [False, True, True, True, True, True]
 
 
 def test_pages_put_off_for_ocr_are_shared_by_all_processes():

@@ -74,7 +74,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, source: Path) -> tuple[Ingest
     folder = tmp_path_factory.mktemp("homes")
     one = ingest(home_at(folder / "one"), source, workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.core.apart.WORTH_A_PROCESS", 0)
+        patch.setattr("tasks.core.subprocesses.WORTH_A_PROCESS", 0)
         four = ingest(home_at(folder / "four"), source, workers=4)
     return one, four
 

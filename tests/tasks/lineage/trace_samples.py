@@ -19,7 +19,7 @@ def segment_at(folder: Path, texts: Mapping[str, str]) -> TracedSegment:
     rest = {"kind": "text", "n_bytes": 0, "redactions": 0, "cut_chars": 0, "digest": ""}
     table = folder / "texts" / "documents.parquet"
     write_table(table, REFINED, [{"doc_id": doc_id, "text": text, **rest} for doc_id, text in texts.items()])
-    index_segment(str(table), str(folder / "index"), lambda done, total: None)
+    index_segment(table, folder / "index", lambda done, total: None)
     return TracedSegment.load(folder / "index", folder / "texts")
 
 

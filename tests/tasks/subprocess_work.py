@@ -1,4 +1,4 @@
-"""Small pieces of work for the tests of processes apart."""
+"""Small pieces of work for the tests of subprocesses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,16 @@ def log_both_ends(log: str, progress: Progress) -> str:
         with Path(log).open("a") as file:
             file.write(f"{word}\n")
     return "done"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Something with a form of its own."""
+
+    name: str
+    sheep: tuple[int, ...]
+
+
+def describe(fold: Fold, places: list[Path], by_name: dict[str, Path], progress: Progress) -> list[str]:
+    """Show what arrived."""
+    return [repr(fold), repr(places), repr(by_name)]
