@@ -1,20 +1,19 @@
-"""Patterns in the syntax of `.gitignore`: which paths they name.
+"""Patterns in the syntax of `.gitignore`, matched in linear time.
 
-In: the lines of a pattern file or of a setting. Out: for a path, whether the last line that matches it takes it, takes
-it back ("!"), or none matches.
-
-A `.gitignore` comes from whoever wrote the tree, so that a line like `*a*a*a*a*a*b` is to be expected. Regular
-expressions that backtrack need time without end for it, those of pathspec too. Here each `*` but the last is an
-atomic group: where what follows it first occurs is where it stays, which finds the same matches in linear time. All
-lines become one expression, tried from the last line to the first, so that a path costs one call.
+Whoever wrote a tree wrote its `.gitignore`, so a line like `*a*a*a*a*a*b` is to be expected: an expression engine that
+backtracks needs exponential time for it. RE2 does not backtrack. Like git, patterns compare bytes. Libraries that
+translate patterns (pathspec) reject or misread lines that git accepts, such as `[[:digit:]]` and `[z-a]`.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import string
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import re2
 
 from tasks.sources.opening import open_regular
 
@@ -22,32 +21,38 @@ from tasks.sources.opening import open_regular
 MAX_PATTERN_BYTES = 128 * 1024
 MAX_PATTERN_LINES = 2000
 
+_TOKEN = re.compile(
+    r"""(?P<folders> (?:^|(?<=/))\*\*+/ )
+      | (?P<below> (?<=/)\*\*+$ )
+      | (?P<name> (?:^|(?<=/))\*+(?=/|$) )
+      | (?P<stars> \*+ )
+      | (?P<one> \? )
+      | \[ (?P<negated> [!^]?+ ) (?P<members> (?: \[:[a-z]*:\] | \\. | [^\\] ) (?: \[:[a-z]*:\] | \\. | [^]\\] )* ) \]
+      | \\(?P<escaped> . )
+      | (?P<literal> [^[\\] )
+      | (?P<malformed> . )""",
+    re.DOTALL | re.VERBOSE,
+)
+_WILDCARDS = {"folders": "(?:.*/)?", "below": ".+", "name": "[^/]+", "stars": "[^/]*", "one": "[^/]"}
+_MEMBER = re.compile(r"\[:(?P<posix>[a-z]*):\]|\\?(?P<low>.)(?:-\\?(?P<high>.))?", re.DOTALL)
 _POSIX_CLASSES = {
-    "alnum": "0-9A-Za-z",
-    "alpha": "A-Za-z",
-    "digit": "0-9",
-    "lower": "a-z",
-    "space": r"\s",
-    "upper": "A-Z",
-    "xdigit": "0-9A-Fa-f",
+    "alnum": string.ascii_letters + string.digits,
+    "alpha": string.ascii_letters,
+    "blank": " \t",
+    "cntrl": "".join(map(chr, range(32))) + "\x7f",
+    "digit": string.digits,
+    "graph": string.ascii_letters + string.digits + string.punctuation,
+    "lower": string.ascii_lowercase,
+    "print": string.ascii_letters + string.digits + string.punctuation + " ",
+    "punct": string.punctuation,
+    "space": string.whitespace,
+    "upper": string.ascii_uppercase,
+    "xdigit": string.hexdigits,
 }
 
 
-class _NeverMatchesError(ValueError):
-    """A pattern that is malformed: git lets it match nothing."""
-
-
-class _Matcher:
-    """Several expressions as one; says which of those that match comes last in the list."""
-
-    def __init__(self, expressions: list[tuple[int, str]]) -> None:
-        self._numbers = [number for number, _ in reversed(expressions)]
-        self._regex = re.compile("|".join(f"({expression})" for _, expression in reversed(expressions)), re.DOTALL)
-
-    def last(self, subject: str) -> int:
-        """Line number of the last expression that matches; -1 for none."""
-        found = self._regex.match(subject)
-        return self._numbers[found.lastindex - 1] if found and found.lastindex else -1
+class _MalformedError(ValueError):
+    """A pattern that git lets match nothing."""
 
 
 class Patterns:
@@ -60,25 +65,29 @@ class Patterns:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        names: list[tuple[int, str]] = []
-        paths: list[tuple[int, str]] = []
+        options = re2.Options()
+        options.encoding = re2.Options.Encoding.LATIN1
+        options.dot_nl = options.never_capture = True
+        options.log_errors = False
+        options.max_mem = 64 << 20
+        self._expressions = re2.Set.FullMatchSet(options)
         self._takes: list[bool] = []
         for line in lines:
-            pattern, taken = _strip_line(line)
+            pattern, taken = _strip_line(os.fsencode(line).decode("latin-1"))
             try:
-                compiled = _translate(pattern)
-            except _NeverMatchesError:
+                expression = _translate(pattern)
+            except _MalformedError:
                 continue
-            (paths if compiled.tied else names).append((len(self._takes), compiled.expression))
+            self._expressions.Add(expression.encode("latin-1"))
             self._takes.append(taken)
-        self._names = _Matcher(names) if names else None
-        self._paths = _Matcher(paths) if paths else None
+        if self._takes:
+            self._expressions.Compile()
 
     def __bool__(self) -> bool:
         return bool(self._takes)
 
     def verdict(self, path: str, *, is_folder: bool = False) -> bool | None:
-        """What the last matching line says of a path.
+        """Return what the last matching line says of a path.
 
         Args:
             path: Relative to where the patterns apply, with "/". Folders above it are not looked at: who walks asks
@@ -88,17 +97,14 @@ class Patterns:
         Returns:
             True: the line takes it; False: the line takes it back; None: no line matches.
         """
-        end = "/" if is_folder else ""
-        last = -1
-        if self._names is not None:
-            last = self._names.last(path.rpartition("/")[2] + end)
-        if self._paths is not None:
-            last = max(last, self._paths.last(path + end))
-        return self._takes[last] if last >= 0 else None
+        if not self._takes:
+            return None
+        found = self._expressions.Match(os.fsencode(path + "/" if is_folder else path))
+        return self._takes[max(found)] if found else None
 
 
 def read_patterns(path: Path) -> Patterns | None:
-    """The patterns of a file.
+    """Return the patterns of a file.
 
     Returns:
         None where it cannot be read, is no regular file, or is longer than `MAX_PATTERN_BYTES` or `MAX_PATTERN_LINES`:
@@ -113,26 +119,15 @@ def read_patterns(path: Path) -> Patterns | None:
         return None
     if len(data) > MAX_PATTERN_BYTES or data.count(b"\n") > MAX_PATTERN_LINES:
         return None
-    # as file names are decoded, so that a pattern matches a name that is not UTF-8
-    return Patterns(data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape").split("\n"))
+    try:
+        return Patterns(os.fsdecode(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    except re2.error:  # the expressions need more memory than RE2 is given
+        return None
 
 
 def split_patterns(text: str) -> list[str]:
-    """Patterns of a setting: one per line, or several on a line with commas between them."""
+    """Return the patterns of a setting: one per line, or several on a line with commas between them."""
     return [part.strip() for line in text.splitlines() for part in line.split(",") if part.strip()]
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """One pattern as an expression.
-
-    Attributes:
-        expression: Matches a whole subject, in which a folder ends in "/".
-        tied: It matches against the whole path, not the name alone.
-    """
-
-    expression: str
-    tied: bool
 
 
 def _strip_line(line: str) -> tuple[str, bool]:
@@ -145,105 +140,37 @@ def _strip_line(line: str) -> tuple[str, bool]:
     backslashes = len(stripped) - len(stripped.rstrip("\\"))
     if backslashes % 2 and len(stripped) < len(line):
         stripped += " "
-    taken = not stripped.startswith("!")
-    return stripped.removeprefix("!"), taken
+    return stripped.removeprefix("!"), not stripped.startswith("!")
 
 
-def _translate(pattern: str) -> _Compiled:
-    """A pattern as a regular expression that needs linear time.
-
-    Raises:
-        _NeverMatchesError: It is malformed or empty.
-    """
-    end = r"/\Z" if pattern.endswith("/") else r"/?\Z"
+def _translate(pattern: str) -> str:
+    """An expression for whole paths, in which a folder ends in "/"."""
     body = pattern.removesuffix("/")
     if not body:
-        raise _NeverMatchesError
-    tied = "/" in body
-    segments = body.removeprefix("/").split("/")
-    if not tied:
-        return _Compiled(_segment(segments[0]) + end, tied=False)
-    runs: list[list[str]] = [[]]
-    for segment in segments:
-        if segment == "**":
-            runs.append([])
+        raise _MalformedError
+    expression = "" if "/" in body else "(?:.*/)?"
+    for token in _TOKEN.finditer(body.removeprefix("/")):
+        kind, text = token.lastgroup or "", token[0]
+        if kind == "malformed":
+            raise _MalformedError
+        if kind == "members":
+            expression += _character_class(token["members"], negated=bool(token["negated"]))
         else:
-            runs[-1].append(_segment(segment))
-    first, middle, last = runs[0], [run for run in runs[1:-1] if run], runs[-1]
-    if len(runs) == 1:
-        return _Compiled("/".join(first) + end, tied=True)
-    expression = "".join(segment + "/" for segment in first)
-    for run in middle:
-        # the first place where these folders follow each other is as good as any later one
-        expression += f"(?>(?:[^/]+/)*?{'/'.join(run)}/)"
-    if last:
-        return _Compiled(f"{expression}(?:[^/]+/)*?{'/'.join(last)}{end}", tied=True)
-    return _Compiled(expression + (r"(?:[^/]+/)+\Z" if pattern.endswith("/") else ".+"), tied=True)
+            expression += _WILDCARDS.get(kind) or re.escape(token["escaped"] or text)
+    return expression + ("/" if pattern.endswith("/") else "/?")
 
 
-def _segment(segment: str) -> str:
-    pieces = [""]
-    position = 0
-    while position < len(segment):
-        character = segment[position]
-        if character == "*":
-            pieces.append("")
-            while segment[position + 1 : position + 2] == "*":
-                position += 1
-        elif character == "?":
-            pieces[-1] += "[^/]"
-        elif character == "[":
-            expression, position = _character_class(segment, position)
-            pieces[-1] += expression
-        elif character == "\\":
-            position += 1
-            if position == len(segment):
-                raise _NeverMatchesError
-            pieces[-1] += re.escape(segment[position])
+def _character_class(members: str, *, negated: bool) -> str:
+    codes: set[int] = set()
+    for member in _MEMBER.finditer(members):
+        if (name := member["posix"]) is not None:
+            if name not in _POSIX_CLASSES:
+                raise _MalformedError
+            codes.update(map(ord, _POSIX_CLASSES[name]))
         else:
-            pieces[-1] += re.escape(character)
-        position += 1
-    if not any(pieces):
-        return "[^/]+" if len(pieces) > 1 else ""
-    if len(pieces) == 1:
-        return pieces[0]
-    middle = "".join(f"(?>[^/]*?{piece})" for piece in pieces[1:-1])
-    return f"{pieces[0]}{middle}[^/]*{pieces[-1]}(?=/|\\Z)"
-
-
-def _character_class(segment: str, start: int) -> tuple[str, int]:
-    """A class such as `[a-z]` as an expression, and the position of its closing bracket."""
-    position = start + 1
-    negated = segment[position : position + 1] in ("!", "^")
-    position += negated
-    members = ""
-    first = True
-    while first or segment[position : position + 1] != "]":
-        first = False
-        if position >= len(segment):
-            raise _NeverMatchesError
-        if segment.startswith("[:", position):
-            name, closed, _ = segment[position + 2 :].partition(":]")
-            if not closed or name not in _POSIX_CLASSES:
-                raise _NeverMatchesError
-            members += _POSIX_CLASSES[name]
-            position += len(name) + 4
-            continue
-        low, position = _class_member(segment, position)
-        if segment[position : position + 1] == "-" and segment[position + 1 : position + 2] not in ("]", ""):
-            high, position = _class_member(segment, position + 1)
-            if low < high:
-                members += f"{re.escape(low)}-{re.escape(high)}"
-        members += re.escape(low)  # a range backwards is its first character
-    if not members:
-        return ("[^/]" if negated else r"(?!)"), position
-    return f"(?!/)[{'^' if negated else ''}{members}]", position
-
-
-def _class_member(segment: str, position: int) -> tuple[str, int]:
-    """One character of a class, escaped or not, and the position behind it."""
-    if segment[position] == "\\":
-        position += 1
-    if position >= len(segment):
-        raise _NeverMatchesError
-    return segment[position], position + 1
+            low, high = ord(member["low"]), ord(member["high"] or member["low"])
+            codes.update({low}, range(low, high + 1))  # a range backwards is its first character
+    listed = "".join(f"\\x{code:02x}" for code in sorted(codes | {ord("/")} if negated else codes - {ord("/")}))
+    if negated:
+        return f"[^{listed}]"
+    return f"[{listed}]" if listed else r"[^\x00-\xff]"  # which matches nothing

@@ -54,6 +54,12 @@ def listed(folder: Path, **settings) -> list[str]:
         ("a*b*c", "aXcYb", None),
         ("*", "anything", True),
         ("caf?", "caf\udce9", True),
+        ("caf?", "café", None),
+        ("[z-a]", "z", True),
+        ("a[!b]c", "a/c", None),
+        ("a[b/c]", "a/c", None),
+        ("[[:punct:]]x", "!x", True),
+        ("/***/b", "b", True),
     ],
 )
 def test_a_pattern_takes_what_git_says(pattern, path, expected):
