@@ -28,8 +28,8 @@ from storage.tables import read_columns, read_places, stream_rows, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
 from tasks.curate.settings import DedupSettings
-from tasks.text import NearPairs, Pairs, Signatures, clusters, giant_clusters, near_pairs
-from tasks.text.minhash import N_PERMUTATIONS
+from tasks.text import NearPairs, Pairs, Signatures, clusters, giant_clusters, load_signatures, near_pairs
+from tasks.text.minhash import N_PERMUTATIONS, without_text
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -144,9 +144,9 @@ def _minima(texts: Sequence[SignedText], signed: Sequence[str]) -> Signatures:
     n_shingles = np.empty(len(texts), np.int64)
     for shelf, own in by_shelf.items():
         places = np.array([texts[number].place for number in own], np.int64)
-        found = Signatures.load(Path(signed[shelf]))
+        found = load_signatures(Path(signed[shelf]))
         minima[own], n_shingles[own] = found.minima[places], found.n_shingles[places]
-    return Signatures.of_minima(minima, n_shingles)
+    return without_text(minima, n_shingles)
 
 
 def _read_texts(wanted: Sequence[SignedText], shelves: Sequence[Shelf]) -> list[str]:

@@ -23,7 +23,7 @@ from storage.schemas import EVALSET_OVERLAP, MEASURES_FILE, OVERLAP_FILE, RUNS_F
 from storage.tables import union_digest, unpacked_size, write_columns
 from tasks.core.stage import Work, stage
 from tasks.curate.evalset import load_grams
-from tasks.text import GramIndex, Signatures, common
+from tasks.text import GramIndex, common, load_signatures
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def find_overlap(measures: Path, evalset: Path, out: Path, progress: Callable[[i
         measures: folder of the segment's measures and signatures.
         evalset: folder of the evaluation set.
     """
-    grams = Signatures.load(measures).gram_hashes
+    grams = load_signatures(measures).gram_hashes
     where, _ = GramIndex(common(grams.values, load_grams(evalset).values)).find(grams.values)
     runs = grams.values[where]
     shared = np.bincount(np.searchsorted(grams.offsets, where, side="right") - 1, minlength=len(grams))

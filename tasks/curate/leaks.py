@@ -14,7 +14,15 @@ import numpy as np
 from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE
 from storage.tables import read_columns, read_places
 from tasks.curate.redaction import cut
-from tasks.text import GramIndex, Hashes, Signatures, containment, duplicate_paragraphs, overlapping_spans
+from tasks.text import (
+    GramIndex,
+    Hashes,
+    Signatures,
+    containment,
+    duplicate_paragraphs,
+    load_signatures,
+    overlapping_spans,
+)
 from tasks.text.words import joined
 
 Span = tuple[int, int]
@@ -39,7 +47,7 @@ class SignedShelf:
     @property
     def signatures(self) -> Signatures:
         """Mapped anew at each use: held open, those of a hundred segments would use up the files a process may have."""
-        return Signatures.load(self._measures)
+        return load_signatures(self._measures)
 
     def drop(self, gone: Container[str]) -> None:
         """Take documents out of use."""
@@ -101,12 +109,12 @@ def repeated_paragraphs(
     Args:
         order: the place of each document; lower is earlier.
     """
-    taken = [shelf.signatures.paragraph_spans.take(np.array(shelf.places, np.int64)) for shelf in shelves]
-    paragraphs = joined(taken)
+    taken = [shelf.signatures.take(np.array(shelf.places, np.int64)) for shelf in shelves]
+    paragraphs = joined([part.paragraph_hashes for part in taken])
     names = [doc_id for shelf in shelves for doc_id in shelf.doc_ids]
     mask = duplicate_paragraphs(paragraphs, np.array([order[name] for name in names], np.int64))
-    starts = np.concatenate([np.zeros(0, np.int64), *(part.starts for part in taken)])
-    lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in taken)])
+    starts = np.concatenate([np.zeros(0, np.int64), *(part.paragraph_starts for part in taken)])
+    lengths = np.concatenate([np.zeros(0, np.int64), *(part.paragraph_lengths for part in taken)])
     number = 0
     for shelf in shelves:
         repeated: dict[int, list[Span]] = {}

@@ -15,7 +15,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
-from tasks.text import Signatures, signatures
+from tasks.text import Signatures, join_signatures, signatures
 from tasks.text.measures import digest_of, measure_documents
 from tasks.text.measures.language import look_in
 
@@ -67,7 +67,7 @@ def measure_segment(source: Path, out: Path, cache: Path, progress: Callable[[in
             progress(done, total)
 
     count = write_table(out / MEASURES_FILE, MEASURES, rows())
-    Signatures.join(signed).save(out)
+    join_signatures(signed).save(out)
     return {"rows": count, "pii_spans": spans, "digest": union_digest([out / MEASURES_FILE])}
 
 

@@ -20,11 +20,14 @@ from storage.errors import UserError
 from storage.tables import read_columns
 from tasks.lineage.anchors import ANCHOR_WORDS, FOUND_WORDS, STRIDE, Hits
 from tasks.lineage.trace_index import TracedSegment
-from tasks.text.words import I64, U64, Spanned, word_hashes
+from tasks.text.words import I64, U64, word_hashes
 
 MOST_STRETCHES = 16  # of a block of a text that are looked at in each segment, beside those that cover further words
 BLOCK_WORDS = 2048  # words of a text that are looked up at once
 AROUND = 100  # characters of a document that are kept on either side of a span
+
+
+_Words = tuple[U64, I64, I64]  # hashes, first characters, ends
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def shared_spans(
         counts = np.array([doc_id in wanted for doc_id in segment.doc_ids], bool)
         stretches: dict[str, list[_Stretch]] = defaultdict(list)
         for number, own in enumerate(words):
-            for document, query, word in _candidates(segment, own.values, counts, min_words):
+            for document, query, word in _candidates(segment, own[0], counts, min_words):
                 stretches[segment.doc_ids[document]].append(_Stretch(number, query, word))
         for doc_id, document_text in _texts_of(segment.texts, stretches):
             for number, span in _verified(doc_id, document_text, words, stretches[doc_id], min_words):
@@ -199,13 +202,13 @@ def _texts_of(table: Path, wanted: Container[str]) -> Iterator[tuple[str, str]]:
 
 
 def _verified(
-    doc_id: str, text: str, words: Sequence[Spanned], stretches: Sequence[_Stretch], min_words: int
+    doc_id: str, text: str, words: Sequence[_Words], stretches: Sequence[_Stretch], min_words: int
 ) -> Iterator[tuple[int, SharedSpan]]:
     """What stretches turn out to be when the document's words are looked at, by number of the text."""
     theirs = word_hashes(text)
     for stretch in stretches:
         ours = words[stretch.text]
-        back, ahead = _agreement(ours.values, theirs.values, stretch.query, stretch.word)
+        back, ahead = _agreement(ours[0], theirs[0], stretch.query, stretch.word)
         if back + ahead < min_words:
             continue
         start, length = _chars(ours, stretch.query - back, back + ahead)
@@ -239,7 +242,8 @@ def _agreement(ours: U64, theirs: U64, query: int, word: int) -> tuple[int, int]
     return n - 1 - int(differ[-1]) if len(differ) else n, ahead
 
 
-def _chars(words: Spanned, first: int, n: int) -> tuple[int, int]:
+def _chars(words: _Words, first: int, n: int) -> tuple[int, int]:
     """Start and length in characters of some words."""
-    start, last = int(words.starts[first]), first + n - 1
-    return start, int(words.starts[last] + words.lengths[last]) - start
+    _, starts, ends = words
+    start = int(starts[first])
+    return start, int(ends[first + n - 1]) - start

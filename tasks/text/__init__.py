@@ -5,7 +5,14 @@ near-duplicates and `groups` what to do with them; `overlap` finds text that sta
 """
 
 from tasks.text.groups import Pairs, clusters, giant_clusters, keep_best
-from tasks.text.minhash import Signatures, gram_hashes, shingle_sets, signatures
+from tasks.text.minhash import (
+    Signatures,
+    gram_hashes,
+    join_signatures,
+    load_signatures,
+    shingle_sets,
+    signatures,
+)
 from tasks.text.near import NearPairs, near_pairs
 from tasks.text.overlap import (
     Containment,
@@ -31,8 +38,10 @@ __all__ = [
     "duplicate_paragraphs",
     "giant_clusters",
     "gram_hashes",
+    "join_signatures",
     "judged_share",
     "keep_best",
+    "load_signatures",
     "near_pairs",
     "overlapping_spans",
     "shingle_sets",

@@ -1,9 +1,8 @@
-"""Signatures: what deduplication has to know about a document, computed once and kept beside its segment.
+"""Signatures of documents for deduplication, computed once and kept beside their segment.
 
-In go texts, out comes a `Signatures`: MinHash values of the shingles (runs of five words), the number of shingles, the
-hashes of all runs of thirteen words, and those of the paragraphs with their places. A signature depends on its document
-alone. Classic MinHash, one permutation per value: with vector instructions the minima cost less than reading the text,
-and unlike the one-permutation kind the estimate is as good for short documents as for long ones.
+A signature holds the MinHash of 5-gram shingles and the hashes of all 13-grams and paragraphs, and depends on its
+document alone. Classic MinHash, one permutation per value: with vector instructions it costs less than reading
+the text, and unlike the one-permutation kind the estimate is as good for short documents as for long ones.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import I64, U64, Batch, Chosen, Hashes, Spanned, joined, read_batches, word_runs
+from tasks.text.words import I64, U64, Batch, Chosen, Hashes, copied, flat_places, joined, read_batches, word_runs
 
 SHINGLE_WORDS = 5
 GRAM_WORDS = 13
@@ -32,18 +30,18 @@ _NOTHING = np.uint32(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class Signatures:
-    """Signatures of n documents; every array is flat, so that it is written, mapped and joined without any parsing.
+    """Signatures of n documents: flat arrays, one `.npy` file each, that are mapped and joined without any parsing.
 
     Attributes:
-        minima: n x 120 MinHash values; all ones for a document without words.
-        n_shingles: n numbers of distinct shingles.
-        grams: hashes of runs of 13 words, in order; a shorter document has one, of all its words. 64 bits, because
-            with 32 a corpus of 200,000 documents (60 million runs) would hold any given run by accident with
-            probability 1.4 %.
-        gram_offsets: n + 1 places in `grams`.
-        paragraphs: hashes of paragraphs of at least 80 characters, white space folded.
-        paragraph_starts, paragraph_lengths: where each stands in its document, in characters.
-        paragraph_offsets: n + 1 places in the three arrays before.
+        minima: (n, 120) MinHash values; all ones for a document without words.
+        n_shingles: (n,) numbers of distinct shingles.
+        grams: Hashes of 13-grams, in order; a shorter document has one, of all its words. 64 bits, because with 32 a
+            corpus of 200,000 documents (60 million 13-grams) would hold any given one by accident with probability
+            1.4 %.
+        gram_offsets: (n + 1,) places in `grams`.
+        paragraphs: Hashes of paragraphs of at least 80 characters, white space folded.
+        paragraph_starts, paragraph_lengths: Place of each in its document, in characters.
+        paragraph_offsets: (n + 1,) places in the three arrays before.
     """
 
     minima: U32
@@ -60,94 +58,79 @@ class Signatures:
 
     @property
     def gram_hashes(self) -> Hashes:
-        """Runs of thirteen words, document by document."""
+        """Hashes of 13-grams, document by document."""
         return Hashes(self.grams, self.gram_offsets)
 
     @property
-    def paragraph_spans(self) -> Spanned:
-        """Paragraphs, document by document."""
-        return Spanned(self.paragraphs, self.paragraph_offsets, self.paragraph_starts, self.paragraph_lengths)
+    def paragraph_hashes(self) -> Hashes:
+        """Hashes of paragraphs, document by document."""
+        return Hashes(self.paragraphs, self.paragraph_offsets)
 
-    def take(self, documents: Chosen) -> Self:
-        """Some documents, in the order given; an array of bool selects as in numpy.
-
-        It copies all there is about them; for runs or paragraphs alone, take from `gram_hashes` or `paragraph_spans`.
-        """
+    def take(self, documents: Chosen) -> Signatures:
+        """Copy the signatures of some documents, in the order given; an array of bool selects as in NumPy."""
         rows = np.asarray(documents, None if len(documents) else np.int64)
-        grams = self.gram_hashes.take(documents)
-        paragraphs = self.paragraph_spans.take(documents)
-        return type(self)(
-            self.minima[rows],
-            self.n_shingles[rows],
-            grams.values,
-            grams.offsets,
-            paragraphs.values,
-            paragraphs.starts,
-            paragraphs.lengths,
-            paragraphs.offsets,
-        )
+        grams = self.gram_hashes.take(rows)
+        places, offsets = flat_places(self.paragraph_offsets, rows)
+        flat = (self.paragraphs, self.paragraph_starts, self.paragraph_lengths)
+        values, starts, lengths = (copied(array, places) for array in flat)
+        minima, n_shingles = self.minima[rows], self.n_shingles[rows]
+        return Signatures(minima, n_shingles, grams.values, grams.offsets, values, starts, lengths, offsets)
 
-    @classmethod
-    def of_minima(cls, minima: U32, n_shingles: I64) -> Self:
-        """Documents of which only the MinHash values are known."""
-        none = np.zeros(0, np.int64)
-        offsets = np.zeros(len(n_shingles) + 1, np.int64)
-        nothing = np.zeros(0, np.uint64)
-        return cls(minima, n_shingles, nothing, offsets, nothing, none, none, offsets)
-
-    @classmethod
-    def join(cls, parts: Sequence[Signatures]) -> Self:
-        """Documents of several parts, one after the other."""
-        grams = joined([part.gram_hashes for part in parts])
-        paragraphs = joined([part.paragraph_spans for part in parts])
-        nothing = np.zeros(0, np.int64)
-        return cls(
-            np.concatenate([np.zeros((0, N_PERMUTATIONS), np.uint32), *(part.minima for part in parts)]),
-            np.concatenate([nothing, *(part.n_shingles for part in parts)]),
-            grams.values,
-            grams.offsets,
-            paragraphs.values,
-            np.concatenate([nothing, *(part.paragraph_starts for part in parts)]),
-            np.concatenate([nothing, *(part.paragraph_lengths for part in parts)]),
-            paragraphs.offsets,
-        )
-
-    def save(self, folder: Path) -> list[Path]:
+    def save(self, folder: Path) -> None:
         """Write one `.npy` file per array; the same signatures give the same bytes."""
-        written = []
         for field in fields(self):
-            path = folder / f"{field.name}.npy"
-            np.save(path, np.ascontiguousarray(getattr(self, field.name)), allow_pickle=False)
-            written.append(path)
-        return written
+            np.save(folder / f"{field.name}.npy", np.ascontiguousarray(getattr(self, field.name)), allow_pickle=False)
 
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Signatures of a folder, memory-mapped: what is not touched is not read.
 
-        Each array keeps its file open for as long as it lives: load where it is used, hold no hundreds of folders.
-        """
-        arrays: list[Any] = [_mapped(folder / f"{field.name}.npy") for field in fields(cls)]
-        return cls(*arrays)
+def load_signatures(folder: Path) -> Signatures:
+    """Return the signatures of a folder, memory-mapped: what is not touched is not read.
+
+    Each array keeps its file open for as long as it lives: load where it is used, hold no hundreds of folders.
+    """
+    return Signatures(*(np.load(folder / f"{field.name}.npy", "r", allow_pickle=False) for field in fields(Signatures)))
+
+
+def join_signatures(parts: Sequence[Signatures]) -> Signatures:
+    """Return the documents of several parts, one after the other."""
+    grams = joined([part.gram_hashes for part in parts])
+    paragraphs = joined([part.paragraph_hashes for part in parts])
+    nothing = np.zeros(0, np.int64)
+    return Signatures(
+        np.concatenate([np.zeros((0, N_PERMUTATIONS), np.uint32), *(part.minima for part in parts)]),
+        np.concatenate([nothing, *(part.n_shingles for part in parts)]),
+        grams.values,
+        grams.offsets,
+        paragraphs.values,
+        np.concatenate([nothing, *(part.paragraph_starts for part in parts)]),
+        np.concatenate([nothing, *(part.paragraph_lengths for part in parts)]),
+        paragraphs.offsets,
+    )
+
+
+def without_text(minima: U32, n_shingles: I64) -> Signatures:
+    """Return signatures that know the MinHash values alone."""
+    places, nothing = np.zeros(len(n_shingles) + 1, np.int64), np.zeros(0, np.int64)
+    hashes = np.zeros(0, np.uint64)
+    return Signatures(minima, n_shingles, hashes, places, hashes, nothing, nothing, places)
 
 
 def signatures(texts: Sequence[str]) -> Signatures:
-    """Signatures of texts, the same for a text whatever stands beside it."""
-    return Signatures.join([_sign(batch) for batch in read_batches(texts, with_paragraphs=True)])
+    """Return the signatures of texts, the same for a text whatever stands beside it."""
+    return join_signatures([_sign(batch) for batch in read_batches(texts, with_paragraphs=True)])
 
 
 def shingle_sets(texts: Sequence[str]) -> Hashes:
-    """The set of shingles of each text, as sorted distinct hashes."""
+    """Return the set of shingles of each text, as sorted distinct hashes."""
     return joined([_distinct(word_runs(batch.words, SHINGLE_WORDS)) for batch in read_batches(texts)])
 
 
 def gram_hashes(texts: Sequence[str]) -> Hashes:
-    """Runs of thirteen words of each text, in order, as `Signatures.grams` holds them."""
+    """Return the 13-grams of each text, in order, as `Signatures.grams` holds them."""
     return joined([word_runs(batch.words, GRAM_WORDS) for batch in read_batches(texts)])
 
 
 def estimate(one: U32, other: U32) -> npt.NDArray[np.float64]:
-    """Estimated Jaccard similarity of rows of minima: the share of equal values; standard error at most 0.046."""
+    """Return the estimated Jaccard similarity of rows of minima: the share of equal values (error at most 0.046)."""
     equal: npt.NDArray[np.float64] = np.count_nonzero(one == other, axis=-1) / N_PERMUTATIONS
     return equal
 
@@ -159,15 +142,9 @@ def _sign(batch: Batch) -> Signatures:
     grams = word_runs(batch.words, GRAM_WORDS)
     paragraphs = batch.paragraphs
     return Signatures(
-        minima,
-        n_shingles,
-        grams.values,
-        grams.offsets,
-        paragraphs.values,
-        paragraphs.starts,
-        paragraphs.lengths,
-        paragraphs.offsets,
-    )
+        minima, n_shingles, grams.values, grams.offsets,
+        paragraphs.values, batch.starts, batch.lengths, paragraphs.offsets,
+    )  # fmt: skip
 
 
 def _distinct(hashes: Hashes) -> Hashes:
@@ -206,15 +183,12 @@ def _minima(shingles: Hashes) -> U32:
         return minima
     begins = shingles.offsets[:-1][filled]
     if len(filled) == 1:  # perhaps a long document: the minimum of the minima of its slices
-        rows = [_permuted_minima(part, np.zeros(1, np.int64)) for part in _slices(shingles.values)]
+        slices = (shingles.values[start : start + _SLICE] for start in range(0, len(shingles.values), _SLICE))
+        rows = [_permuted_minima(part, np.zeros(1, np.int64)) for part in slices]
         minima[filled] = np.min(rows, axis=0)
     else:
         minima[filled] = _permuted_minima(shingles.values, begins)
     return minima
-
-
-def _slices(values: U64) -> list[U64]:
-    return [values[start : start + _SLICE] for start in range(0, len(values), _SLICE)]
 
 
 def _permuted_minima(hashes: U64, begins: I64) -> U32:
@@ -228,8 +202,3 @@ def _permuted_minima(hashes: U64, begins: I64) -> U32:
         np.multiply(permuted, factors[place], out=permuted)
         np.minimum.reduceat(permuted, begins, out=minima[place])
     return minima.T
-
-
-def _mapped(path: Path) -> npt.NDArray[np.generic]:
-    array: npt.NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return array

@@ -1,14 +1,10 @@
-"""Words, word runs and paragraphs of texts as 64-bit hashes, without a Python object for any of them.
+"""Words, n-grams and paragraphs of texts as 64-bit hashes in flat NumPy arrays with offsets.
 
-In go texts (NFC), out come flat numpy arrays with offsets. A word is a lower-cased run of `\\w` characters; a Chinese
-or Japanese character is a word of its own, because nothing separates words there. Everything that deduplication
-compares (shingles, 13-grams, paragraphs) is made of these.
-
-How: the code points of many texts stand in one array, one table look-up per character tells words from the rest, and a
-word's hash is a difference of prefix sums of `code * B**place`, scaled back by `B**-start` modulo 2**64. That scaling
-is exact, so a word hashes the same wherever it stands, and a document the same in whatever company. The hashes are
-stored: no constant here may ever change. (What is a letter is Python's own table: characters that a later Unicode
-version adds are no words before it.)
+A word is a lower-cased run of `\\w` characters of a text in NFC; a Chinese or Japanese character is a word of its own,
+because nothing separates words there. The code points of many texts stand in one array, and a span's hash is a
+difference of prefix sums of `code * B**place`, scaled back by `B**-start` modulo 2**64: exact, so a word hashes the
+same wherever it stands. The hashes are stored: no constant here may ever change. (What is a letter is Python's own
+table: characters that a later Unicode version adds are no words before it.)
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +47,7 @@ _ALONE_RANGES = (
 _CHAR_BASE = 0x9E3779B97F4A7C15  # odd, without pattern: invertible modulo 2**64
 _WORD_BASE = 0xD1342543DE82EF95
 _TOKEN_BASE = 0xAF251AF3B0F025B5
+_FEW = 1 << 10  # powers of a base are products of one of so many low ones and a high one
 
 
 @dataclass(frozen=True)
@@ -63,59 +60,35 @@ class Hashes:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def of(self, document: int) -> U64:
-        """Hashes of one document."""
-        return self.values[self.offsets[document] : self.offsets[document + 1]]
-
     @property
     def counts(self) -> I64:
-        """How many hashes each document has."""
+        """Number of hashes of each document."""
         return np.diff(self.offsets)
 
     def take(self, documents: Chosen) -> Hashes:
-        """A copy of the hashes of some documents, in the order given; an array of bool selects as in numpy."""
-        places, offsets = self._places(documents)
-        return Hashes(_copied(self.values, places), offsets)
-
-    def _places(self, documents: Chosen) -> tuple[I64 | slice, I64]:
-        """Where the hashes of some documents stand (a slice if they do so in a row), and their offsets when taken."""
-        chosen = np.arange(len(self))[np.asarray(documents, None if len(documents) else np.int64)]
-        counts = self.counts[chosen]
-        taken = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum(counts, out=taken[1:])
-        if len(chosen) and (np.diff(chosen) == 1).all():
-            return slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1])), taken
-        return np.arange(taken[-1]) + np.repeat(self.offsets[chosen] - taken[:-1], counts), taken
+        """Copy the hashes of some documents, in the order given; an array of bool selects as in NumPy."""
+        places, offsets = flat_places(self.offsets, documents)
+        return Hashes(copied(self.values, places), offsets)
 
 
-@dataclass(frozen=True)
-class Spanned(Hashes):
-    """Hashes of stretches of text, with the stretches.
-
-    Attributes:
-        starts, lengths: of each stretch in its own document, in characters.
-    """
-
-    starts: I64
-    lengths: I64
-
-    def take(self, documents: Chosen) -> Spanned:
-        """A copy of the stretches of some documents, in the order given; an array of bool selects as in numpy."""
-        places, offsets = self._places(documents)
-        starts, lengths = _copied(self.starts, places), _copied(self.lengths, places)
-        return Spanned(_copied(self.values, places), offsets, starts, lengths)
+def flat_places(offsets: I64, documents: Chosen) -> tuple[I64 | slice, I64]:
+    """Return where the values of some documents stand in a flat array (a slice if in a row), and their new offsets."""
+    chosen = np.arange(len(offsets) - 1)[np.asarray(documents, None if len(documents) else np.int64)]
+    counts = np.diff(offsets)[chosen]
+    taken = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(counts, out=taken[1:])
+    if len(chosen) and (np.diff(chosen) == 1).all():
+        return slice(int(offsets[chosen[0]]), int(offsets[chosen[-1] + 1])), taken
+    return np.arange(taken[-1]) + np.repeat(offsets[chosen] - taken[:-1], counts), taken
 
 
-Numbers = TypeVar("Numbers", U64, I64)
-
-
-def _copied(values: Numbers, places: I64 | slice) -> Numbers:
-    """What stands at the places, never as a view: one of a mapped file would keep the file open."""
+def copied(values: npt.NDArray[Any], places: I64 | slice) -> npt.NDArray[Any]:
+    """Return what stands at the places, never as a view: a view of a mapped file would keep the file open."""
     return values[places].copy() if isinstance(places, slice) else values[places]
 
 
-def distinct(values: Numbers) -> Numbers:
-    """Sorted values, each once: `np.unique` by sorting, which is many times faster than its way by hashing."""
+def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return sorted values, each once; by sorting, which is many times faster than the hashing of `np.unique`."""
     ordered = np.sort(values)
     first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
@@ -123,7 +96,7 @@ def distinct(values: Numbers) -> Numbers:
 
 
 def joined(parts: Sequence[Hashes]) -> Hashes:
-    """Documents of several parts, one after the other."""
+    """Return the documents of several parts, one after the other."""
     offsets = [np.zeros(1, np.int64)]
     total = 0
     for part in parts:
@@ -133,24 +106,27 @@ def joined(parts: Sequence[Hashes]) -> Hashes:
     return Hashes(np.concatenate([np.zeros(0, np.uint64), *values]), np.concatenate(offsets))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Some consecutive texts, as the words and paragraphs in them.
+class Batch(NamedTuple):
+    """Consecutive texts as words and paragraphs.
 
     Attributes:
-        first, count: which of the texts.
+        first: Number of the first of the texts.
+        words: Hashes of the words of each text.
+        paragraphs: Hashes of the paragraphs of each text.
+        starts, lengths: Place of each paragraph in its text, in characters.
     """
 
     first: int
-    count: int
     words: Hashes
-    paragraphs: Spanned
+    paragraphs: Hashes
+    starts: I64
+    lengths: I64
 
 
 def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iterator[Batch]:
-    """Words (and paragraphs, if asked for) of texts, in batches of bounded size; a long text is a batch of its own.
+    """Yield the words (and paragraphs, if asked for) of texts in batches of bounded size; a long text is a batch alone.
 
-    Paragraphs are what stands between empty lines, white space folded, of at least 80 characters. Only in a text
+    A paragraph is text between empty lines, white space folded, of at least 80 characters. Only in a text
     longer than `BATCH_CHARS` is a paragraph longer than that cut in several (at a line end, a space, or anywhere).
     """
     first = chars = 0
@@ -163,21 +139,22 @@ def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iter
         yield _read_batch(texts[first:], first, with_paragraphs)
 
 
-def word_hashes(text: str) -> Spanned:
-    """Words of one text: hashes, and where each stands."""
-    return _spanned(list(word_pieces(text)), np.array([0, len(text) + 1]))
-
-
 def word_pieces(text: str) -> Iterator[tuple[U64, I64, I64]]:
-    """The same piece by piece, for texts of any length: hashes, and where each word begins and ends in the text."""
+    """Yield the words of a text of any length, piece by piece: hashes, first characters, and ends."""
     for _, kinds, base in _code_points(_pieces(text)):
         yield _read_words(kinds, base)
 
 
-def word_runs(words: Hashes, n: int) -> Hashes:
-    """Hashes of all runs of `n` consecutive words, document by document, in order.
+def word_hashes(text: str) -> tuple[U64, I64, I64]:
+    """Return the words of one text: hashes, first characters, and ends."""
+    values, starts, ends = (np.concatenate(parts) for parts in zip(*word_pieces(text), strict=True))
+    return values, starts, ends
 
-    A document of fewer words (but not none) has a single run, all its words; it equals no run of `n` words.
+
+def word_runs(words: Hashes, n: int) -> Hashes:
+    """Return the hashes of all n-grams of words, document by document, in order.
+
+    A document of fewer words (but not none) has a single one, all its words; it equals no n-gram.
     """
     begins, ends = words.offsets[:-1], words.offsets[1:]
     counts = words.counts
@@ -257,25 +234,39 @@ def _character_table() -> Codes:
     return table
 
 
-@lru_cache(maxsize=4)
-def _powers(base: int) -> U64:
-    """`base ** 0 ... base ** BATCH_CHARS` modulo 2**64: for every place in a piece of text."""
-    size = BATCH_CHARS + 1
-    powers = np.ones(size, np.uint64)
-    done = 1
-    while done < size:
-        step = min(done, size - done)
-        powers[done : done + step] = powers[:step] * np.uint64(pow(base, done, 1 << 64))
-        done += step
-    powers.flags.writeable = False
+def span_hashes(values: npt.NDArray[Any], begins: I64, ends: I64, base: int = _CHAR_BASE) -> U64:
+    """Return a hash of each `values[begin:end]`: of its values and their order, not of where it stands.
+
+    Args:
+        values: Numbers; zeros at the end of a span leave no trace in its hash.
+        begins: Ascending.
+        ends: One beyond the last value of each span.
+        base: Odd base of the polynomial.
+    """
+    terms = _powers(base, len(values))
+    terms *= values.astype(np.uint64, copy=False)
+    sums = np.zeros(len(values) + 1, np.uint64)
+    np.cumsum(terms, out=sums[1:])
+    return _mix((sums[ends] - sums[begins]) * _powers_at(pow(base, -1, 1 << 64), begins))
+
+
+def _powers(base: int, n: int) -> U64:
+    """The first `n` powers of a number modulo 2**64."""
+    high = _first_powers(pow(base, _FEW, 1 << 64), n // _FEW + 1)
+    return np.multiply.outer(high, _first_powers(base, _FEW)).ravel()[:n]
+
+
+def _powers_at(base: int, exponents: I64) -> U64:
+    """Powers modulo 2**64 for ascending exponents, without the powers between them."""
+    high = _first_powers(pow(base, _FEW, 1 << 64), int(exponents[-1]) // _FEW + 1 if len(exponents) else 1)
+    powers: U64 = _first_powers(base, _FEW)[exponents % _FEW] * high[exponents // _FEW]
     return powers
 
 
-def _stretches(values: U64, base: int, begins: I64, ends: I64) -> U64:
-    """Polynomial hash of each `values[begin:end]`, the same wherever it stands."""
-    sums = np.zeros(len(values) + 1, np.uint64)
-    np.cumsum(values * _powers(base)[: len(values)], out=sums[1:])
-    return (sums[ends] - sums[begins]) * _powers(pow(base, -1, 1 << 64))[begins]
+def _first_powers(base: int, n: int) -> U64:
+    factors = np.full(n, base, np.uint64)
+    factors[0] = 1
+    return np.multiply.accumulate(factors)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -299,14 +290,19 @@ def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batc
     np.cumsum([len(text) + len(_SEPARATOR) for text in texts], out=bounds[1:])
     pieces = _pieces(texts[0]) if len(texts) == 1 else iter([_SEPARATOR.join(texts)])
     offsets = np.zeros(len(bounds), np.int64)
-    words, paragraphs = [], []
+    nothing = np.zeros(0, np.int64)
+    words, paragraphs = [], [(np.zeros(0, np.uint64), nothing, nothing)]
     for codes, kinds, base in _code_points(pieces):
         values, begins, _ = _read_words(kinds, base)
         offsets += np.searchsorted(begins, bounds)  # how many begin before each text does
         words.append(values)
         if with_paragraphs:
             paragraphs.append(_read_paragraphs(codes, kinds, base))
-    return Batch(first, len(texts), Hashes(_concatenated(words), offsets), _spanned(paragraphs, bounds))
+    hashes, starts, ends = (np.concatenate(parts) for parts in zip(*paragraphs, strict=True))
+    places = np.searchsorted(starts, bounds).astype(np.int64)
+    own = starts - np.repeat(bounds[:-1], np.diff(places))
+    whole = words[0] if len(words) == 1 else np.concatenate(words)
+    return Batch(first, Hashes(whole, offsets), Hashes(hashes, places), own, ends - starts)
 
 
 def _code_points(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int]]:
@@ -318,27 +314,10 @@ def _code_points(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int]]:
         base += len(piece)
 
 
-def _concatenated(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _spanned(pieces: list[tuple[U64, I64, I64]], bounds: I64) -> Spanned:
-    """Hashes, starts and ends in the joined text, as those of documents that begin at the bounds."""
-    if not pieces:
-        nothing = np.zeros(0, np.int64)
-        return Spanned(np.zeros(0, np.uint64), np.zeros(len(bounds), np.int64), nothing, nothing)
-    values, starts, ends = (_concatenated(parts) for parts in zip(*pieces, strict=True))
-    offsets = np.searchsorted(starts, bounds)
-    lengths = ends - starts
-    if len(bounds) > 2:
-        starts = starts - np.repeat(bounds[:-1], np.diff(offsets))
-    return Spanned(values, offsets.astype(np.int64), starts, lengths)
-
-
 def _read_words(kinds: Codes, base: int) -> tuple[U64, I64, I64]:
     inside = kinds > _SPACE
     begins, ends = _runs(inside, kinds >= _ALONE)
-    values = _mix(_stretches(kinds.astype(np.uint64), _CHAR_BASE, begins, ends))
+    values = span_hashes(kinds, begins, ends)
     return values, begins + base, ends + base
 
 
@@ -370,6 +349,6 @@ def _read_paragraphs(codes: Codes, kinds: Codes, base: int) -> tuple[U64, I64, I
     folded = chars[behind] - chars[first] + (behind - first - 1)
     long_enough = folded >= MIN_PARAGRAPH_CHARS
     first, behind = first[long_enough], behind[long_enough]
-    tokens = _mix(_stretches(codes.astype(np.uint64), _CHAR_BASE, begins, ends))
-    values = _mix(_stretches(tokens, _TOKEN_BASE, first, behind))
+    tokens = span_hashes(codes, begins, ends)
+    values = span_hashes(tokens, first, behind, _TOKEN_BASE)
     return values, begins[first] + base, ends[behind - 1] + base

@@ -40,7 +40,7 @@ from storage.schemas import (
 )
 from storage.store import Store
 from storage.tables import ROW_GROUP_ROWS, TableWriter, read_columns, union_digest
-from tasks.text import Signatures
+from tasks.text import join_signatures, load_signatures
 from tasks.tokens.tokenise import write_placements
 
 SEGMENTS = "segments"  # the input under which a joined segment names those that it replaces
@@ -147,7 +147,7 @@ def _merge_measures(folders: Sequence[Path], out: Path, order: Order) -> str:
     rows = _read(folders, MEASURES_FILE, MEASURES)
     places = _places(rows["doc_id"], order)
     _write(out / MEASURES_FILE, rows, places)
-    Signatures.join([Signatures.load(folder) for folder in folders]).take(places).save(out)
+    join_signatures([load_signatures(folder) for folder in folders]).take(places).save(out)
     return union_digest([out / MEASURES_FILE])
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.text.measures.characters import N_CLASSES, SPACE, classes_of
+from tasks.text.words import span_hashes
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -22,65 +23,6 @@ Mask = npt.NDArray[np.bool_]
 
 MAX_DOCUMENTS = 1024  # of a batch: a document's number takes ten bits of a sort key
 _NUMBER_BITS = 10
-
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers have inverses modulo 2**64
-_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
-_MIX = np.uint64(0xD6E8FEB86659FD93)
-_LOW_BITS = 10
-
-
-def _powers(base: np.uint64, n: int) -> Hashes:
-    """The first `n` powers of a number modulo 2**64."""
-    low = _run_of_powers(base, 1 << _LOW_BITS)
-    high = _run_of_powers(_step(base), (n >> _LOW_BITS) + 1)
-    return np.multiply.outer(high, low).ravel()[:n]
-
-
-def _run_of_powers(base: np.uint64, n: int) -> Hashes:
-    factors = np.full(n, base, dtype=np.uint64)
-    factors[0] = 1
-    return np.multiply.accumulate(factors)
-
-
-def _step(base: np.uint64) -> np.uint64:
-    return np.uint64(pow(int(base), 1 << _LOW_BITS, 2**64))
-
-
-def _powers_at(base: np.uint64, exponents: Ints) -> Hashes:
-    """Powers of a number modulo 2**64 for ascending exponents, without the powers between them."""
-    low = _run_of_powers(base, 1 << _LOW_BITS)
-    high = _run_of_powers(_step(base), (int(exponents[-1]) >> _LOW_BITS) + 1 if len(exponents) else 1)
-    taken: Hashes = low[exponents & ((1 << _LOW_BITS) - 1)] * high[exponents >> _LOW_BITS]
-    return taken
-
-
-def mix(hashes: Hashes) -> Hashes:
-    """Spread what differs over all bits."""
-    mixed = hashes ^ (hashes >> np.uint64(32))
-    mixed *= _MIX
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= _BASE
-    mixed ^= mixed >> np.uint64(32)
-    return mixed
-
-
-def segment_hashes(values: npt.NDArray[Any], starts: Ints, ends: Ints) -> Hashes:
-    """A hash for each segment `values[start:end]`: of its values and their order, not of where it lies.
-
-    A polynomial over the whole array, of which each segment is a difference of two prefix sums divided by a power of
-    the base; exact in arithmetic modulo 2**64.
-
-    Args:
-        values: numbers, the first of which belongs to no segment.
-        starts: ascending.
-        ends: one beyond the last value of each segment.
-    """
-    terms = _powers(_BASE, len(values))
-    terms *= values.astype(np.uint64, copy=False)
-    sums = np.cumsum(terms, dtype=np.uint64)
-    hashes: Hashes = (sums[ends - 1] - sums[starts - 1]) * _powers_at(_INVERSE, starts)
-    hashes += (ends - starts).astype(np.uint64) * _MIX
-    return mix(hashes)
 
 
 def sort_keys(documents: Ints, hashes: Hashes) -> Hashes:
@@ -179,7 +121,7 @@ def make_batch(texts: Sequence[str]) -> Batch:
         word_starts=starts,
         word_ends=ends,
         word_lengths=ends - starts,
-        word_hashes=segment_hashes(codes, starts, ends),
+        word_hashes=span_hashes(codes, starts, ends),
         word_documents=np.repeat(np.arange(len(texts)), np.diff(bounds)),
         word_bounds=bounds,
         solid=class_counts.sum(axis=1) - class_counts[:, SPACE],

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.text.measures.batch import Batch, Ints, highest_between, segment_hashes, share, sums_between
+from tasks.text.measures.batch import Batch, Ints, highest_between, share, sums_between
 from tasks.text.measures.repetition import find_repeated, repeat_mask
+from tasks.text.words import span_hashes
 
 SHORT_LINE = 30  # characters at most, FineWeb
 FEW_WORDS = 5  # fewer than these, C4
@@ -112,8 +113,7 @@ def _sentences(batch: Batch) -> Ints:
 
 def _duplicates(batch: Batch, units: Units, name: str) -> dict[str, np.ndarray]:
     """Shares of units that occurred earlier in their document, by number and by characters of their words."""
-    values = np.append(np.zeros(1, dtype=np.uint64), batch.word_hashes)  # the first value belongs to no segment
-    hashes = segment_hashes(values, units.first + 1, units.last + 1)
+    hashes = span_hashes(batch.word_hashes, units.first, units.last)
     groups = find_repeated(units.document, hashes, np.arange(len(hashes)))
     repeats = repeat_mask(groups, len(hashes))
     sums = np.zeros(len(batch.word_lengths) + 1, dtype=np.int64)

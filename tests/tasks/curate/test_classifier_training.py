@@ -15,7 +15,7 @@ from tasks.curate.classifier import training
 from tasks.curate.classifier.features import BUCKETS, READ_CHARS, Features, featurise
 from tasks.curate.classifier.logistic import balanced, fit, sigmoid
 from tasks.curate.classifier.training import FOLDS, STRENGTHS, Trained, score_texts, train
-from tasks.text.words import word_hashes, word_runs
+from tasks.text.words import read_batches, word_runs
 
 TEXTS = ["", " \n ", "one", "one two", "ONE two one Two", "羊 羊", *(prose(400, seed) for seed in range(30))]
 
@@ -107,7 +107,7 @@ def test_a_fit_is_where_the_slope_of_the_cost_is_nought(l2: float) -> None:
 def test_features_are_those_of_plain_python() -> None:
     matrix = dense(featurise(TEXTS))
     for row, text in zip(matrix, TEXTS, strict=True):
-        words = word_hashes(text)
+        words = next(read_batches([text])).words
         buckets = Counter(
             int(value) % BUCKETS for value in [*words.values.tolist(), *word_runs(words, 2).values.tolist()]
         )

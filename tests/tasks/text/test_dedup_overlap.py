@@ -199,7 +199,7 @@ def test_a_paragraph_of_an_earlier_document_is_marked() -> None:
     first, second, third = (prose(40, seed) for seed in (1, 2, 3))
     texts = [f"{first}\n\n{second}", f"{third}\n\n{second}", "", f"{second}\n\n{first}"]
     signed = signatures(texts)
-    paragraphs = signed.paragraph_spans
+    paragraphs = signed.paragraph_hashes
     in_order = duplicate_paragraphs(paragraphs, np.arange(4))
     assert in_order.tolist() == [False, False, False, True, True, True]
     backwards = duplicate_paragraphs(paragraphs, np.array([9, 7, 3, 2]))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dedup_samples import edited, jaccard, peak_memory, plain_runs, plain_words, prose
 
-from tasks.text import Signatures, signatures
+from tasks.text import Signatures, join_signatures, load_signatures, signatures
 from tasks.text.minhash import N_PERMUTATIONS, estimate
 
 PINNED_MINIMA = "8f57358bbdc2f85e"
@@ -31,8 +31,8 @@ def test_a_signature_depends_on_its_document_alone() -> None:
 def test_signatures_are_read_back_as_written(texts: list[str], tmp_path: Path) -> None:
     written = signatures(texts)
     written.save(tmp_path)
-    assert equal(Signatures.load(tmp_path), written)
-    assert equal(Signatures.join([Signatures.load(tmp_path), written]), Signatures.join([written, written]))
+    assert equal(load_signatures(tmp_path), written)
+    assert equal(join_signatures([load_signatures(tmp_path), written]), join_signatures([written, written]))
 
 
 def test_signatures_are_the_same_for_ever() -> None:
