@@ -24,7 +24,7 @@ from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.texts import evaluation_texts
-from tasks.generation.prompt_files import read_prompts, sample_prompts
+from tasks.generation.prompts import read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of, ensure_training_run
 from tasks.registry.promote import trained_on
 from tasks.tokens.dataset import dataset, settings_without

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import tasks.curate.policy
     import tasks.curate.settings
     import tasks.evaluation.gate_settings
-    import tasks.ingest.import_settings
+    import tasks.ingest.importing
     import tasks.readers.records
     import tasks.sources.resolve
     import tasks.tokens.mix
@@ -192,7 +192,7 @@ class Settings:
     """Every section; one without given values is made when it is first read."""
 
     sources: tasks.sources.resolve.WalkSettings
-    documents: tasks.ingest.import_settings.DocumentsSettings
+    documents: tasks.ingest.importing.DocumentsSettings
     extract: tasks.readers.records.ExtractOptions
     passwords: PasswordSettings
     limits: tasks.readers.records.Limits

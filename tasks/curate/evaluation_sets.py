@@ -1,10 +1,17 @@
-"""External evaluation sets: what no training text may hold, as hashes of its runs of thirteen words."""
+"""External evaluation sets: what no training text may hold, as hashes of its 13-grams.
+
+Which columns matter is not asked: every string of a Parquet or JSON file is taken, each as a text of its own, because a
+question or an answer found in a training document is a leak under any column name.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +21,30 @@ from storage.manifest import ArtifactRef
 from storage.schemas import GRAMS_FILE
 from tasks.core.stage import Work, stage
 from tasks.curate.hygiene import normalise_text
-from tasks.readers.evaluation_files import evaluation_files, evaluation_format, evaluation_grams
+from tasks.readers.records import ExtractionProblem
+from tasks.readers.rows import LINES, PARQUET, Columns, Refused, Table, encoding_fault, read_rows
+from tasks.text.minhash import GRAM_WORDS
+from tasks.text.words import U64, distinct, read_batches, word_runs
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
+
+SUFFIXES = {
+    ".parquet": PARQUET,
+    ".jsonl": LINES,
+    ".ndjson": LINES,
+    ".json": "json",
+    ".txt": "text",
+    ".md": "text",
+}
+
+_CHARS_AT_ONCE = 1 << 22
+
+logger = logging.getLogger("sheepfold")
+
+
+class EvaluationSetError(UserError):
+    """A file of an evaluation set that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +67,18 @@ class EvaluationSetSettings:
         for path in paths:
             if not path.exists():
                 raise UserError(f"curate.evaluation_sets names {path}, which does not exist")
-        read = {f"{evaluation_format(file)} {sha256_file(file)}" for file in evaluation_files(paths)}
-        return cls(tuple(sorted(read)))
+        return cls(tuple(sorted({f"{_form(file)} {sha256_file(file)}" for file in evaluation_files(paths)})))
 
 
 @stage("evaluation_sets", version=2, unkeyed=("files",))
 def evaluation_sets(work: Work, settings: EvaluationSetSettings, *, files: ArtifactRef | None = None) -> str:
-    """Hash the runs of thirteen words of external evaluation sets; none give an empty table."""
-    paths = [] if files is None else work.files(files)
-    grams = evaluation_grams(paths, lambda text: normalise_text(text, "text")) if paths else np.zeros(0, np.uint64)
+    """Hash the 13-grams of external evaluation sets; none give an empty table."""
+    refused = Refused()
+    grams = evaluation_grams([] if files is None else work.files(files), refused)
     np.save(work.out / GRAMS_FILE, grams, allow_pickle=False)
-    work.counts["rows"] = len(grams)
+    work.counts.update(rows=len(grams), refused=refused.count)
+    if refused.count:
+        logger.warning("curate.evaluation_sets: %s", refused.sentence())
     return sha256_file(work.out / GRAMS_FILE)
 
 
@@ -70,3 +98,133 @@ def forbidden_grams(run: Run, asked: str) -> ArtifactRef:
     files = {f"{number:04}/{file.name}": file for number, file in enumerate(evaluation_files(paths))}
     ref, copies = run.add("evaluation_set_files", files)
     return evaluation_sets(run, EvaluationSetSettings.of(copies), files=ref)
+
+
+def evaluation_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files that are read for these paths, in order.
+
+    Raises:
+        EvaluationSetError: if there is no such file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            if not inside:
+                raise EvaluationSetError(
+                    f"evaluation set {path} is a folder without any file of {', '.join(SUFFIXES)}: name the files"
+                )
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise EvaluationSetError(f"evaluation set {path} is not there: expected a file or a folder")
+    return found
+
+
+def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
+    """Return sorted distinct hashes of all 13-grams in evaluation sets, normalised as training documents are.
+
+    Shorter texts in them are left out.
+
+    Args:
+        paths: Parquet, JSON Lines, JSON or text files, or folders with files of `SUFFIXES`. A file of any other suffix
+            is read as text.
+        refused: Counts the rows that cannot be read.
+
+    Raises:
+        EvaluationSetError: if there is no such file, it holds no text, or it is damaged.
+    """
+    found: U64 = np.zeros(0, np.uint64)
+    for path in evaluation_files(paths):
+        before = refused.count
+        normalised = (normalise_text(text, "text") for text in _texts(path, refused))
+        fresh = [_full_grams(texts) for texts in _bundles(normalised)]
+        if not fresh:
+            told = f" ({refused.sentence()})" if refused.count > before else ""
+            raise EvaluationSetError(f"evaluation set {path} holds no text{told}: name a file with text")
+        found = distinct(np.concatenate([found, *fresh]))
+    return found
+
+
+def _full_grams(texts: list[str]) -> U64:
+    parts = [np.zeros(0, np.uint64)]
+    for batch in read_batches(texts):
+        runs = word_runs(batch.words, GRAM_WORDS)
+        parts.append(runs.values[np.repeat(batch.words.counts >= GRAM_WORDS, runs.counts)])
+    return distinct(np.concatenate(parts))
+
+
+def _bundles(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Texts in lists of bounded size, the empty ones left out."""
+    bundle: list[str] = []
+    chars = 0
+    for text in texts:
+        if not text.strip():
+            continue
+        bundle.append(text)
+        chars += len(text)
+        if chars >= _CHARS_AT_ONCE:
+            yield bundle
+            bundle, chars = [], 0
+    if bundle:
+        yield bundle
+
+
+def _form(path: Path) -> str:
+    """How a file is read; its suffix says so, and nothing else."""
+    return SUFFIXES.get(path.suffix.lower(), "text")
+
+
+def _texts(path: Path, refused: Refused) -> Iterator[str]:
+    form = _form(path)
+    if form in (PARQUET, LINES):
+        yield from _row_texts(path, form, refused)
+        return
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EvaluationSetError(f"evaluation set {path} is no UTF-8 text ({error}): convert it first") from error
+    if form == "text":
+        yield text
+        return
+    try:
+        yield from _strings(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise EvaluationSetError(f"evaluation set {path}: no valid JSON ({error})") from error
+
+
+def _row_texts(path: Path, form: str, refused: Refused) -> Iterator[str]:
+    """Every string in the rows of a table; a row with one that is no Unicode is refused."""
+    try:
+        for row in read_rows(Table(path, form, objects=False), _with_strings if form == PARQUET else None):
+            texts = list(_strings(row.values))
+            fault = next(filter(None, map(encoding_fault, texts)), "")
+            if fault:
+                refused.add(path, ExtractionProblem("failed", "corrupt", f"{row.place}: a text {fault}"))
+            elif row.problem is not None:
+                refused.add(path, row.problem)
+            else:
+                yield from texts
+    except ExtractionProblem as problem:
+        raise EvaluationSetError(f"evaluation set {path}: {problem.reason}") from problem
+
+
+def _with_strings(columns: Columns) -> list[str]:
+    """The columns that hold text, nested ones too; the others, such as embeddings, may be large."""
+    return [name for name, kind in columns.items() if kind == "text" or "string" in kind]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a value, in order; names of fields are no text."""
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            stack.extend(reversed(value))
+        elif isinstance(value, dict):
+            stack.extend(reversed(value.values()))
+        elif isinstance(value, tuple):  # an entry of a Parquet map: its name and its value
+            stack.append(value[1])

@@ -1,24 +1,20 @@
 """The stage `texts`: what a model may be measured on beside the frozen evaluation set, from files of the user.
 
 Whatever it is becomes an artefact with the layout of an evaluation set, so that all that works on the one works on the
-other. Files are read as they are, each a document: nothing is cleaned, cut or left out.
+other. Files are read as they are, each a document: nothing is cleaned or cut.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING
 
 from storage.catalog import read_state
-from storage.digest import sha256_json
+from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import EVALSET
@@ -26,16 +22,29 @@ from storage.tables import write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.split import SplitSettings, copy_split, split_inputs
+from tasks.readers.records import ExtractionProblem
+from tasks.readers.rows import (
+    LINES,
+    PARQUET,
+    SUFFIXES,
+    Columns,
+    Refused,
+    Row,
+    Table,
+    encoding_fault,
+    list_columns,
+    read_rows,
+)
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
 SPLITS = ("train", "validation")
-LINES = (".jsonl", ".ndjson")
-PARQUET = ".parquet"
 COLUMN = "text"
 UNDETERMINED = "und"
-NAMES_SHOWN = 20
+
+_NAMES = ("doc_id", "id")
+_LABELS = ("kind", "language", "source", "method")
 
 
 class TextsError(UserError):
@@ -54,7 +63,7 @@ class Text:
     method: str = "text"
 
 
-def read_texts(path: Path, column: str = COLUMN) -> list[Text]:
+def read_texts(path: Path, refused: Refused, column: str = COLUMN) -> list[Text]:
     """Read a text file, a folder of text files, JSON Lines or Parquet.
 
     JSON Lines and Parquet hold a document in each row, in the field `column`; of their other fields `kind`, `language`,
@@ -62,6 +71,7 @@ def read_texts(path: Path, column: str = COLUMN) -> list[Text]:
 
     Args:
         path: a file or a folder; in a folder every file is a document, also below it, but for hidden ones.
+        refused: counts the rows that are left out because they hold no text.
 
     Raises:
         TextsError: there is no text in it, or something that is none; two documents have one name.
@@ -75,14 +85,13 @@ def read_texts(path: Path, column: str = COLUMN) -> list[Text]:
             f"there is no {path}: give a split ({' or '.join(SPLITS)}), a text file, a folder of text files, JSON "
             "Lines (.jsonl) or Parquet"
         )
-    elif path.suffix == PARQUET:
-        texts = list(_parquet_texts(path, column))
-    elif path.suffix in LINES:
-        texts = list(_line_texts(path, column))
+    elif SUFFIXES.get(path.suffix) in (LINES, PARQUET):
+        texts = list(_row_texts(path, refused, column))
     else:
         texts = [_file_text(path, path.parent)]
     if not any(item.text for item in texts):
-        raise TextsError(f"{path} holds no text to measure a model on")
+        told = f": {refused.sentence()}" if refused.count else ""
+        raise TextsError(f"{path} holds no text to measure a model on{told}")
     twice = sorted(name for name, count in Counter(item.doc_id for item in texts).items() if count > 1)
     if twice:
         raise TextsError(
@@ -96,17 +105,13 @@ def _hidden(path: Path) -> bool:
 
 
 def _file_text(path: Path, root: Path) -> Text:
-    data = _bytes_of(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TextsError(f"{path} cannot be read: {error.strerror}") from error
     folder = path.relative_to(root).parent.as_posix()
     source = root.name if folder == "." else f"{root.name}/{folder.partition('/')[0]}"
     return Text(hashlib.sha256(data).hexdigest(), _decoded(data, path), source=source)
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TextsError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _decoded(data: bytes, path: Path) -> str:
@@ -125,61 +130,37 @@ def _decoded(data: bytes, path: Path) -> str:
     )
 
 
-def _line_texts(path: Path, column: str) -> Iterator[Text]:
-    digest = hashlib.sha256(data := _bytes_of(path)).hexdigest()
-    # only line ends part lines, not what Unicode calls a separator
-    for number, line in enumerate(_decoded(data, path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise TextsError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise TextsError(f"{path}, line {number}: {type(record).__name__} where an object is expected")
-        yield _record_text(record, column, f"{path}, line {number}", f"{digest}\0{number}", path.name)
+def _row_texts(path: Path, refused: Refused, column: str) -> Iterator[Text]:
+    def choose(columns: Columns) -> list[str]:
+        if column not in columns:
+            reason = f"there is no column {column!r}; there are: {list_columns(columns)}"
+            raise ExtractionProblem("rejected", "no_column", reason)
+        return [column, *(name for name in columns if name in {*_NAMES, *_LABELS} - {column})]
 
-
-def _parquet_texts(path: Path, column: str) -> Iterator[Text]:
-    digest = hashlib.sha256(_bytes_of(path)).hexdigest()
-    number = 0
+    form = SUFFIXES[path.suffix]
     try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                raise TextsError(f"{path} has no column {column!r}; it has {_listed(names)}")
-            wanted = [name for name in names if name in {column, *_NAMES, *_LABELS}]
-            for group in range(file.num_row_groups):
-                for record in file.read_row_group(group, columns=wanted).to_pylist():
-                    number += 1
-                    yield _record_text(record, column, f"{path}, row {number}", f"{digest}\0{number}", path.name)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise TextsError(f"{path} is no Parquet file that can be read ({error})") from error
+        digest = sha256_file(path)
+        for row in read_rows(Table(path.resolve(), form), choose if form == PARQUET else None):
+            try:
+                yield _row_text(row, column, f"{digest}\0{row.number}", path.name)
+            except ExtractionProblem as problem:
+                refused.add(path, problem)
+    except ExtractionProblem as problem:
+        raise TextsError(f"{path} cannot be read: {problem.reason}") from problem
+    except OSError as error:
+        raise TextsError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-_NAMES = ("doc_id", "id")
-_LABELS = ("kind", "language", "source", "method")
-
-
-def _record_text(record: dict[str, Any], column: str, place: str, identity: str, file: str) -> Text:
-    """The text of a row; `place` names it for people, `identity` where it has no name of its own."""
-    text = record.get(column)
-    if not isinstance(text, str):
-        found = "nothing" if text is None else type(text).__name__
-        fields = _listed(list(record))
-        raise TextsError(f"{place}: {found} in the field {column!r}, where a text is expected; its fields are {fields}")
-    name = next((record[key] for key in _NAMES if record.get(key) is not None), None)
-    labels = {key: str(record[key]) for key in _LABELS if record.get(key)}
-    for what, value in (("text", text), ("name", str(name)), *labels.items()):
-        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            raise TextsError(f"{place}: the {what} holds a lone surrogate (\\ud800 to \\udfff), which is no character")
+def _row_text(row: Row, column: str, identity: str, file: str) -> Text:
+    """The text of a row; `identity` names it where it has no name of its own."""
+    text = row.text(column, empty=True)
+    name = next((row.values[key] for key in _NAMES if row.values.get(key) is not None), None)
+    labels = {key: str(row.values[key]) for key in _LABELS if row.values.get(key)}
+    for what, value in (("name", str(name)), *labels.items()):
+        if fault := encoding_fault(value):
+            raise ExtractionProblem("failed", "corrupt", f"{row.place}: the {what} {fault}")
     doc_id = hashlib.sha256(identity.encode()).hexdigest() if name is None else str(name)
     return Text(doc_id, text, **{"source": file, **labels})
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:NAMES_SHOWN])) or "none"
-    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"
 
 
 @dataclass(frozen=True)
@@ -219,7 +200,10 @@ def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> Art
         return frozen_evalset(run)
     if on in SPLITS:
         return copy_split(run, SplitSettings(on), **split_inputs(read_state(run.store, run.corpus)))
-    texts = read_texts(Path(on).expanduser(), column or COLUMN)
+    refused = Refused()
+    texts = read_texts(Path(on).expanduser(), refused, column or COLUMN)
+    if refused.count:
+        run.note(f"of {on} {refused.sentence()}")
     return keep_texts(run, TextsSettings.of(texts), texts=texts)
 
 

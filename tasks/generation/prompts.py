@@ -1,20 +1,38 @@
-"""The stage `prompts`: the prompts of one shard, kept so that completions lead back to them."""
+"""The stage `prompts`: prompts as people write them, in files of several formats, and the shards that they are kept in.
+
+A record that cannot be a prompt becomes one with an error, so that one bad record among thousands costs itself alone.
+What is wrong with the file as a whole (its format, two records of one id, not one prompt) refuses the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import json
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from storage.digest import sha256_json
+from storage.errors import UserError
+from storage.tables import read_rows as read_table
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
-from tasks.generation.prompt_files import Prompt
+from tasks.readers.records import ExtractionProblem
+from tasks.readers.rows import SUFFIXES, Row, Table, encoding_fault, read_rows
+
+if TYPE_CHECKING:
+    from storage.manifest import ArtifactRef
+    from storage.store import Store
+    from tasks.core.settings import GenerateSettings
 
 PROMPTS_FILE = "prompts.parquet"
-
-
 PROMPTS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -23,6 +41,29 @@ PROMPTS = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
+PROMPT_COLUMNS = ("prompt", "text")
+ID_COLUMN = "id"
+SAMPLED_ID = 12  # digits of its document's id that a sampled prompt is known by
+MOST_SAMPLED = 400  # characters of a document's first words: there are words without an end
+MOST_SHARDS = 256  # then they grow: each has a task and a folder of its own
+CHARS_PER_NEW_TOKEN = 32  # of a prompt; reading a token costs an eighth of making one, about
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        id: how the caller knows it, as text.
+        prompt: the text; where that is no UTF-8, with signs of replacement.
+        fields: the other columns of its record as JSON, with an id that is not text; None where there are none.
+        error: why it cannot be continued by any model; None if it can.
+    """
+
+    id: str
+    prompt: str
+    fields: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,3 +83,250 @@ def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Pro
     """Keep a list of prompts in the store, so that completions lead back to it."""
     work.counts["rows"] = write_table(work.out / PROMPTS_FILE, PROMPTS, map(asdict, prompts))
     return settings.digest
+
+
+def cut_prompts(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[list[Prompt]]:
+    """Return prompts in runs of neighbours, none of them empty, of about `settings.shard_tokens` new tokens at most.
+
+    A shard is one artefact: found again when the same prompts come again, lost alone when a process dies. The cut goes
+    from the beginning, so that prompts added at the end leave the shards before them as they were.
+    """
+    per_prompt = settings.n_samples * settings.max_new_tokens
+    costs = [per_prompt + len(prompt.prompt) // CHARS_PER_NEW_TOKEN for prompt in prompts]
+    most = settings.shard_tokens
+    while sum(costs) / most > MOST_SHARDS:
+        most *= 2
+    shards: list[list[Prompt]] = []
+    filled = most
+    for prompt, cost in zip(prompts, costs, strict=True):
+        if filled + cost > most:
+            shards.append([])
+            filled = 0
+        shards[-1].append(prompt)
+        filled += cost
+    return shards
+
+
+class TemplateError(UserError):
+    """A template that cannot be used, or that asks for a column that is not there."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with columns in it; made by `parse`.
+
+    Attributes:
+        parts: pieces of text and the column behind each, None where none is.
+    """
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """A template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+
+        Raises:
+            TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
+        """
+        try:
+            found = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise TemplateError(
+                f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
+                "a column, and {{ or }} for a brace"
+            ) from error
+        parts: list[tuple[str, str | None]] = []
+        for literal, name, form, conversion in found:
+            if name is not None and (not name or form or conversion):
+                shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
+                raise TemplateError(
+                    f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                    "between braces, and {{ or }} for a brace"
+                )
+            parts.append((literal, name))
+        return cls(tuple(parts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it names, each once."""
+        return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
+
+    def check(self, columns: Iterable[str], place: str) -> None:
+        """Refuse a record that lacks a column.
+
+        Args:
+            columns: those that are there.
+            place: names the record for people.
+
+        Raises:
+            TemplateError: if one is missing.
+        """
+        known = list(columns)
+        for name in self.columns:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
+                listed = ", ".join(map(repr, known)) or "none"
+                raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
+
+    def fill(self, record: Mapping[str, Any]) -> str:
+        """The prompt of a record that has all columns."""
+        return "".join(text + ("" if name is None else str(record[name])) for text, name in self.parts)
+
+
+class PromptsError(UserError):
+    """A prompts file that cannot be used."""
+
+
+def read_prompts(path: Path, template: str = "") -> list[Prompt]:
+    """Read a prompts file.
+
+    Text holds one prompt per line; JSON Lines one object per line, CSV (TSV) one record per row under a header and
+    Parquet one row per prompt, with a column `prompt` (or `text`) and, if there is one, `id`. All other columns are
+    carried along.
+
+    Args:
+        template: puts the prompt together from columns, see `Template`.
+
+    Raises:
+        PromptsError: if the file cannot be read, or not one of its records is a prompt.
+        TemplateError: if the template is none, or names a column that is not there.
+    """
+    if not path.is_file():
+        raise PromptsError(f"no prompts file {path}: give a text, JSONL, CSV or Parquet file")
+    made = Template.parse(template) if template else None
+    try:
+        prompts = [_prompt(row, index, path, made) for index, row in enumerate(_rows(path))]
+    except ExtractionProblem as problem:
+        raise PromptsError(f"{path} cannot be read: {problem.reason}") from problem
+    if not prompts:
+        raise PromptsError(f"{path} holds no prompts")
+    if all(prompt.error for prompt in prompts):
+        first = f"the first of {len(prompts)}: {prompts[0].error}"
+        raise PromptsError(f"{path} holds no prompt that can be continued; {first}")
+    twice = sorted(name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1)
+    if twice:
+        listed = ", ".join(map(repr, twice[:5]))
+        raise PromptsError(f"{path}: the ids {listed} occur more than once; each prompt needs its own")
+    return prompts
+
+
+def given_id(row: Mapping[str, Any]) -> Any:
+    """Return the id of a prompt or completion in the JSON type in which the prompts file has it.
+
+    Args:
+        row: with `id`, which is text, and `fields`, the other columns as JSON, among them an id that was not text.
+    """
+    carried = json.loads(row["fields"]) if row["fields"] else {}
+    value = carried.get(ID_COLUMN)
+    return row[ID_COLUMN] if value is None else value
+
+
+def one_prompt(text: str, template: str = "") -> Prompt:
+    """The prompt of a command line.
+
+    Raises:
+        PromptsError: if it is not UTF-8.
+        TemplateError: if the template is none, or names another column than `prompt`.
+    """
+    if template:
+        made = Template.parse(template)
+        made.check(["prompt"], "PROMPT")
+        text = made.fill({"prompt": text})
+    return Prompt("0", encodable("PROMPT", text))
+
+
+def encodable(place: str, text: str) -> str:
+    """The text, which UTF-8 can hold; bytes of a command line that are not UTF-8 arrive as lone surrogates.
+
+    Args:
+        place: names the prompt for people.
+
+    Raises:
+        PromptsError: if it cannot.
+    """
+    if fault := encoding_fault(text):
+        raise PromptsError(f"{place}: the prompt {fault}; give UTF-8 text")
+    return text
+
+
+def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
+    """First words of a few evaluation documents as they stand there, to look at what a model has learned."""
+    read = read_table(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
+    long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
+    chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:count]
+    return [Prompt(row["doc_id"][:SAMPLED_ID], _beginning(row["text"], words)) for row in chosen]
+
+
+def _beginning(text: str, words: int) -> str:
+    """The first words of a text with the white space between them: lines and indents are what models learned, too."""
+    found = re.match(rf"\s*(?:\S+\s+){{0,{words - 1}}}\S+", text)
+    return found[0].lstrip()[:MOST_SAMPLED] if found else ""
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    form = SUFFIXES.get(path.suffix.lower())
+    if form is not None:
+        yield from read_rows(Table(path.resolve(), form))
+        return
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+        # only line ends part lines, not what Unicode calls a separator
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield Row(f"line {number}", number, {"prompt": line.removesuffix("\n")})
+
+
+def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prompt:
+    """The prompt of a record, or why it is none."""
+    given = row.values.get(ID_COLUMN)
+    # an id of another type is carried along, see `given_id`
+    carried = {key: value for key, value in row.values.items() if key != ID_COLUMN or not isinstance(given, str | None)}
+    column = next((name for name in PROMPT_COLUMNS if row.values.get(name) is not None), PROMPT_COLUMNS[0])
+    text = fault = ""
+    try:
+        if template is None:
+            if isinstance(row.values.get(column), str):
+                text = carried.pop(column)
+            row.text(column, empty=True)
+        elif row.problem is not None:
+            raise row.problem
+        else:
+            text = _filled(template, row)
+            fault = encoding_fault(text)
+            fault = f"{row.place}: the prompt {fault}" if fault else ""
+    except (ExtractionProblem, TemplateError) as error:
+        fault = str(error)
+    name = _storable(str(index if given is None else given))
+    fields = _as_json(carried) if carried else None
+    return Prompt(name, _storable(text), fields, f"{path.name}, {fault}" if fault else None)
+
+
+def _filled(template: Template, row: Row) -> str:
+    template.check(row.values, row.place)
+    for column in template.columns:
+        if row.values[column] is None:
+            raise TemplateError(f"{row.place}: the column {column!r} of the template has no value here")
+    return template.fill(row.values)
+
+
+def _storable(text: str) -> str:
+    """The text, with a sign of replacement for what UTF-8 cannot hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _as_json(record: Mapping[str, Any]) -> str:
+    return _storable(json.dumps(_plain(record), ensure_ascii=False, default=str))
+
+
+def _plain(value: Any) -> Any:
+    """A value without numbers that JSON does not know."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:79] + "…")

@@ -21,12 +21,12 @@ from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, Stage
 from tasks.ingest.extract import SegmentSettings, SourceFiles, extract, extract_tools
-from tasks.ingest.importing import SUFFIX, ImportSettings, cut_imports, import_index, import_segment
+from tasks.ingest.importing import SUFFIX, ImportSettings, Part, cut_imports, import_index, import_segment, parts_of
 from tasks.ingest.journal import Content
 from tasks.ingest.segments import cut_segments, passwords_digest, segment_index, wants_retry
 from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
 from tasks.readers.ocr import ocr_ready
-from tasks.readers.row_parts import LINES, Part, parts_of
+from tasks.readers.rows import LINES
 from tasks.sources.documents import is_corpus
 from tasks.sources.hashing import HashMemo
 from tasks.sources.resolve import resolve_sources, walk_sources

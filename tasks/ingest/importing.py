@@ -2,44 +2,122 @@
 
 An artefact of it stands for an extraction segment and for what normalising makes of one: `extracts` says what became of
 each row, `documents` holds the texts, and there are no `pages`. So everything behind it goes on as it does for files.
+
+Corpora are imported in parts: a run of lines of a JSON Lines file, a run of row groups of a Parquet file, or a whole
+file: small ones, and compressed ones, which can only be read from their beginning. The cuts follow from the file's
+bytes alone. To find them in a large file of lines it has to be read once, so they are remembered beside the store, with
+the state of the file that was read: a part is read long after its file was hashed, and whether it is still that file
+must be known.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic.dataclasses import dataclass as checked_dataclass
 
+from storage.atomic import write_file
 from storage.digest import sha256_json
+from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS, EXTRACTS_FILE, NORMALISED, PAGES, PAGES_FILE
 from storage.store import Store
 from storage.tables import ROW_GROUP_BYTES, ROW_GROUP_ROWS, write_table
 from storage.tombstones import FORGOTTEN, Tombstone, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
+from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
 from tasks.curate.hygiene import normalise_text
 from tasks.ingest.extract import document_id
-from tasks.ingest.import_settings import DocumentsSettings
 from tasks.ingest.segments import cut_segments
 from tasks.readers.decode import clean
-from tasks.readers.row_parts import Part, unchanged
-from tasks.readers.rows import Refusal, Row, Unusable, read_part
+from tasks.readers.records import ExtractionProblem
+from tasks.readers.rows import GZIP, LINES, PARQUET, TEXT, ZSTD, Columns, Row, Table, list_columns, read_rows
+from tasks.sources.hashing import FileState
+from tasks.sources.opening import open_regular
 from tasks.tokens.text_arrays import text_array
 
+KINDS = ("text", "code", "pdf", "image")
+MOST_BYTES = 2**62  # what a file's size is counted in has 64 bits
 SUFFIX = "documents:"  # stands for a suffix in the identity of what was read this way
 MAX_NAME_CHARS = 200
 CHARACTERS_AT_ONCE = 2**20
-_OK = Refusal("ok", "", "")
 _UNKNOWN = ("", "application/octet-stream", None, None, 0)
 _REPEATED = {"kind", "programming_language", "file_sha256", "suffix", "status", "reason", "reason_code", "media_type"}
+PART_BYTES = 32 * 2**20
+WHOLE_PARQUET_BYTES = 8 * 2**20  # a compressed table is several times larger when it is read
+_MAGICS = ((b"PAR1", PARQUET), (b"\x1f\x8b", GZIP), (b"\x28\xb5\x2f\xfd", ZSTD))
+_BLOCK = 4 * 2**20
+
+_Cut = tuple[int, int, int]  # start, stop and first row of a part
+
+
+@checked_dataclass(frozen=True, config=STRICT)
+class DocumentsSettings:
+    """Conversion of the rows of a `documents:` source to documents.
+
+    Columns of JSON Lines are the names in each line's object. A column other than the text's may be missing or null in
+    some rows, but not in all.
+    """
+
+    text_column: str = option("text", "Column of the text.", min_length=1)
+    id_column: str = option("", "Column of a name for the row; it becomes part of the row's path, after its number.")
+    title_column: str = option("", "Column of the title.")
+    kind_column: str = option(
+        "",
+        "Column of the kind of document (text, code, pdf or image), which decides how the text is normalised and "
+        "measured; null stands for `documents.kind`.",
+    )
+    kind: Literal["text", "code", "pdf", "image"] = option("text", "Kind of the rows for which no column gives one.")
+    language_column: str = option("", "Column of the programming language of code.")
+    max_row_bytes: int = option(256 * 2**20, "Refuse larger rows.", ge=1, le=MOST_BYTES)
+    max_unpacked_bytes: int = option(
+        64 * 2**30, "Bytes that one compressed file may unpack to; refuse what is beyond.", ge=1, le=MOST_BYTES
+    )
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that are named, each with the setting that names it, the text's first."""
+        settings = ("text_column", "id_column", "title_column", "kind_column", "language_column")
+        return {getattr(self, name): f"documents.{name}" for name in settings if getattr(self, name)}
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Part:
+    """A part of a corpus.
+
+    Attributes:
+        sha256: Of the file.
+        format: `parquet`, `jsonl`, or how JSON Lines are compressed: `gzip`, `zstd`.
+        number: Of the part in its file, from 0.
+        start: Where it begins: a byte of a JSON Lines file, a row group of a Parquet file.
+        stop: Where it ends, in the same unit; 0 where it is the whole file.
+        first_row: Number of its first row in the file, from 1; for JSON Lines the number of the line.
+    """
+
+    sha256: str
+    format: str
+    number: int = 0
+    start: int = 0
+    stop: int = 0
+    first_row: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of its file."""
+        return not self.stop
 
 
 @dataclass(frozen=True)
@@ -105,6 +183,9 @@ def import_index(store: Store, settings: ImportSettings) -> dict[Part, ArtifactR
     return index
 
 
+# documents
+
+
 def import_parts(
     parts: list[dict[str, Any]],
     locations: list[str],
@@ -129,7 +210,7 @@ def import_parts(
         for done, (fields, location) in enumerate(zip(parts, locations, strict=True), start=1):
             part = Part(**fields)
             with unchanged(location, part, Path(cache)):
-                _import_part(part, read_part(location, part, chosen), repair, documents, told, left_out)
+                _import_part(part, Path(location), chosen, repair, documents, told, left_out)
             progress(done, len(parts))
     write_table(folder / PAGES_FILE, PAGES, ())  # what was never on a page
     digest = sha256_json([documents.digest.hexdigest(), told.digest.hexdigest()])
@@ -138,27 +219,61 @@ def import_parts(
 
 
 def _import_part(
-    part: Part, rows: Iterator[Row], repair: bool, documents: _Columns, told: _Columns, forgotten: Tombstones
+    part: Part,
+    location: Path,
+    settings: DocumentsSettings,
+    repair: bool,
+    documents: _Columns,
+    told: _Columns,
+    forgotten: Tombstones,
 ) -> None:
     """Write the rows of one part, and a record of the file with its first."""
-    table = ("table", f"application/{part.format}", None, None, 0)
-    entries = map(
-        partial(_entry, part, repair, forgotten), rows
-    )  # unlike a loop, it lets go of a row as soon as it was used
+    table = Table(
+        location,
+        part.format,
+        part.start,
+        part.stop,
+        part.first_row,
+        errors="replace",
+        max_row_bytes=settings.max_row_bytes,
+        max_unpacked_bytes=settings.max_unpacked_bytes,
+    )
+    rows = read_rows(table, partial(_chosen_columns, part, settings))
+    # unlike a loop, it lets go of a row as soon as it was used
+    entries = map(partial(_entry, part, settings, repair, forgotten), rows)
+    known = ("table", f"application/{part.format}", None, None, 0)
     try:
         entry = next(entries, None)
-    except Unusable as problem:
+    except ExtractionProblem as problem:
         if part.number == 0:
-            told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, problem.refusal, _UNKNOWN))
+            told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, problem, _UNKNOWN))
         return
     if part.number == 0:
-        refusal = None if entry is not None else Refusal("skipped", "empty", "the table holds no rows")
-        told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, refusal, table))
+        empty = None if entry is not None else ExtractionProblem("skipped", "empty", "the table holds no rows")
+        told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, empty, known))
     while entry is not None:
         if entry.document is not None:
             documents.add(entry.document, entry.size)
         told.add(entry.record)
         entry = next(entries, None)
+
+
+def _chosen_columns(part: Part, settings: DocumentsSettings, columns: Columns) -> list[str]:
+    """The columns that the settings name.
+
+    Raises:
+        ExtractionProblem: One is not there, or that of the text holds none.
+    """
+    for name, setting in settings.columns.items():
+        if name not in columns:
+            where = "among the columns" if part.format == PARQUET else "in the first lines"
+            reason = f"no {name!r} ({setting}) {where}; there are: {list_columns(columns)}"
+            raise ExtractionProblem("rejected", "no_column", reason)
+    text = settings.text_column
+    if part.format == PARQUET and columns[text] != TEXT:
+        reason = f"the column {text!r} (documents.text_column) is of {columns[text]}, expected text"
+        raise ExtractionProblem("rejected", "no_column", reason)
+    return list(settings.columns)
 
 
 class _Entry(NamedTuple):
@@ -175,43 +290,60 @@ class _Entry(NamedTuple):
     size: int = 0
 
 
-def _entry(part: Part, repair: bool, forgotten: Tombstones, row: Row) -> _Entry:
+def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tombstones, row: Row) -> _Entry:
     """A document, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
-    name = _tidy(row.name)
+    try:
+        raw = row.text(settings.text_column)
+        kind = _kind(settings, row)
+    except ExtractionProblem as problem:
+        locator, nothing = str(row.number), hashlib.sha256(b"").hexdigest()
+        return _Entry(_record(part, document_id(part.sha256, locator), locator, nothing, 0, problem, _UNKNOWN))
+    name = _tidy(row.values.get(settings.id_column))
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
     doc_id = document_id(part.sha256, locator)
-    if row.refusal is not None:
-        return _Entry(_record(part, doc_id, locator, hashlib.sha256(b"").hexdigest(), 0, row.refusal, _UNKNOWN))
-    text = normalise_text(row.text, row.kind, repair=repair)
-    as_it_was = text == row.text
+    text = normalise_text(raw, kind, repair=repair)
+    as_it_was = text == raw
     data = text.encode()
     del text
     text_sha256 = hashlib.sha256(data).hexdigest()
-    sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(row.text)
+    sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(raw)
     if forgotten.covers(doc_id, sha256):
-        refusal = Refusal("skipped", FORGOTTEN, FORGOTTEN_REASON)
+        refusal = ExtractionProblem("skipped", FORGOTTEN, FORGOTTEN_REASON)
         return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
     if not data:
-        refusal = Refusal("rejected", "no_text", "no text")
+        refusal = ExtractionProblem("rejected", "no_text", "no text")
         return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
-    title, language = _tidy(row.title) or None, _tidy(row.language) or None
-    share = 1.0 if row.kind == "image" else 0.0
-    content = (row.kind, title, language, text_sha256, len(data), 1, share, None)
+    title = _tidy(row.values.get(settings.title_column)) or None
+    language = _tidy(row.values.get(settings.language_column)) or None
+    share = 1.0 if kind == "image" else 0.0
+    content = (kind, title, language, text_sha256, len(data), 1, share, None)
     return _Entry(
-        _record(part, doc_id, locator, sha256, size, None, (row.kind, "text/plain", title, language, 1)),
+        _record(part, doc_id, locator, sha256, size, None, (kind, "text/plain", title, language, 1)),
         (doc_id, *content[:3], data, *content[3:], _digest(*content)),  # in the order of the schema
         len(data),
     )
 
 
-def _raw_digest(text: str) -> tuple[str, int]:
-    """The sha256 and the size of a text in UTF-8; lone surrogates count as what they would be replaced by.
+def _kind(settings: DocumentsSettings, row: Row) -> str:
+    """The kind of document that a row is.
 
-    They stand in JSON as escapes.
+    Raises:
+        ExtractionProblem: Its column says something else.
     """
+    kind = row.values.get(settings.kind_column)
+    if kind is None:
+        return settings.kind
+    if kind not in KINDS:
+        found = f"{row.place}: {settings.kind_column!r} is {str(kind)[:80]!r}, expected {', '.join(KINDS)}"
+        raise ExtractionProblem("rejected", "unsupported", found)
+    return str(kind)
+
+
+def _raw_digest(text: str) -> tuple[str, int]:
+    """The sha256 and the size of a text in UTF-8."""
     digest, size = hashlib.sha256(), 0
     for start in range(0, len(text), CHARACTERS_AT_ONCE):
-        data = text[start : start + CHARACTERS_AT_ONCE].encode("utf-8", "replace")
+        data = text[start : start + CHARACTERS_AT_ONCE].encode()
         digest.update(data)
         size += len(data)
     return digest.hexdigest(), size
@@ -223,7 +355,7 @@ def _record(
     locator: str,
     sha256: str,
     size: int,
-    refusal: Refusal | None,
+    problem: ExtractionProblem | None,
     known: tuple[str, str, str | None, str | None, int],
 ) -> tuple[Any, ...]:
     """A row of `extracts`, in the order of its schema.
@@ -231,7 +363,7 @@ def _record(
     Args:
         known: Kind, media type, title, programming language and number of pages.
     """
-    status, code, reason = refusal or _OK
+    status, code, reason = ("ok", "", "") if problem is None else (problem.status, problem.code, problem.reason)
     kind, media_type, title, language, n_pages = known
     outcome = (locator, sha256, size, status, reason, code, kind, media_type, title, language, None, None, n_pages)
     return (doc_id, part.sha256, SUFFIX, 0, *outcome, _digest(*outcome))
@@ -242,9 +374,9 @@ def _digest(*values: object) -> str:
     return hashlib.sha256("\x00".join(map(str, values)).encode()).hexdigest()
 
 
-def _tidy(value: str | None) -> str:
+def _tidy(value: Any) -> str:
     """A name or title on one line."""
-    return " ".join(clean(value).split()) if value else ""
+    return "" if value is None else " ".join(clean(str(value)).split())
 
 
 class _Columns:
@@ -305,3 +437,130 @@ class _Columns:
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """A column; of long texts, which come as UTF-8, one that is alone is not copied."""
     return text_array(values, kind) if kind == pa.large_string() else pa.array(values, kind)
+
+
+# where files are cut
+
+
+def parts_of(location: str, sha256: str, cache: Path) -> tuple[Part, ...]:
+    """The parts of a file.
+
+    Args:
+        location: Where it lies.
+        sha256: What its bytes were found to be.
+        cache: Folder that remembers the cuts of large files.
+
+    Raises:
+        UserError: The file cannot be read, or is another one by now.
+    """
+    try:
+        with open_regular(Path(location)) as file:
+            state = FileState.of(os.fstat(file.fileno()))
+            form = _format(file)
+            small = WHOLE_PARQUET_BYTES if form == PARQUET else PART_BYTES
+            if form in (GZIP, ZSTD) or state.size <= small:
+                return (Part(sha256, form),)
+            cuts = _recall(cache, sha256, state)
+            if cuts is None:
+                found, cuts = _line_cuts(file)
+                _check_digest(location, sha256, found)
+                if form == PARQUET:
+                    cuts = _table_cuts(location)
+                _remember(cache, sha256, state, cuts)
+    except OSError as error:
+        raise UserError(f"{location} cannot be read: {error.strerror or error}") from error
+    if len(cuts) <= 1:
+        return (Part(sha256, form),)
+    return tuple(Part(sha256, form, number, *cut) for number, cut in enumerate(cuts))
+
+
+@contextmanager
+def unchanged(location: str, part: Part, cache: Path) -> Iterator[None]:
+    """Sees that a file is what its digest says, before and after something is read from it.
+
+    Raises:
+        UserError: It is another file by now.
+    """
+    with open_regular(Path(location)) as file:
+        before = FileState.of(os.fstat(file.fileno()))
+        if part.whole:
+            _check_digest(location, part.sha256, hashlib.file_digest(file, "sha256").hexdigest())
+        elif _recall(cache, part.sha256, before) is None:
+            raise _changed(location)
+    yield
+    if FileState.of(Path(location).stat()) != before:
+        raise _changed(location)
+
+
+def _format(file: FileIO) -> str:
+    head = file.read(4)
+    file.seek(0)
+    return next((form for magic, form in _MAGICS if head.startswith(magic)), LINES)
+
+
+def _line_cuts(file: FileIO) -> tuple[str, list[_Cut]]:
+    """The digest of a file, and where it is cut: behind the line that fills a part."""
+    digest = hashlib.sha256()
+    cuts: list[_Cut] = []
+    start = at = n_lines = 0
+    first = 1
+    while block := file.read(_BLOCK):
+        digest.update(block)
+        done = 0
+        while (end := block.find(b"\n", max(done, start + PART_BYTES - at))) >= 0:
+            n_lines += block.count(b"\n", done, end + 1)
+            cuts.append((start, at + end + 1, first))
+            start, done, first = at + end + 1, end + 1, n_lines + 1
+        n_lines += block.count(b"\n", done)
+        at += len(block)
+    if start < at:
+        cuts.append((start, at, first))
+    return digest.hexdigest(), cuts
+
+
+def _table_cuts(location: str) -> list[_Cut]:
+    """Where a Parquet file is cut: behind the row group that fills a part."""
+    try:
+        metadata = pq.read_metadata(location)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    except (pa.ArrowException, OSError):
+        return []  # whoever reads it says what is wrong with it
+    cuts: list[_Cut] = []
+    start = size = n_rows = 0
+    first = 1
+    for number, group in enumerate(groups):
+        size += group.total_byte_size
+        n_rows += group.num_rows
+        if size >= PART_BYTES or number == len(groups) - 1:
+            cuts.append((start, number + 1, first))
+            start, size, first = number + 1, 0, n_rows + 1
+    return cuts
+
+
+def _memo(cache: Path, sha256: str) -> Path:
+    return cache / "corpora" / f"{sha256}.json"
+
+
+def _recall(cache: Path, sha256: str, state: FileState) -> list[_Cut] | None:
+    """The cuts of a file if it was found in this state; None where that is not known."""
+    try:
+        record = json.loads(_memo(cache, sha256).read_bytes())
+    except (OSError, ValueError):
+        return None
+    known = record["part_bytes"] == PART_BYTES and tuple(record["state"]) == tuple(state)
+    return [(start, stop, first) for start, stop, first in record["cuts"]] if known else None
+
+
+def _remember(cache: Path, sha256: str, state: FileState, cuts: list[_Cut]) -> None:
+    path = _memo(cache, sha256)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, json.dumps({"part_bytes": PART_BYTES, "state": state, "cuts": cuts}).encode())
+
+
+def _check_digest(location: str, wanted: str, found: str) -> None:
+    if found != wanted:
+        raise _changed(location)
+
+
+def _changed(location: str) -> UserError:
+    return UserError(f"{location} changed while it was imported: run again when nothing writes to it")

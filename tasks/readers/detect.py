@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
 from tasks.readers.decode import utf16_without_mark
 from tasks.readers.languages import LANGUAGES, TEXT_TYPES
-from tasks.readers.magics import ARCHIVES, BINARIES, FILE_BRANDS, IMAGES, TABLES
-from tasks.readers.records import ExtractOptions, Kind
-from tasks.readers.tables import JSON_LINES, SQLITE, json_lines_column
+from tasks.readers.magics import ARCHIVES, BINARIES, FILE_BRANDS, IMAGES, SQLITE_MEDIA, TABLES
+from tasks.readers.records import ExtractionProblem, ExtractOptions, Kind
+from tasks.readers.rows import LINES, Table, document_column, line_columns
 
 HEAD_BYTES = 8192  # How much of a file `detect` wants to see.
 PDF_MARK_WITHIN = 1024  # Readers accept junk of this length before "%PDF-".
 CONTAINERS = ("archive", "table")
+JSON_LINES = "application/jsonl"
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 ENCRYPTED_OFFICE = "application/vnd.ms-office.encrypted"
 
@@ -118,11 +119,19 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
         return _look_into_zip(data)
     if detected.media_type == "application/x-ole-storage":
         return replace(detected, media_type=_look_into_ole(data))
-    if detected.media_type == JSON_LINES and json_lines_column(data, options):
+    if detected.media_type == JSON_LINES and _holds_documents(data, options):
         return replace(detected, kind="table")
-    if detected.media_type == SQLITE and not options.sqlite_query:
+    if detected.media_type == SQLITE_MEDIA and not options.sqlite_query:
         return replace(detected, kind="")
     return detected
+
+
+def _holds_documents(data: bytes, options: ExtractOptions) -> bool:
+    """Whether the first lines of a file of JSON Lines have a column that holds documents."""
+    try:
+        return document_column(line_columns(Table(data, LINES)), options.table_columns) is not None
+    except ExtractionProblem:
+        return False
 
 
 def detect(head: bytes, data_len: int, suffix: str) -> Detected:

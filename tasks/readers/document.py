@@ -13,12 +13,12 @@ from tasks.readers.decode import decode
 from tasks.readers.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, Detected, identify
 from tasks.readers.docx import read_docx
 from tasks.readers.html import read_html
+from tasks.readers.magics import SQLITE_MEDIA
 from tasks.readers.members import Members
 from tasks.readers.notebook import read_notebook
 from tasks.readers.parsed import Parsed
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
-from tasks.readers.tables import SQLITE
 from tasks.readers.xml import read_xml
 
 _Title = TypeVar("_Title")
@@ -159,7 +159,7 @@ def _unsupported(detected: Detected) -> ExtractionProblem:
     """Why a file is not read that is neither a document nor a container of such."""
     if detected.media_type == ENCRYPTED_OFFICE:
         return ExtractionProblem("rejected", "encrypted", "an Office document that needs a password; save it without")
-    if detected.media_type == SQLITE:
+    if detected.media_type == SQLITE_MEDIA:
         reason = "a SQLite file is read by the query in sqlite_query, which is not set"
         return ExtractionProblem("skipped", "unsupported", reason)
     reason = f"not a PDF, an image, code, text or a container of such, but {detected.media_type}"

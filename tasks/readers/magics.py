@@ -5,7 +5,8 @@ Some are letters only; whoever looks must then make sure that it is not a text t
 
 from __future__ import annotations
 
-from tasks.readers.tables import PARQUET, SQLITE
+PARQUET_MEDIA = "application/vnd.apache.parquet"
+SQLITE_MEDIA = "application/vnd.sqlite3"
 
 IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -24,7 +25,7 @@ ARCHIVES = (
     (b"BZh", "application/x-bzip2"),
     (b"\xfd7zXZ\x00", "application/x-xz"),
 )
-TABLES = ((b"SQLite format 3\x00", SQLITE), (b"PAR1", PARQUET))
+TABLES = ((b"SQLite format 3\x00", SQLITE_MEDIA), (b"PAR1", PARQUET_MEDIA))
 BINARIES = (
     (b"\x28\xb5\x2f\xfd", "application/zstd"),
     (b"\x04\x22\x4d\x18", "application/x-lz4"),
@@ -39,7 +40,7 @@ BINARIES = (
     (b"\xfe\xed\xfa\xcf", "application/x-mach-binary"),
     (b"dex\n03", "application/vnd.android.dex"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "application/x-ole-storage"),
-    (b"PARE", PARQUET),
+    (b"PARE", PARQUET_MEDIA),
     (b"ARROW1\x00\x00", "application/vnd.apache.arrow.file"),
     (b"Obj\x01", "application/vnd.apache.avro"),
     (b"ORC", "application/vnd.apache.orc"),

@@ -13,16 +13,18 @@ from typing import TypeVar
 
 from tasks.readers.archives import read_archive
 from tasks.readers.decode import clean
-from tasks.readers.detect import CONTAINERS, Detected, identify
+from tasks.readers.detect import CONTAINERS, JSON_LINES, Detected, identify
 from tasks.readers.entries import Budget, Entry, Locators, numbered
+from tasks.readers.magics import PARQUET_MEDIA, SQLITE_MEDIA
 from tasks.readers.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText
-from tasks.readers.tables import read_table
+from tasks.readers.rows import LINES, PARQUET, SQLITE, TEXT, Columns, Table, document_column, list_columns, read_rows
 
 # How a document that is no container is extracted: pages as they come, then the outcome without them.
 ExtractLeaf = Callable[[bytes, Detected], Generator[PageText, None, Extraction]]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _UNKNOWN = Detected("", "application/octet-stream")
+_FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +163,47 @@ class Members:
 
     def _entries(self, data: bytes, detected: Detected) -> Generator[Entry, None, None]:
         if detected.kind == "table":
-            yield from read_table(data, detected.media_type, self._options, self._budget)
+            yield from self._table_rows(data, _FORMS[detected.media_type])
         else:
             yield from read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
+
+    def _table_rows(self, data: bytes, form: str) -> Generator[Entry, None, None]:
+        """The rows of a table as entries, up to the one that spends the budget."""
+        chosen: list[str] = []
+
+        def choose(columns: Columns) -> list[str]:
+            chosen.append(self._document_column(columns, form))
+            return chosen
+
+        # the budget ends what is larger, whatever a row may hold
+        table = Table(
+            data,
+            form,
+            query=self._options.sqlite_query,
+            errors="replace",
+            max_row_bytes=self._options.archive_max_bytes,
+        )
+        for row in read_rows(table, choose):
+            try:
+                text = row.text(chosen[0])
+                raw = text.encode()
+                self._budget.take(len(raw))
+                entry = Entry(str(row.number), raw, text=text)
+            except ExtractionProblem as problem:
+                entry = Entry(str(row.number), problem=problem)
+            yield entry
+            if self._budget.spent:
+                return
+
+    def _document_column(self, columns: Columns, form: str) -> str:
+        found = document_column(columns, self._options.table_columns)
+        if found is None and form == SQLITE:  # whose query says what is wanted
+            found = next((name for name, kind in columns.items() if kind == TEXT), None)
+        if found is None:
+            wanted = " or ".join(name.strip() for name in self._options.table_columns.split(",") if name.strip())
+            reason = f"no column of text is called {wanted} (table_columns); there are: {list_columns(columns)}"
+            raise ExtractionProblem("skipped", "no_column", reason)
+        return found
 
     def _of_entry(self, entry: Entry, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
         """The entry itself, or what is in it."""

@@ -1,260 +1,369 @@
-"""Reading the rows of a corpus: Parquet, and JSON Lines as they are or compressed.
+"""The rows of Parquet, JSON Lines, CSV and SQLite files, whoever needs them.
 
-Every row gives a record, also one that cannot be used: it says why. A file none of whose rows can be used, because it
-is no table or lacks a column, is told as a whole, once. Memory holds a few rows at a time.
+One rule for all: a row that cannot be used is one refused row that says why, and the rows behind it are read; only a
+file that cannot be read at all is an error. Rows are read a few at a time, so that memory stays bounded whatever a file
+claims to hold. pyarrow, DuckDB and SQLite are imported only when such a file turns up: most extraction processes never
+see one.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from tasks.ingest.import_settings import KINDS, DocumentsSettings
-from tasks.readers.records import ReasonCode, Status
-from tasks.readers.row_parts import LINES, PARQUET, Part
+from tasks.readers.records import ExtractionProblem
 from tasks.sources.opening import open_regular
 
-BATCH_ROWS = 64  # a file of some kilobytes may repeat a value of megabytes in a million rows
-LINES_LOOKED_AT = 20  # within these a file must show that it holds what the settings say
-NAMES_SHOWN = 20
+if TYPE_CHECKING:
+    import sqlite3
+
+    import pyarrow as pa
+
+PARQUET, LINES, GZIP, ZSTD, CSV, TSV, SQLITE = "parquet", "jsonl", "gzip", "zstd", "csv", "tsv", "sqlite"
+SUFFIXES = {".parquet": PARQUET, ".jsonl": LINES, ".ndjson": LINES, ".csv": CSV, ".tsv": TSV}
+TEXT = "text"  # the type of a column of text
+MAX_ROW_BYTES = 256 * 2**20
+REASONS_SHOWN = 3
+
+_BATCH_ROWS = 16  # a file of some kilobytes may repeat a value of megabytes in a million rows
+_COPY_ROWS = 10_000  # that go from SQLite to DuckDB at a time
+_LINES_LOOKED_AT = 20  # within these a file of lines must show that it is one, and its columns
+_NAMES_SHOWN = 20
 _BUFFER = 2**20
+_CHARACTERS_AT_ONCE = 2**20
+_SQLITE_LOCK_BYTES = 18  # place of the two header bytes that say how the file is journalled
+_ARROW_TYPES = {"integer": "int64", "real": "float64", "text": "string", "blob": "binary"}
+
+Columns = Mapping[str, str]  # names and types; of a file of lines, those that its first lines have
+Choose = Callable[[Columns], Sequence[str]]
 
 
-class Refusal(NamedTuple):
-    """Why a row, or a file, is no document."""
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file of rows, or a part of one.
 
-    status: Status
-    code: ReasonCode
-    reason: str
+    Attributes:
+        source: The file's path, or its bytes.
+        form: `PARQUET`, `LINES` (of JSON), `GZIP` or `ZSTD` (compressed lines of JSON), `CSV`, `TSV` or `SQLITE`.
+        start, stop: The part: bytes of a file of lines, row groups of a Parquet file; a `stop` of 0 is its end.
+        first: Number of the part's first row.
+        query: Query whose rows are read of a SQLite file.
+        errors: Treatment of bytes that are not UTF-8: with `replace` the row is kept, with `surrogateescape` its text
+            is refused.
+        objects: Whether a line of JSON that holds no object is refused; else its value is under the name "".
+        max_row_bytes, max_unpacked_bytes: Larger rows are refused, and the rest of compressed files.
+    """
+
+    source: Path | bytes
+    form: str
+    start: int = 0
+    stop: int = 0
+    first: int = 1
+    query: str = ""
+    errors: str = "surrogateescape"
+    objects: bool = True
+    max_row_bytes: int = MAX_ROW_BYTES
+    max_unpacked_bytes: int = 2**62
 
 
 class Row(NamedTuple):
     """A row.
 
     Attributes:
-        number: Of the row in its file, from 1.
-        text: As it stands there; "" where it was refused.
-        kind: Of document.
-        refusal: Why it is none; None where it is one.
+        place: Its place in the file, such as "line 7".
+        number: The number in it, from 1.
+        values: By column; none where the row is refused.
+        problem: Reason of the refusal, which begins with the place.
     """
 
+    place: str
     number: int
-    text: str
-    name: str | None = None
-    title: str | None = None
-    kind: str = ""
-    language: str | None = None
-    refusal: Refusal | None = None
+    values: Mapping[str, Any]
+    problem: ExtractionProblem | None = None
+
+    def text(self, column: str, empty: bool = False) -> str:
+        """Return the text in a column.
+
+        Args:
+            empty: Whether a text without characters is one.
+
+        Raises:
+            ExtractionProblem: The row is refused, or has no text there that UTF-8 can hold.
+        """
+        if self.problem is not None:
+            raise self.problem
+        value = self.values.get(column)
+        if column not in self.values:
+            listed = ", ".join(name[:80] for name in list(self.values)[:_NAMES_SHOWN]) or "nothing"
+            raise ExtractionProblem("rejected", "no_column", f"{self.place} has no {column!r}; it has: {listed}")
+        if value is None or (value == "" and not empty):
+            raise ExtractionProblem("skipped", "empty", f"{self.place} holds no text in {column!r}")
+        if not isinstance(value, str):
+            reason = f"{self.place} holds no text in {column!r} but {type(value).__name__}"
+            raise ExtractionProblem("rejected", "no_column", reason)
+        if fault := encoding_fault(value):
+            raise ExtractionProblem("failed", "corrupt", f"{self.place}: the text in {column!r} {fault}")
+        return value
 
 
-class Unusable(Exception):
-    """No row of a file can be used."""
+class Refused:
+    """Counts the refused rows of files and keeps the first reasons, for the user."""
 
-    def __init__(self, status: Status, code: ReasonCode, reason: str) -> None:
-        super().__init__(reason)
-        self.refusal = Refusal(status, code, reason)
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[str] = []
+
+    def add(self, path: Path, problem: ExtractionProblem) -> None:
+        """Count a row of a file."""
+        self.count += 1
+        if len(self._first) < REASONS_SHOWN:
+            self._first.append(f"{path}, {problem.reason}")
+
+    def sentence(self) -> str:
+        """Return the number of refused rows and the first reasons; "" if there are none."""
+        if not self.count:
+            return ""
+        rows = "1 row was" if self.count == 1 else f"{self.count:,} rows were"
+        return f"{rows} refused: {'; '.join(self._first)}{'; and others' * (self.count > len(self._first))}"
 
 
-def read_part(location: str, part: Part, settings: DocumentsSettings) -> Iterator[Row]:
-    """The rows of a part.
+def read_rows(table: Table, choose: Choose | None = None) -> Iterator[Row]:
+    """Read the rows of a file, each as soon as it is asked for.
+
+    Args:
+        choose: Returns the columns to read, of those that there are, or raises where one is missing. A line without the
+            first of them keeps all its values, for the message. None reads all columns.
+
+    Yields:
+        Every row, refused ones too; blank lines count, but are no rows.
 
     Raises:
-        Unusable: None of the file's rows is of use; raised at the first row, if at all.
+        ExtractionProblem: The file cannot be read; raised before the first row, if at all.
     """
-    if part.format == PARQUET:
-        yield from _read_parquet(location, part, settings)
-    else:
-        yield from _read_lines(location, part, settings)
+    readers = {PARQUET: _read_parquet, CSV: _read_csv, TSV: _read_csv, SQLITE: _read_sqlite}
+    yield from readers.get(table.form, _read_lines)(table, choose)
 
 
-def _row(number: int, values: Sequence[Any], settings: DocumentsSettings) -> Row:
-    """The row with these values of text, id, title, kind and language."""
-    text, name, title, kind, language = values
-    if type(text) is not str or not text:
-        if text is None or text == "":
-            return _refused(number, "skipped", "empty", "the row holds no text")
-        found = f"the row holds no text in {settings.text_column!r} but {type(text).__name__}"
-        return _refused(number, "rejected", "no_column", found)
-    # no text has more characters than bytes, so most are never encoded for this
-    if len(text) * 4 > settings.max_row_bytes and _n_bytes(text) > settings.max_row_bytes:
-        return _refused(number, "rejected", "too_large", _too_large(_n_bytes(text), settings))
-    if kind is None:
-        kind = settings.kind
-    elif kind not in KINDS:
-        found = f"the row's {settings.kind_column!r} is {str(kind)[:80]!r}, expected {', '.join(KINDS)}"
-        return _refused(number, "rejected", "unsupported", found)
-    return Row(number, text, _string(name), _string(title), kind, _string(language))
+def encoding_fault(text: str) -> str:
+    """Return the reason why UTF-8 cannot hold a text; "" if it can."""
+    if text.isascii():
+        return ""
+    for start in range(0, len(text), _CHARACTERS_AT_ONCE):  # a text may have hundreds of MB
+        try:
+            text[start : start + _CHARACTERS_AT_ONCE].encode()
+        except UnicodeEncodeError as error:
+            place = start + error.start
+            if not "\udc80" <= text[place] <= "\udcff":  # these are the bytes that are not UTF-8
+                return "holds a lone surrogate (\\ud800 to \\udfff), which is no character"
+            byte = ord(text[place]) - 0xDC00
+            return f"is not UTF-8: byte 0x{byte:02x} behind {place} characters (a lone surrogate when read)"
+    return ""
 
 
-def _string(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else str(value)
+def document_column(columns: Columns, preferred: str) -> str | None:
+    """Return the first of the preferred columns, whose names stand between commas, that holds text; None without."""
+    return next((name for name in map(str.strip, preferred.split(",")) if columns.get(name) == TEXT), None)
 
 
-def _n_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+def list_columns(columns: Columns) -> str:
+    """Return the names of columns for a message, with the types of those that hold no text."""
+    shown = [name[:80] + ("" if kind == TEXT else f" ({kind})") for name, kind in columns.items()]
+    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
+    return f"{', '.join(shown[:_NAMES_SHOWN]) or 'none'}{more}"
 
 
-def _too_large(size: int, settings: DocumentsSettings) -> str:
-    return f"the row has {size} bytes; the limit is {settings.max_row_bytes} (documents.max_row_bytes)"
+def _refused(unit: str, number: int, problem: ExtractionProblem) -> Row:
+    return Row(f"{unit} {number}", number, {}, problem)
 
 
-def _refused(number: int, status: Status, code: ReasonCode, reason: str) -> Row:
-    return Row(number, "", refusal=Refusal(status, code, reason))
+def _corrupt(reason: str) -> ExtractionProblem:
+    return ExtractionProblem("failed", "corrupt", reason)
 
 
-def _missing(wanted: str, setting: str, names: Sequence[str], where: str) -> Unusable:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    listed = ", ".join(name[:80] for name in names[:NAMES_SHOWN]) or "none"
-    return Unusable("rejected", "no_column", f"no {wanted!r} ({setting}) {where}; there are: {listed}{more}")
+def _too_large(place: str, n_bytes: int, table: Table) -> ExtractionProblem:
+    reason = f"{place} has {n_bytes} bytes; the limit is {table.max_row_bytes} (max_row_bytes)"
+    return ExtractionProblem("rejected", "too_large", reason)
 
 
-def _named(settings: DocumentsSettings) -> Iterator[tuple[str, str]]:
-    """The columns that the settings name, each with its setting."""
-    for name in ("text_column", "id_column", "title_column", "kind_column", "language_column"):
-        if getattr(settings, name):
-            yield getattr(settings, name), f"documents.{name}"
+def _first_line(error: Exception) -> str:
+    """The first line of a message; some libraries add advice that means nothing here."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
 
 
 # Parquet
 
 
-def _read_parquet(location: str, part: Part, settings: DocumentsSettings) -> Iterator[Row]:
-    columns = list(dict.fromkeys(name for name, _ in _named(settings)))
+def _read_parquet(table: Table, choose: Choose | None) -> Iterator[Row]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    source: Any = str(table.source)
+    if isinstance(table.source, bytes):
+        _use_system_memory()
+        source = pa.BufferReader(table.source)
     try:
-        file = pq.ParquetFile(location, pre_buffer=False, buffer_size=_BUFFER)
+        file = parquet.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
+        columns = {field.name: _column_type(field.type) for field in file.schema_arrow}
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Unusable("failed", "corrupt", _damage(error)) from error
+        raise _corrupt(f"the Parquet file is damaged: {_first_line(error)}") from error
     with file:
-        _check_columns(file.schema_arrow, settings)
-        first = part.first_row
-        for group in range(part.start, part.stop or file.num_row_groups):
-            yield from _read_group(file, group, first, columns, settings)
+        chosen = list(columns) if choose is None else list(dict.fromkeys(choose(columns)))
+        names = file.schema_arrow.names
+        for name in chosen:
+            if names.count(name) > 1:
+                raise ExtractionProblem("rejected", "no_column", f"several columns are called {name!r}: rename them")
+        first = table.first
+        for group in range(table.start, table.stop or file.num_row_groups):
+            yield from _read_group(file, group, first, chosen, table)
             first += file.metadata.row_group(group).num_rows
 
 
-def _read_group(
-    file: pq.ParquetFile, group: int, first: int, columns: list[str], settings: DocumentsSettings
-) -> Iterator[Row]:
+def _read_group(file: Any, group: int, first: int, columns: list[str], table: Table) -> Iterator[Row]:
     """The rows of a row group, up to where it is damaged."""
+    import pyarrow as pa
+
     number = first
     try:
-        for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
-            values = [_values(batch, name) for name in settings.columns]
-            for row in zip(*values, strict=True):
-                yield _row(number, row, settings)
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
+            arrays = [batch.column(name) for name in columns]
+            for place in range(batch.num_rows):
+                yield _table_row(number, columns, [array[place] for array in arrays], table)
                 number += 1
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # a date may be beyond Python's
+    except (pa.ArrowException, MemoryError, OSError, ValueError) as error:
         left = first + file.metadata.row_group(group).num_rows - number
-        yield _refused(number, "failed", "corrupt", f"{_damage(error)}; {left} rows from this one on were not read")
+        reason = f"row {number} and the {left - 1} behind it in a damaged part of the file: {_first_line(error)}"
+        if isinstance(error, MemoryError):
+            reason = f"row {number} and the {left - 1} behind it need more memory than is allowed"
+        code: Any = "memory" if isinstance(error, MemoryError) else "corrupt"
+        yield _refused("row", number, ExtractionProblem("failed", code, reason))
 
 
-def _damage(error: Exception) -> str:
-    return f"the Parquet file is damaged: {_first_line(error)}"
+def _table_row(number: int, columns: list[str], cells: list[Any], table: Table) -> Row:
+    values = {}
+    for name, cell in zip(columns, cells, strict=True):
+        try:
+            value = cell.as_py()
+        except UnicodeDecodeError as error:  # Parquet allows it to be written
+            value = bytes(error.object).decode("utf-8", table.errors)
+        except (ValueError, OverflowError) as error:  # such as a date beyond Python's
+            return _refused("row", number, _corrupt(f"row {number}: {name!r} cannot be read: {_first_line(error)}"))
+        # no text has more characters than bytes, so most are never encoded for this
+        if isinstance(value, str) and len(value) * 4 > table.max_row_bytes:
+            n_bytes = len(value.encode("utf-8", "surrogatepass"))
+            if n_bytes > table.max_row_bytes:
+                return _refused("row", number, _too_large(f"row {number}", n_bytes, table))
+        values[name] = value
+    return Row(f"row {number}", number, values)
 
 
-def _check_columns(schema: pa.Schema, settings: DocumentsSettings) -> None:
-    """Refuses a table that lacks what the settings name.
+def _column_type(kind: pa.DataType) -> str:
+    import pyarrow as pa
 
-    Raises:
-        Unusable: It does.
-    """
-    for name, setting in _named(settings):
-        if name not in schema.names:
-            raise _missing(name, setting, schema.names, "among the columns")
-        if schema.names.count(name) > 1:
-            raise Unusable("rejected", "no_column", f"several columns are called {name!r} ({setting})")
-    kind = schema.field(settings.text_column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
-        reason = f"the column {settings.text_column!r} (documents.text_column) is of {kind}, expected text"
-        raise Unusable("rejected", "no_column", reason)
+    is_text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
+    return TEXT if is_text else str(kind)
 
 
-def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
-    if not name:
-        return [None] * batch.num_rows
-    column = batch.column(name)
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        return [_repaired(value) for value in column]
-    return values
+def _use_system_memory() -> None:
+    """Arrow's own allocators set a gigabyte of addresses aside, most of what an extraction process is allowed."""
+    import pyarrow as pa
 
-
-def _repaired(value: Any) -> Any:
-    """A cell's value; Parquet allows text to be written that is not UTF-8."""
-    try:
-        return value.as_py()
-    except UnicodeDecodeError as error:
-        return bytes(error.object).decode("utf-8", "replace")
+    pa.set_memory_pool(pa.system_memory_pool())
 
 
 # JSON Lines
 
 
-def _read_lines(location: str, part: Part, settings: DocumentsSettings) -> Iterator[Row]:
-    number = part.first_row
+def line_columns(table: Table) -> dict[str, str]:
+    """Return the columns in the first lines of a file of JSON Lines.
+
+    Raises:
+        ExtractionProblem: None of these lines holds an object.
+    """
+    columns: dict[str, str] = {}
+    first: ExtractionProblem | None = None
+    number = seen = n_objects = 0
+    with _open_lines(table) as stream:
+        while seen < _LINES_LOOKED_AT:
+            number += 1
+            found, n_bytes = _next_row(stream, number, table, ())
+            if not n_bytes:
+                break
+            for row in found:
+                seen += 1
+                first = first or row.problem
+                n_objects += row.problem is None
+                for name, value in row.values.items():
+                    columns[name] = TEXT if isinstance(value, str) else columns.get(name, type(value).__name__)
+    if not seen:
+        raise ExtractionProblem("skipped", "empty", "the file is empty")
+    if first is not None and not n_objects:
+        raise ExtractionProblem("skipped", "unsupported", f"not JSON Lines: {first.reason}")
+    return columns
+
+
+def _read_lines(table: Table, choose: Choose | None) -> Iterator[Row]:
+    number = table.first
     size = 0
     try:
-        _check_head(location, part, settings)
-        with _open_lines(location, part) as stream:
-            if part.start:
-                stream.seek(part.start)
-            while part.whole or part.start + size < part.stop:
-                found, more = _next_row(stream, number, settings)
-                if not more:
+        chosen = () if choose is None else choose(line_columns(table))
+        with _open_lines(table) as stream:
+            stream.seek(table.start) if table.start else None
+            while not table.stop or table.start + size < table.stop:
+                found, n_bytes = _next_row(stream, number, table, chosen)
+                if not n_bytes:
                     break
-                size += more
+                size += n_bytes
                 if found:
                     yield found.pop()  # not held here while it is worked on
                 number += 1
-                if part.format != LINES and size > settings.max_unpacked_bytes:
-                    limits = f"{settings.max_unpacked_bytes} bytes (documents.max_unpacked_bytes)"
-                    yield _refused(number, "rejected", "too_large", f"the file unpacks to more than {limits}")
+                if table.form != LINES and size > table.max_unpacked_bytes:
+                    reason = f"the file unpacks to more than {table.max_unpacked_bytes} bytes (max_unpacked_bytes)"
+                    problem = ExtractionProblem("rejected", "too_large", f"lines from {number} on: {reason}")
+                    yield _refused("line", number, problem)
                     return
-    except (pa.ArrowException, OSError) as error:
+    except (OSError, ValueError) as error:
         damage = f"the file is damaged: {_first_line(error)}"
         if number == 1:
-            raise Unusable("failed", "corrupt", damage) from error
-        yield _refused(number, "failed", "corrupt", f"{damage}; the lines from line {number} on were not read")
+            raise _corrupt(damage) from error
+        yield _refused("line", number, _corrupt(f"{damage}; the lines from line {number} on were not read"))
 
 
-def _next_row(stream: BinaryIO, number: int, settings: DocumentsSettings) -> tuple[list[Row], int]:
+def _open_lines(table: Table) -> BinaryIO:
+    """The bytes of the lines, unpacked."""
+    if isinstance(table.source, bytes):
+        return io.BytesIO(table.source)
+    if table.form == LINES:
+        return io.BufferedReader(open_regular(table.source), _BUFFER)
+    import pyarrow as pa
+
+    # unlike the readers of Python's modules, these notice a file that ends too early in every format
+    raw = pa.input_stream(str(table.source), compression=table.form, buffer_size=0)
+    return io.BufferedReader(raw, _BUFFER)
+
+
+def _next_row(stream: BinaryIO, number: int, table: Table, chosen: Sequence[str]) -> tuple[list[Row], int]:
     """The row in the next line, if it holds anything, and the bytes of the line; 0 at the end.
 
     A line may be a document of hundreds of MB, so nothing of it is held longer than it is needed.
     """
-    limit = settings.max_row_bytes
-    line = stream.readline(limit + 1)
+    line = stream.readline(table.max_row_bytes + 1)
     n_bytes = len(line)
-    if n_bytes > limit and not line.endswith(b"\n"):
+    if n_bytes > table.max_row_bytes and not line.endswith(b"\n"):
         n_bytes += _skip_line(stream)
-        return [_refused(number, "rejected", "too_large", _too_large(n_bytes, settings))], n_bytes
+        return [_refused("line", number, _too_large(f"line {number}", n_bytes, table))], n_bytes
     if not line or line.isspace():
         return [], n_bytes
-    text = _decoded(line)
+    text = line.decode("utf-8", table.errors).removeprefix("\ufeff")
     del line
-    return [_line_row(number, text, settings)], n_bytes
-
-
-@contextmanager
-def _open_lines(location: str, part: Part) -> Iterator[BinaryIO]:
-    """The bytes of the lines, unpacked."""
-    if part.format == LINES:
-        with io.BufferedReader(open_regular(Path(location)), _BUFFER) as file:
-            yield file
-    else:
-        # unlike the readers of Python's modules, these tell a file that ends too early in every format
-        raw = pa.input_stream(location, compression=part.format, buffer_size=0)
-        with io.BufferedReader(raw, _BUFFER) as file:
-            yield file
+    return [_line_row(number, text, table, chosen)], n_bytes
 
 
 def _skip_line(stream: BinaryIO) -> int:
@@ -267,70 +376,174 @@ def _skip_line(stream: BinaryIO) -> int:
     return skipped
 
 
-def _check_head(location: str, part: Part, settings: DocumentsSettings) -> None:
-    """Refuses a file whose first lines hold no objects, or not what the settings name.
-
-    Raises:
-        Unusable: It is such a file.
-    """
-    names: dict[str, None] = {}
-    seen = n_objects = 0
-    problem = ""
-    with _open_lines(location, part) as stream:
-        while seen < LINES_LOOKED_AT:
-            line = stream.readline(settings.max_row_bytes + 1)
-            if not line:
-                break
-            if line.isspace():
-                continue
-            seen += 1
-            if len(line) > settings.max_row_bytes and not line.endswith(b"\n"):
-                return  # who can say what is in it; each of its rows is told
-            text = _decoded(line)
-            del line
-            found = _parse(text)
-            if isinstance(found, dict):
-                n_objects += 1
-                names.update(dict.fromkeys(found))
-            problem = problem or (found if isinstance(found, str) else "")
-            del text, found
-    if not seen:
-        raise Unusable("skipped", "empty", "the file is empty")
-    if not n_objects:
-        reason = f"neither Parquet nor JSON Lines: the first of its lines is {problem}"
-        raise Unusable("skipped", "unsupported", reason)
-    for name, setting in _named(settings):
-        if name not in names:
-            raise _missing(name, setting, list(names), f"in the first {seen} lines")
-
-
-def _line_row(number: int, line: str, settings: DocumentsSettings) -> Row:
-    record = _parse(line)
-    if isinstance(record, str):
-        return _refused(number, "failed", "corrupt", f"the line is {record}")
-    text = settings.text_column
-    if text not in record:
-        listed = ", ".join(key[:80] for key in list(record)[:NAMES_SHOWN]) or "nothing"
-        reason = f"the line has no {text!r} (documents.text_column); it has: {listed}"
-        return _refused(number, "rejected", "no_column", reason)
-    return _row(number, [record.get(name) if name else None for name in settings.columns], settings)
-
-
-def _decoded(line: bytes) -> str:
-    return line.decode("utf-8", "replace").removeprefix("\ufeff")
-
-
-def _parse(line: str) -> dict[str, Any] | str:
-    """The object in a line, or what the line is instead."""
+def _line_row(number: int, line: str, table: Table, chosen: Sequence[str]) -> Row:
+    place = f"line {number}"
     try:
-        record = json.loads(line)
+        value = json.loads(line)
     except RecursionError:
-        return "not JSON: its values are nested too deep"
+        return _refused("line", number, _corrupt(f"{place} is not JSON: its values are nested too deep"))
     except ValueError as error:
-        return f"not JSON: {error}"
-    return record if isinstance(record, dict) else f"no object but {type(record).__name__}"
+        return _refused("line", number, _corrupt(f"{place} is not JSON: {error}"))
+    if not isinstance(value, dict):
+        if table.objects:
+            return _refused("line", number, _corrupt(f"{place} holds no object but {type(value).__name__}"))
+        value = {"": value}
+    if chosen and chosen[0] in value:
+        value = {name: value[name] for name in chosen if name in value}
+    return Row(place, number, value)
 
 
-def _first_line(error: Exception) -> str:
-    """The first line of a message; some libraries add advice that means nothing here."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+# CSV
+
+
+def _read_csv(table: Table, choose: Choose | None) -> Iterator[Row]:
+    assert isinstance(table.source, Path)
+    csv.field_size_limit(table.max_row_bytes)
+    raw = open_regular(table.source)
+    with io.TextIOWrapper(io.BufferedReader(raw), "utf-8-sig", table.errors, newline="") as stream:
+        reader = csv.reader(
+            _csv_lines(stream, table.max_row_bytes), delimiter="\t" if table.form == TSV else ",", strict=True
+        )
+        try:
+            header = next(reader, [])
+        except csv.Error as error:
+            raise _corrupt(f"the header is not CSV: {error}") from error
+        if len(set(header)) < len(header):
+            reason = f"two columns have one name: rename one; the header is {header[:_NAMES_SHOWN]}"
+            raise ExtractionProblem("rejected", "no_column", reason)
+        if choose is not None:
+            choose(dict.fromkeys(header, TEXT))
+        while (row := _csv_row(reader, header)) is not None:
+            yield row
+
+
+def _csv_lines(stream: io.TextIOWrapper, limit: int) -> Iterator[str]:
+    while line := stream.readline(limit + 1):
+        if len(line) > limit:
+            raise csv.Error(f"it is longer than {limit} characters; the lines behind it were not read")
+        yield line
+
+
+def _csv_row(reader: Any, header: list[str]) -> Row | None:
+    """The next record that is not blank; None at the end."""
+    while True:
+        try:
+            values = next(reader)
+        except StopIteration:
+            return None
+        except csv.Error as error:
+            return _refused("line", reader.line_num, _corrupt(f"line {reader.line_num} is not CSV: {error}"))
+        place = f"line {reader.line_num}"
+        if values and len(values) != len(header):
+            found = f"{place} has {len(values)} values under a header of {len(header)} columns"
+            return _refused("line", reader.line_num, _corrupt(f"{found}; quote values that hold the separator"))
+        if values:
+            return Row(place, reader.line_num, dict(zip(header, values, strict=True)))
+
+
+# SQLite
+
+
+def _read_sqlite(table: Table, choose: Choose | None) -> Iterator[Row]:
+    import duckdb
+
+    assert isinstance(table.source, bytes)
+    settings = {
+        # The query is the user's, but what it reads is not: no other file, no network, nothing to install.
+        "enable_external_access": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "threads": 1,
+        "memory_limit": "1GB",
+    }
+    _use_system_memory()
+    number = 0
+    with closing(duckdb.connect(":memory:", config=settings)) as database:
+        tables = _copy_tables(table.source, table.query, database)
+        try:
+            result = database.execute(table.query)
+            names = [str(column[0]) for column in result.description or ()]
+            kinds = [str(column[1]) for column in result.description or ()]
+            columns = {
+                name: TEXT if kind in ("VARCHAR", "STRING") else kind for name, kind in zip(names, kinds, strict=True)
+            }
+            chosen = list(columns) if choose is None else choose(columns)
+            places = [names.index(name) for name in chosen]
+            while rows := result.fetchmany(_BATCH_ROWS):
+                for row in rows:
+                    number += 1
+                    values = {name: row[place] for name, place in zip(chosen, places, strict=True)}
+                    yield Row(f"row {number}", number, values)
+        except duckdb.Error as error:
+            problem = ExtractionProblem("failed", "memory", f"the query: {_first_line(error)}")
+            if not isinstance(error, duckdb.OutOfMemoryException):
+                listed = ", ".join(tables[:_NAMES_SHOWN]) or "none"
+                reason = f"the query failed: {_first_line(error)}; tables of the file: {listed}"
+                problem = ExtractionProblem("rejected", "no_column", reason)
+            if not number:
+                raise problem from None
+            yield _refused("row", number + 1, problem)
+
+
+def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
+    """Copy the tables and views that the query speaks of from SQLite; return the names of all."""
+    import sqlite3
+
+    copied = data
+    if data[_SQLITE_LOCK_BYTES : _SQLITE_LOCK_BYTES + 2] == b"\x02\x02":
+        # A file in write-ahead mode cannot be opened in memory. Its log lies elsewhere, so nothing is lost by this.
+        copied = data[:_SQLITE_LOCK_BYTES] + b"\x01\x01" + data[_SQLITE_LOCK_BYTES + 2 :]
+    try:
+        with closing(sqlite3.connect(":memory:")) as source:
+            source.deserialize(copied)
+            # What a file defines may be hostile: it must neither write nor call functions with side effects.
+            source.execute("PRAGMA trusted_schema = OFF")
+            source.execute("PRAGMA cell_size_check = ON")
+            source.execute("PRAGMA query_only = ON")
+            source.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            names = source.execute(
+                "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') "
+                "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY name"
+            )
+            tables = [str(name) for (name,) in names]
+            for table in tables:
+                # Whole words, so that a file with hundreds of tables costs only those that are asked for.
+                name = re.escape(table.replace('"', '""'))
+                if re.search(rf"(?<!\w){name}(?!\w)", query, re.IGNORECASE):
+                    _copy_table(source, table, database)
+    except sqlite3.Error as error:
+        raise _corrupt(f"the SQLite file is damaged: {error}") from None
+    return tables
+
+
+def _copy_table(source: sqlite3.Connection, table: str, database: Any) -> None:
+    import pyarrow as pa
+
+    quoted = _quote(table)
+    names = [str(row[1]) for row in source.execute(f"PRAGMA table_info({quoted})")]
+    if not names:
+        return
+    fields, parts = [], []
+    for name in names:
+        kinds = {str(kind) for (kind,) in source.execute(f"SELECT DISTINCT typeof({_quote(name)}) FROM {quoted}")}
+        kinds.discard("null")
+        kind = _one_type(kinds)
+        fields.append(pa.field(name, _ARROW_TYPES[kind]))
+        # Any cell of a SQLite column may have a type of its own, which Arrow and DuckDB do not know.
+        parts.append(_quote(name) if len(kinds) <= 1 else f"CAST({_quote(name)} AS {kind})")
+    rows = source.execute(f"SELECT {', '.join(parts)} FROM {quoted}")
+    batches = []
+    while chunk := rows.fetchmany(_COPY_ROWS):
+        arrays = [pa.array(values, field.type) for values, field in zip(zip(*chunk, strict=True), fields, strict=True)]
+        batches.append(pa.record_batch(arrays, schema=pa.schema(fields)))
+    database.register(table, pa.Table.from_batches(batches, pa.schema(fields)))
+
+
+def _one_type(kinds: set[str]) -> str:
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "real" if kinds == {"integer", "real"} else "text"
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

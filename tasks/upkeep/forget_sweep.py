@@ -34,7 +34,7 @@ from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, FILES_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
-from tasks.generation.prompt_files import SAMPLED_ID
+from tasks.generation.prompts import SAMPLED_ID
 from tasks.ingest.segments import present_segments
 from tasks.text.minhash import gram_hashes
 from tasks.tokens.interface import Tokenizer

@@ -8,11 +8,10 @@ them; formats that need an extractor are refused, because what it makes of them 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,8 +20,10 @@ from storage.errors import UserError
 from tasks.curate.classifier.features import READ_CHARS
 from tasks.curate.hygiene import normalise_text
 from tasks.readers.decode import decode
-from tasks.readers.detect import HEAD_BYTES, detect
-from tasks.readers.tables import JSON_LINES, PARQUET
+from tasks.readers.detect import HEAD_BYTES, JSON_LINES, detect
+from tasks.readers.magics import PARQUET_MEDIA
+from tasks.readers.records import ExtractionProblem
+from tasks.readers.rows import LINES, PARQUET, TEXT, Columns, Refused, Table, list_columns, read_rows
 from tasks.text import keep_best, near_pairs, signatures
 
 COLUMN = "text"
@@ -32,8 +33,9 @@ MAX_CHARS = 2**23  # of all examples of one side
 POSSIBLE = "possible are text files and, with a column named text, JSON lines (.jsonl, .ndjson) and Parquet"
 
 _READ_BYTES = 8 * READ_CHARS  # of a text file: enough characters in every encoding, with what normalising takes out
-_ROWS_AT_ONCE = 1_000
 _LINES_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson")
+
+logger = logging.getLogger("sheepfold")
 
 
 class ExamplesError(UserError):
@@ -49,6 +51,7 @@ class Examples:
         repeated: how many more were equal, or nearly equal, to one of them: on both sides of a cross-validation they
             would make the classifier look better than it is.
         empty: how many held no text.
+        refused: how many rows could not be read.
         left_out: how many were beyond `MAX_EXAMPLES` or `MAX_CHARS`.
         places: hash of each distinct text, and where it was first found.
     """
@@ -56,6 +59,7 @@ class Examples:
     texts: list[str]
     repeated: int
     empty: int
+    refused: int
     left_out: int
     places: dict[bytes, str]
 
@@ -74,7 +78,7 @@ def file_identities(side: str, paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def read_examples(side: str, paths: Sequence[Path]) -> Examples:
-    """Read the examples of one side.
+    """Read the examples of one side; rows that are none are left out with a warning.
 
     Args:
         side: `good` or `bad`, for messages.
@@ -85,9 +89,10 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
     """
     places: dict[bytes, str] = {}
     chosen: dict[bytes, str] = {}
+    refused = Refused()
     repeated = empty = held = 0
     for path in example_files(side, paths):
-        for place, raw in _raw_texts(side, path):
+        for place, raw in _raw_texts(side, path, refused):
             text = normalise_text(raw[: 2 * READ_CHARS], "text")[:READ_CHARS]
             if not text.strip():
                 empty += 1
@@ -105,12 +110,15 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
     chosen = _within_limits(chosen)
     texts = _without_near_duplicates(list(chosen.values()))
     repeated += len(chosen) - len(texts)
+    told = refused.sentence()
     if len(texts) < MIN_EXAMPLES:
         raise ExamplesError(
             f"classifier.{side} gives {len(texts)} different texts (besides {repeated} repeated or nearly so, and "
-            f"{empty} empty), expected {MIN_EXAMPLES} or more: add examples; {POSSIBLE}"
+            f"{empty} empty), expected {MIN_EXAMPLES} or more: add examples; {POSSIBLE}{'; ' * bool(told)}{told}"
         )
-    return Examples(texts, repeated, empty, len(places) - len(chosen), places)
+    if told:
+        logger.warning("classifier.%s: %s", side, told)
+    return Examples(texts, repeated, empty, refused.count, len(places) - len(chosen), places)
 
 
 def refuse_shared(good: Examples, bad: Examples) -> None:
@@ -171,71 +179,35 @@ def _form(side: str, path: Path) -> str:
     found = detect(head, path.stat().st_size, suffix)
     if found.media_type == JSON_LINES or (suffix in _LINES_SUFFIXES and found.kind == "text"):
         return "lines"
-    if found.media_type == PARQUET:
+    if found.media_type == PARQUET_MEDIA:
         return "parquet"
     if found.kind in ("text", "code") and found.media_type.startswith("text/") and found.media_type != "text/html":
         return "text"
     raise ExamplesError(f"classifier.{side}: {path} is {found.media_type}, which is no example; {POSSIBLE}")
 
 
-def _raw_texts(side: str, path: Path) -> Iterator[tuple[str, str]]:
+def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, str]]:
     """Where each text of a file stands, and the text."""
     form = _form(side, path)
-    if form == "lines":
-        yield from _line_texts(side, path)
-    elif form == "parquet":
-        yield from _parquet_texts(side, path)
-    else:
+    if form == "text":
         with path.open("rb") as handle:
             yield str(path), decode(handle.read(_READ_BYTES)).text
-
-
-def _line_texts(side: str, path: Path) -> Iterator[tuple[str, str]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            place = f"{path}, line {number}"
-            try:
-                row = json.loads(line.decode("utf-8-sig")) if line.strip() else None
-            except (ValueError, RecursionError) as error:
-                raise ExamplesError(f"classifier.{side}: {place}: no valid JSON in UTF-8 ({error})") from error
-            if line.strip():
-                yield place, _text_of(side, place, row)
-
-
-def _text_of(side: str, place: str, row: Any) -> str:
-    value = row.get(COLUMN, 0) if isinstance(row, dict) else row
-    if value is None and isinstance(row, dict):
-        return ""
-    if isinstance(row, dict) and isinstance(value, str):
-        return value
-    found = f"an object with {', '.join(sorted(row)) or 'nothing'}" if isinstance(row, dict) else type(row).__name__
-    raise ExamplesError(f'classifier.{side}: {place} holds {found}, expected {{"{COLUMN}": "..."}}')
-
-
-def _parquet_texts(side: str, path: Path) -> Iterator[tuple[str, str]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+        return
     try:
-        with pq.ParquetFile(path) as table:
-            names = table.schema_arrow.names
-            if COLUMN not in names or not _holds_text(table.schema_arrow.field(COLUMN).type):
-                columns = ", ".join(f"{field.name} ({field.type})" for field in table.schema_arrow) or "none"
-                raise ExamplesError(
-                    f"classifier.{side}: {path} has the columns {columns}, expected one named {COLUMN} that holds text"
-                )
-            number = 0
-            for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[COLUMN]):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", text or ""
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ExamplesError(f"classifier.{side}: {path} cannot be read as Parquet: {error}") from error
+        for row in read_rows(Table(path, LINES)) if form == "lines" else read_rows(Table(path, PARQUET), _text_column):
+            try:
+                yield f"{path}, {row.place}", row.text(COLUMN, empty=True)
+            except ExtractionProblem as problem:
+                if problem.code == "empty":
+                    yield f"{path}, {row.place}", ""
+                else:
+                    refused.add(path, problem)
+    except ExtractionProblem as problem:
+        raise ExamplesError(f"classifier.{side}: {path}: {problem.reason}; {POSSIBLE}") from problem
 
 
-def _holds_text(kind: Any) -> bool:
-    import pyarrow.types as kinds
-
-    if kinds.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
+def _text_column(columns: Columns) -> list[str]:
+    if columns.get(COLUMN) != TEXT:
+        reason = f"no column of text is called {COLUMN}; there are: {list_columns(columns)}"
+        raise ExtractionProblem("rejected", "no_column", reason)
+    return [COLUMN]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from pathlib import Path
 
 import pyarrow as pa
@@ -109,30 +109,42 @@ def test_what_needs_an_extractor_is_refused(tmp_path: Path, name: str, content: 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{oops", "line 2: no valid JSON"),
-        ("[" * 100_000, "line 2: no valid JSON"),
-        ('{"body": "b", "id": 1}', "line 2 holds an object with body, id"),
-        ('{"text": ["a"]}', "line 2 holds an object with text"),
-        ('"bare"', "line 2 holds str"),
+        (b"{oops", "line 13 is not JSON"),
+        (b"[" * 100_000, "line 13 is not JSON"),
+        (b'{"body": "b", "id": 1}', "line 13 has no 'text'; it has: body, id"),
+        (b'{"text": ["a"]}', "line 13 holds no text in 'text' but list"),
+        (b'"bare"', "line 13 holds no object but str"),
+        (b'{"text": "caf\xe9"}', "line 13: the text in 'text' is not UTF-8"),
     ],
 )
-def test_a_line_without_a_text_is_refused_by_its_number(tmp_path: Path, line: str, expected: str) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_text(json.dumps({"text": "one"}) + "\n" + line + "\n")
-    with pytest.raises(ExamplesError, match=expected):
+def test_a_line_without_a_text_is_refused_by_its_number_and_the_others_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: bytes, expected: str
+) -> None:
+    path = write_lines(tmp_path / "lines.jsonl", TEXTS)
+    path.write_bytes(path.read_bytes().rstrip(b"\n") + b"\n" + line + b"\n")
+    with caplog.at_level(logging.WARNING, logger="sheepfold"):
+        found = read_examples("good", [path])
+    assert (len(found.texts), found.refused) == (12, 1)
+    assert f"classifier.good: 1 row was refused: {path}, {expected}" in caplog.text
+
+
+def test_where_too_few_are_left_the_refused_lines_are_told(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "lines.jsonl", TEXTS[:9])
+    path.write_bytes(path.read_bytes().rstrip(b"\n") + b"\n{oops\n")
+    with pytest.raises(ExamplesError, match=r"gives 9 different texts .*; 1 row was refused: .*line 10 is not JSON"):
         read_examples("good", [path])
 
 
 def test_a_table_without_a_text_column_is_refused_with_the_columns_it_has(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["a"], "text": [1]}), tmp_path / "rows.parquet")
-    with pytest.raises(ExamplesError, match=r"columns body \(string\), text \(int64\), expected one named text"):
+    with pytest.raises(ExamplesError, match=r"no column of text is called text; there are: body, text \(int64\)"):
         read_examples("good", [tmp_path / "rows.parquet"])
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "rows.parquet", list(TEXTS))
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ExamplesError, match="cannot be read as Parquet"):
+    with pytest.raises(ExamplesError, match=r"rows\.parquet: the Parquet file is damaged"):
         read_examples("good", [path])
 
 

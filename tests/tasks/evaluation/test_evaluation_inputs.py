@@ -19,12 +19,21 @@ from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
 from tasks.core.settings import load_settings
 from tasks.evaluation.split import split_inputs
-from tasks.evaluation.texts import TextsError, evaluation_texts, read_texts
+from tasks.evaluation.texts import Text, TextsError, evaluation_texts
+from tasks.evaluation.texts import read_texts as read_with_refused
+from tasks.readers.rows import Refused
 
 
 def lines(path: Path, records: Sequence[Any]) -> Path:
     path.write_text("\n".join(json.dumps(record) for record in records))
     return path
+
+
+def read_texts(path: Path, column: str = "text") -> list[Text]:
+    refused = Refused()
+    found = read_with_refused(path, refused, column)
+    assert not refused.count, refused.sentence()
+    return found
 
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
@@ -71,15 +80,9 @@ def test_equal_rows_are_documents_of_their_own(tmp_path: Path) -> None:
         ("x.txt", b"", "holds no text"),
         ("x.txt", b"ab\xff", r"x\.txt is no UTF-8 text \(invalid start byte at 2\): save it as UTF-8, or let"),
         ("x.txt", b"a\0b", r"is no UTF-8 text \(a NUL at 1\)"),
-        ("x.jsonl", b'{"text": "a"}\n{', r"x\.jsonl, line 2: not JSON"),
-        ("x.jsonl", b"[1]", "line 1: list where an object is expected"),
-        ("x.jsonl", b'{"body": "a"}', r"line 1: nothing in the field 'text', where a text is expected; .* are 'body'"),
-        ("x.jsonl", b'{"text": 3}', "line 1: int in the field 'text'"),
-        ("x.jsonl", b'{"text": "\\ud800"}', "line 1: the text holds a lone surrogate"),
-        ("x.jsonl", b'{"text": "a", "id": "\\udfff"}', "line 1: the name holds a lone surrogate"),
-        ("x.jsonl", b'{"text": "a", "source": "\\udc80"}', "line 1: the source holds a lone surrogate"),
+        ("x.jsonl", b"[1]", r"holds no text .*: 1 row was refused: .*x\.jsonl, line 1 holds no object but list"),
         ("x.jsonl", b'{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "the ids '1' occur more than once"),
-        ("x.parquet", b"PAR1 no", "is no Parquet file that can be read"),
+        ("x.parquet", b"PAR1 no", r"x\.parquet cannot be read: the Parquet file is damaged"),
     ],
 )
 def test_what_is_no_text_is_refused_by_its_place(tmp_path: Path, name: str, data: bytes, said: str) -> None:
@@ -88,9 +91,31 @@ def test_what_is_no_text_is_refused_by_its_place(tmp_path: Path, name: str, data
         read_texts(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"{", "is not JSON"),
+        (b"[1]", "holds no object but list"),
+        (b'{"body": "a"}', "has no 'text'; it has: body"),
+        (b'{"text": 3}', "holds no text in 'text' but int"),
+        (b'{"text": null}', "holds no text in 'text'"),
+        (b'{"text": "\\ud800"}', ": the text in 'text' holds a lone surrogate"),
+        (b'{"text": "caf\xe9"}', ": the text in 'text' is not UTF-8: byte 0xe9"),
+        (b'{"text": "a", "id": "\\udfff"}', ": the name holds a lone surrogate"),
+        (b'{"text": "a", "source": "\\udc80"}', ": the source is not UTF-8"),
+    ],
+)
+def test_a_bad_row_is_left_out_and_told(tmp_path: Path, bad: bytes, reason: str) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "one"}\n' + bad + b'\n{"text": ""}\n{"text": "two"}')
+    refused = Refused()
+    assert [item.text for item in read_with_refused(tmp_path / "x.jsonl", refused)] == ["one", "", "two"]
+    assert refused.count == 1
+    assert f"x.jsonl, line 2{' ' * (not reason.startswith(':'))}{reason}" in refused.sentence()
+
+
 def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["one"], "n": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(TextsError, match=r"x\.parquet has no column 'text'; it has 'body', 'n'"):
+    with pytest.raises(TextsError, match=r"there is no column 'text'; there are: body, n \(int64\)"):
         read_texts(tmp_path / "x.parquet")
 
 
@@ -112,6 +137,13 @@ def test_a_model_is_measured_on_a_file_and_found_again(tiny: Ran, tmp_path: Path
         assert metrics["val/bytes"] == len("the shepherd countshis sheep")
         assert metrics["val/ngram_loss"] > 0
         assert evaluation_texts(run, str(path)) == first
+
+
+def test_refused_rows_are_a_note_of_the_run(tiny: Ran, tmp_path: Path) -> None:
+    path = lines(tmp_path / "x.jsonl", [{"text": "the shepherd"}, 7])
+    with direct_run(copy_of_store(tiny, tmp_path / "home", "evaluate")) as run:
+        evaluation_texts(run, str(path))
+        assert run.notes == [f"of {path} 1 row was refused: {path}, line 2 holds no object but int"]
 
 
 def test_a_split_is_measured_as_it_is_now(tiny: Ran, tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
 from flows.generate import continue_prompts
 from model import ModelConfig, Transformer, save_weights
+from storage.errors import UserError
 from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.core.settings import GenerateSettings, Settings
-from tasks.generation.prompt_files import Prompt, PromptsError, TemplateError, encodable, given_id, read_prompts
-from tasks.generation.shards import cut_prompts
+from tasks.generation.prompts import Prompt, PromptsError, cut_prompts, encodable, given_id, read_prompts
 from tasks.registry.models import checkpoint_of
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import HfTokenizer
@@ -76,16 +76,16 @@ def test_parquet_holds_a_row_per_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("bad.jsonl", '{"prompt": "a"}\n\n{"prompt": \n', r"bad\.jsonl, line 3: not JSON"),
-        ("bad.jsonl", '{"prompt": "a"}\n["b"]\n', r"bad\.jsonl, line 2: list where an object"),
-        ("bad.jsonl", '{"prompt": "a"}\n\n{"propmt": "b"}\n', r"bad\.jsonl, line 3: no text .*'propmt'"),
-        ("bad.jsonl", '{"prompt": 5}\n', r"bad\.jsonl, line 1: no text"),
+        (
+            "bad.jsonl",
+            '{"prompt": 5}\n["b"]\n',
+            r"no prompt .* first of 2: bad\.jsonl, line 1 holds no text .* int",
+        ),
         ("empty.jsonl", "\n\n", r"empty\.jsonl holds no prompts"),
         ("empty.txt", "  \n", r"empty\.txt holds no prompts"),
-        ("bad.csv", "prompt,kind\na,b\nc\n", r"bad\.csv, line 3: 1 values under a header of 2 columns"),
-        ("bad.csv", "prompt,prompt\na,b\n", r"bad\.csv: two columns have one name"),
-        ("bad.csv", 'prompt\n"a\n', r"bad\.csv, line \d: not CSV"),
-        ("bad.csv", "question\na\n", r"bad\.csv, line 2: no text .*'question'"),
+        ("bad.csv", "prompt,prompt\na,b\n", r"bad\.csv cannot be read: two columns have one name"),
+        ("bad.csv", 'prompt\n"a\n', r"bad\.csv, line 2 is not CSV"),
+        ("bad.csv", "question\na\n", r"bad\.csv, line 2 has no 'prompt'; it has: question"),
         ("no.parquet", b"not a table", r"no\.parquet.*Parquet"),
         (
             "twice.jsonl",
@@ -101,10 +101,38 @@ def test_an_unusable_file_is_refused_by_name_and_line(
         read_prompts(written(tmp_path / name, content))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n{"prompt": "c"}', "a.jsonl, line 2 is not JSON"),
+        ("a.jsonl", '{"prompt": "a"}\n["b"]\n{"prompt": "c"}', "a.jsonl, line 2 holds no object but list"),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"propmt": "b"}\n{"prompt": "c"}',
+            "a.jsonl, line 2 has no 'prompt'; it has: pro",
+        ),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"prompt": 5}\n{"prompt": "c"}',
+            "a.jsonl, line 2 holds no text in 'prompt'",
+        ),
+        ("a.csv", "prompt,kind\na,b\nc\nc,d\n", "a.csv, line 3 has 1 values under a header of 2 columns"),
+        ("a.csv", 'prompt\na\n"b"x\nc\n', "a.csv, line 3 is not CSV"),
+    ],
+)
+def test_a_bad_record_is_a_prompt_with_an_error_and_the_others_go_on(
+    tmp_path: Path, name: str, content: str, error: str
+) -> None:
+    good, bad, last = read_prompts(written(tmp_path / name, content))
+    assert [(item.prompt, item.error) for item in (good, last)] == [("a", None), ("c", None)]
+    assert (bad.id, bad.prompt) == ("1", "")
+    assert (bad.error or "").startswith(error)
+
+
 def test_a_parquet_row_without_text_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["Once", None]}), tmp_path / "prompts.parquet")
-    with pytest.raises(PromptsError, match=r"prompts\.parquet, row 2: no text"):
-        read_prompts(tmp_path / "prompts.parquet")
+    good, bad = read_prompts(tmp_path / "prompts.parquet")
+    assert (good.error, bad.error) == (None, "prompts.parquet, row 2 holds no text in 'prompt'")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -161,7 +189,15 @@ def test_a_template_puts_columns_together_and_all_of_them_travel_along(tmp_path:
 def test_a_record_without_a_value_for_the_template_has_an_error_of_its_own(tmp_path: Path) -> None:
     pq.write_table(pa.table({"question": ["Who?", None]}), tmp_path / "prompts.parquet")
     good, bad = read_prompts(tmp_path / "prompts.parquet", "{question}")
-    assert (good.error, bad.error) == (None, "the column 'question' of the template has no value here")
+    reason = "prompts.parquet, row 2: the column 'question' of the template has no value here"
+    assert (good.error, bad.error) == (None, reason)
+
+
+def test_a_record_that_lacks_a_column_of_the_template_has_an_error_of_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path / "prompts.jsonl", '{"question": "Who?"}\n{"questoin": "Why?"}')
+    good, bad = read_prompts(path, "{question}")
+    assert good == Prompt("0", "Who?", '{"question": "Who?"}')
+    assert "prompts.jsonl, line 2: the template names the column 'question'" in (bad.error or "")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +214,7 @@ def test_a_record_without_a_value_for_the_template_has_an_error_of_its_own(tmp_p
 )
 def test_a_template_that_cannot_be_filled_is_refused(tmp_path: Path, template: str, message: str) -> None:
     path = written(tmp_path / "prompts.csv", "id,question\n7,Who?\n")
-    with pytest.raises(TemplateError, match=message):
+    with pytest.raises(UserError, match=message):
         read_prompts(path, template)
 
 

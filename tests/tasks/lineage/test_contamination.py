@@ -10,8 +10,8 @@ import pytest
 from dedup_samples import prose
 
 from storage.errors import UserError
-from tasks.curate.evaluation_sets import EvaluationSetSettings
-from tasks.readers.evaluation_files import evaluation_grams
+from tasks.curate.evaluation_sets import EvaluationSetSettings, evaluation_grams
+from tasks.readers.rows import Refused
 
 QUESTION = prose(40, seed=1).replace("\n", " ")
 
@@ -27,9 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_file_that_is_read_under_its_new_name_alone_changes_the_key(folder: Path) -> None:
-    before = EvaluationSetSettings.of([folder]), evaluation_grams([folder])
+    before = EvaluationSetSettings.of([folder]), evaluation_grams([folder], Refused())
     (folder / "deep/b.dat").rename(folder / "deep/b.txt")
-    after = EvaluationSetSettings.of([folder]), evaluation_grams([folder])
+    after = EvaluationSetSettings.of([folder]), evaluation_grams([folder], Refused())
     assert not np.array_equal(before[1], after[1])
     assert before[0] != after[0]
 
@@ -38,9 +38,9 @@ def test_a_file_that_is_read_otherwise_under_its_new_name_changes_the_key(tmp_pa
     """As JSON the two strings are texts of their own, as text they stand side by side."""
     file = tmp_path / "a.json"
     file.write_text(json.dumps([QUESTION, QUESTION]))
-    as_json = EvaluationSetSettings.of([file]), evaluation_grams([file])
+    as_json = EvaluationSetSettings.of([file]), evaluation_grams([file], Refused())
     renamed = file.rename(tmp_path / "a.txt")
-    assert not np.array_equal(evaluation_grams([renamed]), as_json[1])
+    assert not np.array_equal(evaluation_grams([renamed], Refused()), as_json[1])
     assert EvaluationSetSettings.of([renamed]) != as_json[0]
 
 

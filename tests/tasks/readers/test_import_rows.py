@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from tasks.readers.row_parts import GZIP, LINES, ZSTD, Part, parts_of, unchanged
 
 from storage.errors import UserError
 from tasks.core.settings import SettingsError, load_settings
-from tasks.ingest.import_settings import DocumentsSettings
+from tasks.ingest.importing import DocumentsSettings
 from tasks.readers import row_parts as cutting
-from tasks.readers.row_parts import GZIP, LINES, ZSTD, Part, parts_of, unchanged
 from tasks.readers.rows import Row, Unusable, read_part
 
 TEXT = DocumentsSettings()

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from dedup_samples import edited, peak_memory, plain_runs, prose
 
-from tasks.readers.evaluation_files import EvaluationSetError, evaluation_grams
 from tasks.text import containment, duplicate_paragraphs, gram_hashes, overlapping_spans, signatures
 from tasks.text.minhash import GRAM_WORDS
 from tasks.text.words import BATCH_CHARS, word_pieces
@@ -26,15 +21,6 @@ def share(text: str, others: list[str]) -> float:
     stored = {run for other in others for run in plain_runs(other, 13)}
     runs = plain_runs(text, 13)
     return sum(run in stored for run in runs) / len(runs) if len(runs) >= 13 else 0.0
-
-
-def write(path: Path, content: str) -> Path:
-    path.write_text(content, encoding="utf-8")
-    return path
-
-
-def full_grams(*texts: str) -> set[int]:
-    return set(gram_hashes(list(texts)).values.tolist())
 
 
 def test_shares_are_those_of_sets() -> None:
@@ -127,72 +113,6 @@ def test_spans_of_a_long_text_need_little_memory() -> None:
     assert len(text) > 20 * BATCH_CHARS
     grams = evaluation_set(PAGE, prose(50_000, 3))
     assert peak_memory(lambda: overlapping_spans(text, grams)) < 16 * 2**20
-
-
-def test_evaluation_sets_are_read_from_every_string(tmp_path: Path) -> None:
-    texts = [prose(20, seed) for seed in range(8)]
-    table = pa.table(
-        {
-            "question": [texts[0], None],
-            "choices": [[texts[1], texts[2]], []],
-            "meta": [{"source": texts[3], "number": 1}, None],
-            "kind": pa.array([texts[4], texts[4]]).dictionary_encode(),
-            "score": [1.0, 2.0],
-        }
-    )
-    pq.write_table(table, tmp_path / "set.parquet")
-    lines = [{"text": texts[5], "n": 3}, {"nested": [{"answer": texts[6]}]}]
-    write(tmp_path / "set.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
-    write(tmp_path / "set.txt", texts[7])
-    found = evaluation_grams([tmp_path / name for name in ("set.parquet", "set.jsonl", "set.txt")])
-    assert set(found.tolist()) == full_grams(*texts)
-    assert found.tolist() == sorted(found.tolist())
-
-
-def test_a_folder_stands_for_the_files_in_it(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    write(tmp_path / "deep" / "a.json", json.dumps([PAGE]))
-    write(tmp_path / "picture.bin", "no text")
-    assert set(evaluation_grams([tmp_path]).tolist()) == full_grams(PAGE)
-
-
-def test_short_texts_of_an_evaluation_set_forbid_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", json.dumps({"q": PAGE, "a": "yes it is"}))
-    grams = evaluation_grams([path])
-    assert overlapping_spans("yes it is", grams) == []
-    assert set(grams.tolist()) == full_grams(PAGE)
-
-
-def test_evaluation_texts_go_through_what_documents_went_through(tmp_path: Path) -> None:
-    text = prose(20, seed=1) + " e\u0301te\u0301"
-    composed = text.replace("e\u0301", "é")
-    assert set(evaluation_grams([write(tmp_path / "a.txt", text)]).tolist()) == full_grams(composed)
-    upside_down = evaluation_grams([tmp_path / "a.txt"], normalise=lambda text: " ".join(text.split()[::-1]))
-    assert set(upside_down.tolist()) == full_grams(" ".join(text.split()[::-1]))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", b'{"a": "b"}\n{oops\n', "line 2: no valid JSON"),
-        ("a.json", b"[" * 100_000, "no valid JSON"),
-        ("a.txt", b"\xff\xfe\x00", "no UTF-8 text"),
-        ("a.jsonl", b'"\xff"\n', "no UTF-8 text"),
-        ("a.parquet", b"PAR1 but no more", "cannot be read as Parquet"),
-        ("a.txt", b"  \n", "holds no text"),
-    ],
-)
-def test_a_damaged_evaluation_set_is_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(EvaluationSetError, match=message):
-        evaluation_grams([tmp_path / name])
-
-
-def test_a_missing_evaluation_set_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationSetError, match="is not there"):
-        evaluation_grams([tmp_path / "nowhere"])
-    with pytest.raises(EvaluationSetError, match="folder without any file"):
-        evaluation_grams([tmp_path])
 
 
 def test_a_paragraph_of_an_earlier_document_is_marked() -> None:
