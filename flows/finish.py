@@ -20,7 +20,7 @@ from tasks.report.corpus.page import write as corpus_page
 from tasks.report.dataset.page import write as dataset_page
 from tasks.report.evaluation.page import write as evaluation_page
 from tasks.report.gates import write as gates_page
-from tasks.report.training.page import write as training_page
+from tasks.report.training import write as training_page
 from tasks.report.written import Outcome
 from tasks.training.suggest import read_suggestion, suggest
 

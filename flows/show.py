@@ -66,7 +66,7 @@ def _scaled(value: float, step: int, prefixes: str, unit: str) -> str:
 
 
 def _line(value: Any) -> str:
-    from tasks.report.inspect.labels import legible
+    from tasks.report.wording import legible
 
     return legible(" ".join(str(value).split()))
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from storage.lineage import manifest_of
-from tasks.report.charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
 from tasks.report.frame import report_page
 from tasks.report.inspect.labels import legible
 from tasks.report.inspect.layout import section
 from tasks.report.inspect.svg import element, escape
 from tasks.report.inspect.tables import Cell, figure, scrolled, table
+from tasks.report.old_charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
 from tasks.report.preview import GenerationFigures, Piece, Shown, collect_generation, generation_summary, summary
 from tasks.report.wording import counted, cut
 from tasks.report.written import Outcome, Page

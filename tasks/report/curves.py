@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from tasks.report.charts import HEIGHT
 from tasks.report.inspect.labels import legible
 from tasks.report.inspect.svg import Picture, element, escape, label, line, number
+from tasks.report.old_charts import HEIGHT
 from tasks.report.ticks import Scale, exact, rounded_step, scale_of, short, steps_between
 from tasks.report.wording import counted
 

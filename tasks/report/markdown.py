@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.report.inspect.labels import legible
-from tasks.report.wording import cut
+from tasks.report.wording import cut, legible
 
 MAX_WORDS = 160  # characters of a text that comes from elsewhere
 

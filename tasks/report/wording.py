@@ -1,7 +1,12 @@
-"""Numbers and names as reports write them."""
+"""Numbers, names and texts as reports write them."""
 
 from __future__ import annotations
 
+import unicodedata
+
+from markupsafe import Markup, escape
+
+_SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -61,3 +66,57 @@ def cut_middle(text: str, length: int) -> str:
         return text
     tail = (length - 1) * 2 // 3
     return text[: length - 1 - tail] + "…" + text[-tail:]
+
+
+def integer(value: float) -> str:
+    """A whole number with commas."""
+    return f"{value:,.0f}".replace("-", "−")
+
+
+def number(value: float) -> str:
+    """A value in at most four digits, with a real minus sign."""
+    digits, letter, power = f"{value:.4g}".partition("e")
+    return (f"{digits}e{int(power)}" if letter else digits).replace("-", "−")
+
+
+def decimals(value: float, places: int = 4, sign: bool = False) -> str:
+    """A value with so many decimal places; a dash for NaN."""
+    if value != value:
+        return "–"
+    return f"{value:{'+' if sign else ''},.{places}f}".replace("-", "−")
+
+
+def visible(text: str) -> str:
+    """The text with a sign for every character that cannot be seen or that rearranges its neighbours."""
+    return "".join(map(_sign, text))
+
+
+def legible(text: str) -> str:
+    """Text of a document or the name of a file, to be read: a sign only for what would hide or rearrange its line."""
+    composed = unicodedata.normalize("NFC", text)
+    return (
+        composed if composed.isprintable() else "".join(char if char == " " else _sign(char, "") for char in composed)
+    )
+
+
+def lines(text: str) -> Markup:
+    """Legible text that keeps its line feeds."""
+    return Markup("\n").join(map(shown, text.split("\n")))
+
+
+def shown(value: object) -> Markup:
+    """A value as pages show it: legible and escaped; markup as it is, nothing for None."""
+    if isinstance(value, Markup):
+        return value
+    return escape("" if value is None else legible(str(value)))
+
+
+def _sign(char: str, mark: str = "◌") -> str:
+    if char in _SIGNS:
+        return _SIGNS[char]
+    if char < " " or "\x7f" <= char <= "\x9f":
+        return f"\\x{ord(char):02x}"  # few fonts have Unicode's pictures of them
+    kind = unicodedata.category(char)
+    if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"):
+        return f"<U+{ord(char):04X}>"
+    return f"{mark}{char}" if kind.startswith("M") else char  # a combining mark would sit on whatever stands before it

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from tasks.report.training.figures import Ancestor, Cost, Curve, Epoch, TrainingFigures
+from tasks.report.training import Ancestor, Cost, Curve, Epoch, TrainingFigures
 from tasks.training.journal import Event, Notes, Sample, Start
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.report import charts
-from tasks.report.charts import Layer, Part, Plot
+from tasks.report import old_charts as charts
 from tasks.report.corpus.figures import FATES, Fate, Histogram, Tally
 from tasks.report.inspect.labels import legible
 from tasks.report.inspect.svg import element, escape
+from tasks.report.old_charts import Layer, Part, Plot
 from tasks.report.wording import cut, size_of
 
 _NAME = 34  # characters of a name beside a bar

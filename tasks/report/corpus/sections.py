@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.report.charts import legend
 from tasks.report.corpus.charts import bars, fate_bar, histogram
 from tasks.report.corpus.figures import Archive, Figures, Outcome, Pair, Tally
 from tasks.report.corpus.queries import DOUBTFUL, LONGEST_LIST
@@ -14,6 +13,7 @@ from tasks.report.inspect.labels import legible
 from tasks.report.inspect.layout import section
 from tasks.report.inspect.svg import element, escape
 from tasks.report.inspect.tables import Cell, scrolled, table
+from tasks.report.old_charts import legend
 from tasks.report.wording import counted, cut, cut_middle, share, size_of
 from tasks.report.worries import look_first
 

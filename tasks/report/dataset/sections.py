@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tasks.report.charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
 from tasks.report.dataset.figures import (
     Account,
     Check,
@@ -20,6 +19,7 @@ from tasks.report.inspect.labels import legible
 from tasks.report.inspect.layout import fact_list, section
 from tasks.report.inspect.svg import element, escape
 from tasks.report.inspect.tables import Cell, scrolled, table
+from tasks.report.old_charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
 from tasks.report.wording import amount, counted, cut, percent, share, size_of
 from tasks.report.worries import look_first
 

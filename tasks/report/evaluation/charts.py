@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tasks.evaluation.compare import Difference
 from tasks.evaluation.tables import CalibrationBin, PositionBucket
-from tasks.report.charts import Layer, Plot, histogram_figure, legend
 from tasks.report.inspect.svg import Picture, element, escape, label, line
+from tasks.report.old_charts import Layer, Plot, histogram_figure, legend
 from tasks.report.ticks import scale_of, short
 from tasks.report.wording import counted
 

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tasks.report.wording import legible as legible
+from tasks.report.wording import visible as visible
+
 if TYPE_CHECKING:
     from tasks.tokens.tokenizers import Tokenizer
-
-_SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
-
-
-def visible(text: str) -> str:
-    """The text with a sign for every character that cannot be seen or that rearranges its neighbours."""
-    return "".join(map(_sign, text))
-
-
-def legible(text: str) -> str:
-    """Text of a document or the name of a file, to be read: a sign only for what would hide or rearrange its line."""
-    composed = unicodedata.normalize("NFC", text)
-    return "".join(char if char == " " or unicodedata.category(char)[0] == "M" else _sign(char) for char in composed)
-
-
-def _sign(char: str) -> str:
-    if char in _SIGNS:
-        return _SIGNS[char]
-    if char < " " or "\x7f" <= char <= "\x9f":
-        return f"\\x{ord(char):02x}"  # few fonts have Unicode's pictures of them
-    kind = unicodedata.category(char)
-    if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"):
-        return f"<U+{ord(char):04X}>"
-    return f"◌{char}" if kind.startswith("M") else char  # a combining mark would sit on whatever stands before it
 
 
 def token_label(tokenizer: Tokenizer, index: int) -> str:

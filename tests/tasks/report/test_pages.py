@@ -7,10 +7,10 @@ import re
 import pytest
 from html_tags import Tags, assert_alone
 
-from tasks.report.charts import Part, whole_bar
 from tasks.report.frame import report_page
 from tasks.report.inspect.layout import section
 from tasks.report.markdown import plain
+from tasks.report.old_charts import Part, whole_bar
 from tasks.report.wording import percent, share
 from tasks.report.worries import Worry, ordered, worry_list
 

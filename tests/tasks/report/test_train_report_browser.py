@@ -9,7 +9,7 @@ import pytest
 from browsing import Opened
 from train_report_samples import rich
 
-from tasks.report.training.page import SECTIONS, training_page
+from tasks.report.training import SECTIONS, training_page
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 

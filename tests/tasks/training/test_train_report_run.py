@@ -17,9 +17,9 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.registry.models import ensure_training_run
-from tasks.report.training.collect import collect_training
-from tasks.report.training.figures import TrainingFigures
-from tasks.report.training.page import training_page, write
+from tasks.report.training import collect_training
+from tasks.report.training import TrainingFigures
+from tasks.report.training import training_page, write
 from tasks.report.written import Outcome
 from tasks.training.journal import Notes, read_notes
 
