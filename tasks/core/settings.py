@@ -35,13 +35,13 @@ from tasks.core.option import MAX_SEED, STRICT, option
 
 if TYPE_CHECKING:
     import tasks.curate.classifier.settings
-    import tasks.curate.hygiene
     import tasks.curate.policy
     import tasks.curate.settings
     import tasks.evaluation.gate_settings
     import tasks.ingest.importing
     import tasks.readers.records
     import tasks.sources.resolve
+    import tasks.text.cleaning
     import tasks.tokens.mix
     import tasks.tokens.settings
 
@@ -196,7 +196,7 @@ class Settings:
     extract: tasks.readers.records.ExtractOptions
     passwords: PasswordSettings
     limits: tasks.readers.records.Limits
-    normalise: tasks.curate.hygiene.NormaliseSettings
+    normalise: tasks.text.cleaning.NormaliseSettings
     dedup: tasks.curate.settings.DedupSettings
     classifier: tasks.curate.classifier.settings.ClassifierSettings
     policy: tasks.curate.policy.PolicySettings

@@ -20,9 +20,9 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import GRAMS_FILE
 from tasks.core.stage import Work, stage
-from tasks.curate.hygiene import normalise_text
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, Columns, Refused, Table, encoding_fault, read_rows
+from tasks.text.cleaning import normalise_text
 from tasks.text.minhash import GRAM_WORDS
 from tasks.text.words import U64, distinct, read_batches, word_runs
 

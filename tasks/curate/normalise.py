@@ -16,7 +16,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, NORMALISED
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.hygiene import NormaliseSettings, document_text
+from tasks.text.cleaning import NormaliseSettings, document_text
 
 RECORD_COLUMNS = ["doc_id", "kind", "title", "programming_language", "status"]
 PAGE_COLUMNS = ["doc_id", "page", "text", "method", "confidence"]

@@ -18,13 +18,13 @@ import numpy as np
 from storage.digest import sha256_file
 from storage.errors import UserError
 from tasks.curate.classifier.features import READ_CHARS
-from tasks.curate.hygiene import normalise_text
 from tasks.readers.decode import decode
 from tasks.readers.detect import HEAD_BYTES, JSON_LINES, detect
 from tasks.readers.magics import PARQUET_MEDIA
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, TEXT, Columns, Refused, Table, list_columns, read_rows
 from tasks.text import keep_best, near_pairs, signatures
+from tasks.text.cleaning import normalise_text
 
 COLUMN = "text"
 MIN_EXAMPLES = 10

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.curate import normalise
-from tasks.curate.hygiene import NormaliseSettings, normalise_text
+from tasks.text.cleaning import NormaliseSettings, normalise_text
 
 KINDS = ["pdf", "image", "text", "code"]
 PROSE = ["pdf", "image", "text"]

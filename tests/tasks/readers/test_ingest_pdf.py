@@ -10,10 +10,10 @@ from extraction import extract_document
 from ingest_samples import encrypted_pdf, picture_of, saved, text_pdf
 from PIL import Image
 
-from tasks.curate.hygiene import normalise_text
 from tasks.readers import pdf
 from tasks.readers.ocr import OcrUnavailable
 from tasks.readers.records import ExtractionProblem, ExtractOptions
+from tasks.text.cleaning import normalise_text
 
 OPTIONS = ExtractOptions()
 WITHOUT_OCR = ExtractOptions(ocr=False)

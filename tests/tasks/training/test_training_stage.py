@@ -36,9 +36,9 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_columns, read_rows
 from tasks.core.progress import StageProgress
 from tasks.core.run import Run
-from tasks.curate.hygiene import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.registry.models import ensure_training_run
+from tasks.text.cleaning import normalise_text
 from tasks.training.suggest import read_suggestion
 from tasks.training.train import steps_of_epochs, steps_of_tokens
 
@@ -253,7 +253,7 @@ import os, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
 import tasks.training.train
-from tasks.curate.hygiene import normalise_text
+from tasks.text.cleaning import normalise_text
 from tasks.curate.selection import hash_share
 from tasks.core.progress import StageProgress
 from tiny_run import direct_run, home_at, train_in

@@ -7,8 +7,7 @@ import unicodedata
 
 import pytest
 
-from tasks.curate.hygiene import NormaliseSettings, document_text, normalise_text
-from tasks.curate.hyphenation import join_hyphenation
+from tasks.text.cleaning import NormaliseSettings, document_text, join_hyphenation, normalise_text
 
 KINDS = ["pdf", "image", "text", "code"]
 # whatever may become something else by what is done to its neighbours

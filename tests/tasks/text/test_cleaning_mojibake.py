@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.curate.hygiene import normalise_text
-from tasks.curate.mojibake import LONGEST_PIECE, PIECES_REMEMBERED, repair_mojibake
+from tasks.text.cleaning import LONGEST_PIECE, PIECES_REMEMBERED, normalise_text, repair_mojibake
 
 TEXTS = {
     "german": "Größe, Maß und Überfluß: Die Straße führt über den Fluß; Äpfel.",
