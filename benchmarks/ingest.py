@@ -21,13 +21,18 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks import bare
 from benchmarks.growth import grow, unchanged
 from storage.digest import sha256_file
 from storage.home import Home
+
+if TYPE_CHECKING:
+    from tasks.ingest.pool import ExtractJob
+    from tasks.readers.records import PageText
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 WORKERS = 2
@@ -92,21 +97,19 @@ def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
 
 def _have_bytecode(path: Path) -> None:
     """Start a process of the pool once, so that its modules are compiled: an installation is, and so is pypdfium2."""
-    from tasks.ingest.pool.parts import ExtractJob
-    from tasks.ingest.pool.pool import ExtractionPool
+    from tasks.ingest.pool import ExtractionPool, ExtractJob
 
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with ExtractionPool(1) as pool:
-        pool.submit(ExtractJob(path, sha256_file(path), path.suffix)).result()
+    with tempfile.TemporaryDirectory() as place, ExtractionPool(1) as pool:
+        pool.submit(ExtractJob(path, sha256_file(path), path.suffix, Path(place, "0"))).result()
 
 
 def scans(corpus: Path, rounds: int) -> Iterator[Row]:
     """Recognition speed and errors on scans, beside two bare Tesseract processes."""
-    from tasks.ingest.pool.parts import ExtractJob
-    from tasks.ingest.pool.pool import ExtractionPool
+    from tasks.ingest.pool import ExtractionPool, ExtractJob
 
     paths = _files(corpus / "scans", "*.jpg")
-    jobs = [ExtractJob(path, sha256_file(path), path.suffix) for path in paths]
+    digests = {path: sha256_file(path) for path in paths}
     ours, theirs, ratios = [], [], []
     read: dict[str, str] = {}
     peer: dict[str, str] = {}
@@ -115,11 +118,14 @@ def scans(corpus: Path, rounds: int) -> Iterator[Row]:
             seconds, peer = _bare_tesseract(paths, Path(place))
         theirs.append(seconds)
         started = time.perf_counter()
-        with ExtractionPool(WORKERS) as pool:
+        with tempfile.TemporaryDirectory() as place, ExtractionPool(WORKERS) as pool:
             # as a segment does it: the largest first
-            order = sorted(jobs, key=lambda job: -job.path.stat().st_size)
-            futures = {job.path.name: pool.submit(job) for job in order}
-            read = {name: "\n\n".join(page.text for page in future.result().pages) for name, future in futures.items()}
+            order = sorted(paths, key=lambda path: -path.stat().st_size)
+            jobs = [ExtractJob(path, digests[path], path.suffix, Path(place, path.stem)) for path in order]
+            futures = [pool.submit(job) for job in jobs]
+            for future in futures:
+                future.result()
+            read = {job.path.name: "\n\n".join(page.text for page in _pages(job)) for job in jobs}
             ours.append(time.perf_counter() - started)
         ratios.append(theirs[-1] / ours[-1])
     ratio = statistics.median(ratios)
@@ -136,6 +142,12 @@ def scans(corpus: Path, rounds: int) -> Iterator[Row]:
         mine, other = figure(rates["ours"]), figure(rates["bare"])
         goal = f"<= {100 * most:.2g} %"
         yield Row(f"their character error rate, {name}", f"{mine:.2%}", f"{other:.2%}", "", goal, mine <= most)
+
+
+def _pages(job: ExtractJob) -> list[PageText]:
+    from tasks.ingest.journal import read_document
+
+    return next(read_document(job.out)).pages
 
 
 def _bare_tesseract(paths: list[Path], folder: Path) -> tuple[float, dict[str, str]]:
@@ -179,17 +191,19 @@ def _edit_distance(one: str, other: str) -> int:
 
 def nasty(corpus: Path) -> Iterator[Row]:
     """Hostile PDFs: no lost row, and a text layer in as many files as the better engine finds by itself."""
-    from tasks.ingest.pool.parts import ExtractJob
-    from tasks.ingest.pool.pool import ExtractionPool
+    from tasks.ingest.pool import ExtractionPool, ExtractJob
     from tasks.readers.records import ExtractOptions
 
     paths = _files(corpus / "nasty", "*.pdf")
     started = time.perf_counter()
-    with ExtractionPool(WORKERS) as pool:
-        futures = [
-            pool.submit(ExtractJob(path, sha256_file(path), ".pdf", ExtractOptions(ocr=False))) for path in paths
+    options = ExtractOptions(ocr=False)
+    with tempfile.TemporaryDirectory() as place, ExtractionPool(WORKERS) as pool:
+        jobs = [
+            ExtractJob(path, sha256_file(path), ".pdf", Path(place, str(number)), options)
+            for number, path in enumerate(paths)
         ]
-        outcomes = [future.result() for future in futures]
+        futures = [pool.submit(job) for job in jobs]
+        outcomes = [replace(future.result(), pages=_pages(job)) for future, job in zip(futures, jobs, strict=True)]
     seconds = time.perf_counter() - started
     with_text = sum(any(bare.prints(page.text) for page in outcome.pages) for outcome in outcomes)
     rows = sum(bool(outcome.status) and (outcome.status == "ok" or bool(outcome.reason)) for outcome in outcomes)

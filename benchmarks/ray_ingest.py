@@ -22,7 +22,8 @@ from typing import Any
 from benchmarks.table import Row, report
 from storage.home import Home
 from tasks.core.machine import Machine
-from tasks.ingest.pool.parts import ExtractJob
+from tasks.ingest.journal import lines_file, write_lines, write_outcome
+from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions, PageText
 
 WORKERS = 4
@@ -50,7 +51,8 @@ class StubPool:
 
 def _wait(job: ExtractJob) -> Extraction:
     time.sleep(SECONDS)
-    return Extraction("ok", kind="text", media_type="text/plain", pages=[PageText(1, job.sha256, "text", "decoder")])
+    write_lines(lines_file(job.out), [PageText(1, job.sha256, "text", "decoder")])
+    return write_outcome(job.out, Extraction("ok", kind="text", media_type="text/plain"), 1)
 
 
 class StubMachine(Machine):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tasks.core.subprocesses import Subprocesses
-    from tasks.ingest.pool.pool import ExtractionPool
+    from tasks.ingest.pool import ExtractionPool
     from tasks.readers.records import Limits
 
 
@@ -78,7 +78,7 @@ class Machine:
 
     def pool(self) -> ExtractionPool:
         """Return the killable extraction processes, shared by all segments."""
-        from tasks.ingest.pool.pool import ExtractionPool
+        from tasks.ingest.pool import ExtractionPool
 
         with self._lock:
             if self._pool is None:

@@ -1,8 +1,8 @@
 """The stage `extract`: the pages of a batch of files, read in killable child processes; one segment of a corpus.
 
-Each file goes to the pool of the machine, where a worker process (`tasks.ingest.pool.worker`) reads it by
-`tasks.readers.document.yield_document`. Finished documents go to a journal on disk at once: a kill loses only those in
-work, and memory holds a bounded number of them. Which files are in no segment yet is found by `tasks.ingest.segments`.
+Each file goes to the pool of the machine, where a worker process (`tasks.ingest.worker`) reads it by
+`tasks.readers.document.yield_document` into files that are also the journal of the segment: a kill loses only the
+documents in work. Which files are in no segment yet is found by `tasks.ingest.segments`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,17 +23,13 @@ from storage.tables import TableWriter, union_digest, write_table
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
-from tasks.ingest.journal import Content, Journal, is_doubtful
-from tasks.ingest.pool.parts import ExtractJob
+from tasks.ingest.journal import Content, is_doubtful, lines_file, read_document, resume
+from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions, PageText
 
 QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
-
-
-HELD_CHARACTERS = 12 * 2**20  # of text in rows that are made while other files of a segment are still extracted
-
-
-_CHARACTERS_OF_ROW = 5_000  # what a document takes beside its text, about, and a page half of it
+HELD_BYTES = 12 * 2**20  # of documents whose rows are made while other files of a segment are still extracted
+_BYTES_OF_ROW = 5_000  # what a document takes beside its text, about
 
 
 @dataclass(frozen=True)
@@ -75,13 +71,16 @@ def document_id(sha256: str, locator: str = "") -> str:
 _Rows = tuple[dict[str, Any], list[dict[str, Any]]]  # of `extracts` and of `pages`
 
 
-def extract_rows(content: Content, extraction: Extraction, forgotten: Tombstones | None = None) -> Iterator[_Rows]:
+def extract_rows(
+    content: Content, document: Iterable[Extraction], forgotten: Tombstones | None = None
+) -> Iterator[_Rows]:
     """Rows of `extracts` for a file and the members in it, each with its rows of `pages`.
 
     Args:
+        document: the file, then its members.
         forgotten: documents of which only that is told.
     """
-    for found in chain([extraction], extraction.members):
+    for found in document:
         row, pages = _extract_row(content, found)
         if forgotten is not None and forgotten.covers(row["doc_id"], row["sha256"]):
             row, pages = forgotten_row(row), []
@@ -131,13 +130,13 @@ def _page_row(doc_id: str, page: PageText) -> dict[str, Any]:
 
 
 def _extract_contents(
-    work: Work, settings: SegmentSettings, files: SourceFiles, journal: Journal, forgotten: Tombstones
+    work: Work, settings: SegmentSettings, files: SourceFiles, journal: Path, forgotten: Tombstones
 ) -> dict[Content, list[_Rows]]:
     """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
-    missing = [content for content in settings.contents if content not in journal]
-    total = len(settings.contents)
+    done = resume(journal, settings.contents)
+    missing = [content for content in settings.contents if content not in done]
     made: dict[Content, list[_Rows]] = {}
-    room = HELD_CHARACTERS
+    room = HELD_BYTES
     if not missing:
         return made
     pool = work.machine.pool()
@@ -148,23 +147,24 @@ def _extract_contents(
 
     def submit(n: int) -> None:
         for content in islice(waiting, n):
-            path = Path(files.paths[content.sha256])
-            job = ExtractJob(path, content.sha256, content.suffix, settings.options, files.passwords)
-            future = pool.submit(job)
+            path, out = Path(files.paths[content.sha256]), journal / content.name
+            future = pool.submit(
+                ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
+            )
             jobs[future] = content
             future.add_done_callback(finished.put)
 
     submit(QUEUED_PER_WORKER * work.machine.workers)
-    for done in range(total - len(missing) + 1, total + 1):
+    for n_done in range(len(done) + 1, len(settings.contents) + 1):
         future = finished.get()
-        content, extraction = jobs.pop(future), future.result()
+        content = jobs.pop(future)
+        future.result()
         submit(1)
-        journal.save(content, extraction)
-        size = _CHARACTERS_OF_ROW + sum(len(page.text) + _CHARACTERS_OF_ROW // 2 for page in extraction.pages)
-        if not extraction.members and size <= room:  # made now, while this process would wait, and not read back
+        size = _BYTES_OF_ROW + lines_file(journal / content.name).stat().st_size
+        if size <= room:  # made now, while this process would wait, and not read again
             room -= size
-            made[content] = list(extract_rows(content, extraction, forgotten))
-        work.progress.update(done, total, "files")
+            made[content] = list(extract_rows(content, read_document(journal / content.name), forgotten))
+        work.progress.update(n_done, len(settings.contents), "files")
     return made
 
 
@@ -180,23 +180,23 @@ def extract_tools() -> dict[str, str]:
     "extract",
     version=3,
     unit="file",
-    modules=("tasks.ingest.pool.worker",),
+    modules=("tasks.ingest.worker",),
     tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES},
     unkeyed=("files",),
 )
 def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
     doubtful = 0
-    with Journal(work.scratch) as journal, TableWriter(work.out / "pages.parquet", PAGES) as pages:
+    journal = work.scratch / "documents"
+    with TableWriter(work.out / "pages.parquet", PAGES) as pages:
         forgotten = read_tombstones(work.store)
         made = _extract_contents(work, settings, files, journal, forgotten)
 
         def rows() -> Iterator[dict[str, Any]]:
             nonlocal doubtful
             for content in sorted(settings.contents):
-                for row, own_pages in made.pop(content, None) or extract_rows(
-                    content, journal.load(content), forgotten
-                ):
+                document = read_document(journal / content.name)
+                for row, own_pages in made.pop(content, None) or extract_rows(content, document, forgotten):
                     doubtful += is_doubtful(row["status"], row["reason_code"])
                     pages.write(own_pages)
                     yield row

@@ -1,6 +1,6 @@
 """One document from bytes to pages: finds out what it is and hands it to the extractor for that.
 
-Runs inside a worker process (see `tasks.ingest.pool.worker`), where a document that hangs or crashes can be killed. A
+Runs inside a worker process (see `tasks.ingest.worker`), where a document that hangs or crashes can be killed. A
 container (an archive, a table) has no pages; its members are documents of their own, and come one after the other.
 """
 

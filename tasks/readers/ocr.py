@@ -6,7 +6,7 @@ the language data again costs as much as a third of the recognition. Text and co
 table of words. A page that reads badly is asked for its orientation once and read again upright.
 
 Tesseract is native code: it may crash, or end the process when memory runs out. So this runs in worker processes that
-may die (`tasks.ingest.pool.worker`), never in the one that holds the results.
+may die (`tasks.ingest.worker`), never in the one that holds the results.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ to a result's identity, the second does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -99,7 +98,6 @@ class Extraction:
         locator: Place inside a container (a path in an archive, a row number in a table); empty for a file.
         size: Bytes of a member of a container; 0 for a file, whose size the walk knows.
         sha256: Digest of a member's bytes; empty for a file.
-        members: What became of the members of a container, in its order; not necessarily in memory.
     """
 
     status: Status
@@ -115,25 +113,18 @@ class Extraction:
     locator: str = ""
     size: int = 0
     sha256: str = ""
-    members: Sequence[Extraction] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON-able values."""
-        return {**self.to_dict_alone(), "members": [member.to_dict() for member in self.members]}
-
-    def to_dict_alone(self) -> dict[str, Any]:
-        """Return the record without its members."""
         values = {name: getattr(self, name) for name in _EXTRACTION_FIELDS}
         values["pages"] = [page.to_dict() for page in self.pages]
-        values["members"] = []
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Extraction:
         """Return the record that `to_dict` wrote."""
         pages = [PageText.from_dict(page) for page in values.get("pages", [])]
-        members = [cls.from_dict(member) for member in values.get("members", [])]
-        return cls(**{**values, "pages": pages, "members": members})
+        return cls(**{**values, "pages": pages})
 
 
 _PAGE_FIELDS = tuple(item.name for item in fields(PageText))

@@ -22,7 +22,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture
 def extracted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were given to the extraction pool."""
-    from tasks.ingest.pool.pool import ExtractionPool
+    from tasks.ingest.pool import ExtractionPool
 
     names: list[str] = []
     submit = ExtractionPool.submit

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
+from tasks.ingest.journal import lines_file, read_document, write_lines, write_outcome
 from tasks.readers.document import yield_document
 from tasks.readers.records import Extraction, ExtractOptions, PageText
 
 
-def extract_document(data: bytes, suffix: str, options: ExtractOptions, passwords: Sequence[str] = ()) -> Extraction:
+@dataclass
+class Document(Extraction):
+    """An outcome with its pages and, of a container, its members."""
+
+    members: list[Extraction] = field(default_factory=list)
+
+
+def with_members(outcome: Extraction, members: list[Extraction]) -> Document:
+    return Document(**{item.name: getattr(outcome, item.name) for item in fields(outcome)}, members=members)
+
+
+def extract_document(data: bytes, suffix: str, options: ExtractOptions, passwords: Sequence[str] = ()) -> Document:
     """Return the outcome with its pages and members, as the extraction pool gives it."""
     extraction = yield_document(data, suffix, options, passwords)
     pages: list[PageText] = []
@@ -18,9 +32,23 @@ def extract_document(data: bytes, suffix: str, options: ExtractOptions, password
             item = next(extraction)
         except StopIteration as end:
             outcome: Extraction = end.value
-            outcome.pages, outcome.members = pages, members
-            return outcome
+            outcome.pages = pages
+            return with_members(outcome, members)
         if isinstance(item, PageText):
             pages.append(item)
         elif isinstance(item, Extraction):
             members.append(item)
+
+
+def load(out: Path) -> Document:
+    """A finished document of a journal."""
+    outcome, *members = read_document(out)
+    return with_members(outcome, members)
+
+
+def save(out: Path, document: Extraction) -> None:
+    """Write a finished document to a journal."""
+    items = getattr(document, "members", None) or document.pages
+    write_lines(lines_file(out), items)
+    alone = Extraction(**{item.name: getattr(document, item.name) for item in fields(Extraction)} | {"pages": []})
+    write_outcome(out, alone, len(items))

@@ -18,13 +18,11 @@ from pathlib import Path
 
 import pytest
 import run_kill_child
-from extraction import extract_document
+from extraction import extract_document, load
 from tiny_run import Ran, direct_run, home_at, text_of
 
 from storage.home import Home
-from tasks.ingest.pool.parts import ExtractJob
-from tasks.ingest.pool.pool import ExtractionPool
-from tasks.ingest.pool.process import StartKilledError
+from tasks.ingest.pool import ExtractionPool, ExtractJob, StartKilledError
 from tasks.readers.records import ExtractOptions, Limits
 from tasks.registry.models import ensure_training_run
 from tests.flows.runs import store_contents
@@ -81,7 +79,7 @@ def _workers() -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"tasks.ingest.pool.worker" in (entry / "cmdline").read_bytes():
+            if parent == os.getpid() and b"tasks.ingest.worker" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return found
 
@@ -98,7 +96,7 @@ def test_processes_that_read_files_are_killed_and_every_file_has_its_outcome(
         path = tmp_path / f"{number}.txt"
         path.write_text(text_of(number, n_words=2000))
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        jobs.append(ExtractJob(path, digest, ".txt", ExtractOptions()))
+        jobs.append(ExtractJob(path, digest, ".txt", path.with_suffix(".out")))
     expected = [extract_document(job.path.read_bytes(), ".txt", ExtractOptions()) for job in jobs]
     moments, kills, over = random.Random(8), 0, threading.Event()
 
@@ -116,13 +114,17 @@ def test_processes_that_read_files_are_killed_and_every_file_has_its_outcome(
         killer.start()
         try:
             while kills < WORKER_KILLS:
-                for future, wanted in zip([pool.submit(job) for job in jobs], expected, strict=True):
+                futures = [pool.submit(job) for job in jobs]
+                for future, job, wanted in zip(futures, jobs, expected, strict=True):
                     with contextlib.suppress(StartKilledError):
-                        outcome = future.result()
+                        future.result()
+                        outcome = load(job.out)
                         assert outcome == wanted or (outcome.status == "failed" and "killed" in outcome.reason), outcome
         finally:
             over.set()
             killer.join()
         again = [pool.submit(job) for job in jobs]
-        assert [future.result() for future in again] == expected
+        for future in again:
+            future.result()
+    assert [load(job.out) for job in jobs] == expected
     record_property("kills", kills)

@@ -210,7 +210,7 @@ def test_reading_a_table_does_not_count_as_the_code_that_makes_it() -> None:
 
 def test_the_extraction_stage_covers_the_code_of_its_child_processes() -> None:
     assert {
-        "tasks.ingest.pool.worker",
+        "tasks.ingest.worker",
         "tasks.readers.pdf",
         "tasks.readers.decode",
         "tasks.readers.image",

@@ -17,26 +17,34 @@ from typing import Any
 
 from tasks.core.child import MessageReader, write_message
 
+OUT = 3  # the file of the part in work
 PAGE = {"text": "some text", "method": "text", "engine": "decoder", "confidence": None, "error": None}
+
+
+def turn(page: int, **own: Any) -> None:
+    """Write a page, and report it."""
+    write_message(OUT, {**PAGE, "page": page, **own})
+    write_message(1, {"page": page, "put_off": own.get("method") == "deferred"})
 
 
 def main() -> None:
     """Serves jobs until standard input ends."""
     reader = MessageReader(0)
-    write_message(1, {"ready": {"pid": os.getpid()}})
+    write_message(1, {"ready": True})
     served = 0
     while (messages := reader.read_available()) is not None:
         for job in messages:
             name = Path(job["path"]).name
+            os.dup2(os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), OUT)
             if name == "archive":
-                unpack(job["skip"])
+                unpack(job["settled"])
             elif name in ("pages", "worse", "hang", "rough", "endless", "endless-blank", "shared", "shared-then-gone"):
                 turn_pages(name, job)
             elif name in ("blank-rest", "changed-rest"):
                 die_on_page_five(name, job, served)
             else:
                 misbehave(name, served)
-                write_message(1, {"page": {**PAGE, "page": 1, "text": str(os.getpid())}})
+                turn(1, text=str(os.getpid()))
                 write_message(1, {"done": {"status": "ok", "pages": []}})
             served += 1
 
@@ -52,7 +60,7 @@ def turn_pages(name: str, job: dict[str, Any]) -> None:
         write_message(1, {"done": gone})
         return
     n_pages = {"rough": 40, "endless": 10**6, "endless-blank": 10**6}.get(name, 6)
-    wanted = job["pages"] or range(job["first_page"], n_pages + 1)
+    wanted = job["pages"] or range(job["settled"] + 1, n_pages + 1)
     for page in wanted:
         if name == "hang" and page == 3:
             subprocess.run(["sleep", "600"], check=True)
@@ -62,19 +70,19 @@ def turn_pages(name: str, job: dict[str, Any]) -> None:
         put_off = job["ocr_pages"] is not None and (name == "shared" or (name == "shared-then-gone" and page > 1))
         text = "" if put_off or name == "endless-blank" else f"{page} by {os.getpid()}"
         own = {"method": "deferred" if put_off else "ocr", "text": text}
-        write_message(1, {"page": {**PAGE, "page": page, **own}})
+        turn(page, **own)
     write_message(1, {"done": {"status": "ok", "kind": "pdf", "pages": []}})
 
 
 def die_on_page_five(name: str, job: dict[str, Any], served: int) -> None:
     """Four pages of text, then death unless the process is fresh; the rest is blank, or the file is another by then."""
-    if job["first_page"] > 1 and name == "changed-rest":
+    if job["settled"] + 1 > 1 and name == "changed-rest":
         write_message(1, {"done": {"status": "failed", "reason_code": "changed", "reason": "the file changed"}})
         return
-    for page in range(job["first_page"], 7):
+    for page in range(job["settled"] + 1, 7):
         if page == 5 and served:
             os.kill(os.getpid(), signal.SIGSEGV)
-        write_message(1, {"page": {**PAGE, "page": page, "text": "some text" if page < 5 else ""}})
+        turn(page, text="some text" if page < 5 else "")
     verdict = {"status": "rejected", "reason_code": "no_text", "reason": "no text on any of 2 pages"}
     write_message(1, {"done": {**verdict, "kind": "pdf"}})
 
@@ -90,7 +98,8 @@ def unpack(skip: int) -> None:
         if fate == "hang":
             signal.sigtimedwait([], 600)
         page = {**PAGE, "page": 1}
-        write_message(1, {"member_done": {"status": "ok", "locator": f"{number}.txt", "pages": [page]}})
+        write_message(OUT, {"status": "ok", "locator": f"{number}.txt", "pages": [page]})
+        write_message(1, {"member_done": True})
     write_message(1, {"done": {"status": "ok", "kind": "archive", "pages": []}})
 
 
@@ -101,7 +110,7 @@ def misbehave(name: str, served: int) -> None:
     if name == "stall":
         subprocess.Popen(["sleep", "600"])
         for page in itertools.count(1):  # Never late with a page, never done.
-            write_message(1, {"page": {**PAGE, "page": page}})
+            turn(page)
             signal.sigtimedwait([], 0.05)
     elif name == "crash" or (name == "crash-unless-fresh" and served):
         os.kill(os.getpid(), signal.SIGSEGV)

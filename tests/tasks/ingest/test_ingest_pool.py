@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import signal
 import subprocess
@@ -13,17 +14,17 @@ import threading
 import time
 import weakref
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from extraction import load
 from ingest_samples import dense_page, picture_of, saved, text_pdf
 from PIL import Image
 
-from tasks.ingest.pool import parts, spool
-from tasks.ingest.pool import pool as pool_module
-from tasks.ingest.pool.parts import ExtractJob
-from tasks.ingest.pool.pool import ExtractionPool
-from tasks.ingest.pool.process import PoolError
+from tasks.ingest import pool as pool_module
+from tasks.ingest.journal import part_file
+from tasks.ingest.pool import ExtractionPool, ExtractJob, PoolError
 from tasks.readers.records import ExtractOptions, Limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,9 +90,17 @@ def wait_until(condition, seconds: float = 20.0):
     return value
 
 
+numbers = itertools.count()
+
+
+def place() -> Path:
+    """Where a document goes; beside the folder for temporary files."""
+    return Path(tempfile.gettempdir()).with_name(f"document {next(numbers)}")
+
+
 def job(path: Path, **options) -> ExtractJob:
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-    return ExtractJob(path, digest, path.suffix, ExtractOptions(**options))
+    return ExtractJob(path, digest, path.suffix, place(), ExtractOptions(**options))
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -100,7 +109,23 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def fake(name: str) -> ExtractJob:
-    return ExtractJob(Path(name), "", "")
+    return ExtractJob(Path(name), "", "", place())
+
+
+class Pool(ExtractionPool):
+    """Gives documents with their pages and members."""
+
+    def submit(self, job: ExtractJob) -> Future:
+        future = super().submit(job)
+
+        def result(timeout: float | None = None):
+            outcome, document = Future.result(future, timeout), load(job.out)
+            assert all(getattr(document, item.name) == getattr(outcome, item.name) for item in fields(outcome)[:8])
+            assert not list(job.out.parent.glob(f"{job.out.name}.*.part"))
+            return document
+
+        future.result = result
+        return future
 
 
 # With the real worker.
@@ -116,7 +141,7 @@ def test_documents_come_out_as_they_do_in_process(tmp_path, tesseract):
     ]
     from extraction import extract_document
 
-    with ExtractionPool(2, Limits()) as pool:
+    with Pool(2, Limits()) as pool:
         found = [future.result() for future in [pool.submit(job(path)) for path in paths]]
     assert found == [extract_document(path.read_bytes(), path.suffix, ExtractOptions()) for path in paths]
     assert [outcome.status for outcome in found] == ["ok", "ok", "ok", "skipped", "ok"]
@@ -132,7 +157,7 @@ def test_files_that_changed_vanished_or_grew_say_so(tmp_path):
     write(grown.path, b"x" * 11)
     pipe.path.unlink()
     os.mkfifo(pipe.path)
-    with ExtractionPool(1) as pool:
+    with Pool(1) as pool:
         found = [pool.submit(item).result() for item in (changed, gone, grown, pipe)]
     assert [(outcome.status, outcome.reason_code) for outcome in found] == [
         ("failed", "changed"),
@@ -145,8 +170,8 @@ def test_files_that_changed_vanished_or_grew_say_so(tmp_path):
 
 def test_what_is_no_file_any_more_says_so_without_its_path(tmp_path):
     os.mkfifo(tmp_path / "a.txt")
-    with ExtractionPool(1, Limits()) as pool:
-        outcome = pool.submit(ExtractJob(tmp_path / "a.txt", "0" * 64, ".txt")).result()
+    with Pool(1, Limits()) as pool:
+        outcome = pool.submit(ExtractJob(tmp_path / "a.txt", "0" * 64, ".txt", place())).result()
     assert (outcome.status, outcome.reason_code) == ("failed", "unreadable")
     assert outcome.reason == "the file cannot be read: it is no regular file any more"
 
@@ -154,7 +179,7 @@ def test_what_is_no_file_any_more_says_so_without_its_path(tmp_path):
 def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_path):
     bomb = write(tmp_path / "bomb.png", saved(Image.new("RGB", (9000, 9000)), "PNG"))
     small = write(tmp_path / "small.txt", b"some text")
-    with ExtractionPool(1, Limits(memory_bytes=100 * 1024**2)) as pool:
+    with Pool(1, Limits(memory_bytes=100 * 1024**2)) as pool:
         outcome = pool.submit(job(bomb)).result()
         assert (outcome.status, outcome.reason_code) == ("failed", "memory")
         assert "100 MiB of memory (limits.memory_bytes)" in outcome.reason
@@ -163,7 +188,7 @@ def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_pa
 
 def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, tesseract, temporary):
     slow = write(tmp_path / "slow.png", saved(dense_page(), "PNG"))
-    with ExtractionPool(1, Limits(page_seconds=3.0)) as pool:
+    with Pool(1, Limits(page_seconds=3.0)) as pool:
         outcome = pool.submit(job(slow)).result()
         assert (outcome.status, outcome.reason_code) == ("failed", "timeout")
         assert outcome.reason == "page 1 took more than 3 s (limits.page_seconds)"
@@ -173,9 +198,17 @@ def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, te
         assert [path for path in temporary.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_full_disk_is_an_error_and_no_documents_fault(tmp_path):
+    document = job(write(tmp_path / "a.txt", b"some text"))
+    part_file(document.out, 0).symlink_to("/dev/full")
+    with Pool(1) as pool, pytest.raises(PoolError, match="No space left"):
+        pool.submit(document).result()
+
+
 def test_importing_the_worker_loads_no_orchestration_and_hides_nothing():
     script = (
-        "import sys, tasks.ingest.pool.worker, numpy, pandas\n"
+        "import sys, tasks.ingest.worker, numpy, pandas\n"
         "print([name for name in ('prefect', 'mlflow', 'torch', 'pydantic') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -184,7 +217,7 @@ def test_importing_the_worker_loads_no_orchestration_and_hides_nothing():
 
 def test_a_worker_process_loads_nothing_heavy_even_for_ocr(tmp_path, tesseract):
     picture = write(tmp_path / "a.png", saved(picture_of("picture"), "PNG"))
-    with ExtractionPool(1) as pool:
+    with Pool(1) as pool:
         assert pool.submit(job(picture)).result().status == "ok"
         (worker,) = children_of(os.getpid())
         libraries = libraries_of(worker)
@@ -196,21 +229,20 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path, monkeypatch):
     write(tmp_path / "json.py", b"raise SystemExit('a document was run')")
     document = write(tmp_path / "a.txt", b"some text")
     monkeypatch.chdir(tmp_path)
-    with ExtractionPool(1) as pool:
+    with Pool(1) as pool:
         assert pool.submit(job(document)).result().status == "ok"
 
 
 PARENT = """
 import signal, sys
 from pathlib import Path
-from tasks.ingest.pool.parts import ExtractJob
-from tasks.ingest.pool.pool import ExtractionPool
-from tasks.readers.records import ExtractOptions
+from tasks.ingest.journal import part_file
+from tasks.ingest.pool import ExtractionPool, ExtractJob
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background hands Ctrl-C down ignored
 path, digest = Path(sys.argv[1]), sys.argv[2]
 with ExtractionPool(2) as pool:
-    futures = [pool.submit(ExtractJob(path, digest, ".png", ExtractOptions())) for _ in range(2)]
+    futures = [pool.submit(ExtractJob(path, digest, ".png", path.parent / name)) for name in "ab"]
     print("submitted", flush=True)
     [future.result() for future in futures]
 """
@@ -262,7 +294,7 @@ def test_a_worker_whose_parent_died_while_it_started_clears_up(tmp_path):
 
 
 def test_a_page_that_hangs_is_given_up_and_the_other_pages_are_kept(temporary):
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("hang")).result()
         assert (outcome.status, outcome.reason_code) == ("ok", "timeout")
         assert outcome.reason.endswith("took more than 0.5 s (limits.page_seconds)")
@@ -272,14 +304,14 @@ def test_a_page_that_hangs_is_given_up_and_the_other_pages_are_kept(temporary):
 
 
 def test_a_document_that_hangs_while_it_is_opened_fails():
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("mute")).result()
     assert (outcome.status, outcome.reason_code, outcome.pages) == ("failed", "timeout", [])
     assert outcome.reason == "page 1 took more than 0.5 s (limits.page_seconds)"
 
 
 def test_a_page_that_crashes_costs_itself_and_is_told():
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("pages")).result()
     assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5, 6]
     assert [bool(page.error) for page in outcome.pages] == [False, False, True, False, False, False]
@@ -291,7 +323,7 @@ def test_a_page_that_crashes_costs_itself_and_is_told():
     ("name", "n_pages", "lost"), [("worse", 6, [2, 3, 4, 5, 6]), ("rough", 40, [8, 16, 24, 32, 40])]
 )
 def test_a_document_keeps_its_pages_however_many_of_them_crash(name, n_pages, lost):
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake(name)).result()
     assert (outcome.status, outcome.reason_code) == ("ok", "crashed")
     assert [page.page for page in outcome.pages] == list(range(1, n_pages + 1))
@@ -301,8 +333,8 @@ def test_a_document_keeps_its_pages_however_many_of_them_crash(name, n_pages, lo
 
 @pytest.mark.parametrize(("name", "status"), [("endless", "ok"), ("endless-blank", "failed")])
 def test_pages_that_crash_without_end_do_not_hold_the_pool(monkeypatch, name, status):
-    monkeypatch.setattr(parts, "MAX_LOSSES", 5)
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    monkeypatch.setattr(pool_module, "MAX_LOSSES", 5)
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake(name)).result()
     assert (outcome.status, outcome.reason_code) == (status, "crashed")
     assert [page.page for page in outcome.pages if page.error] == [2, 3, 4, 5, 6]
@@ -312,7 +344,7 @@ def test_pages_that_crash_without_end_do_not_hold_the_pool(monkeypatch, name, st
 
 
 def test_pages_put_off_for_ocr_are_shared_by_all_processes():
-    with ExtractionPool(2, Limits(), FAKE_WORKER) as pool:
+    with Pool(2, Limits(), FAKE_WORKER) as pool:
         outcome = pool.submit(fake("shared")).result()
     assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5, 6]
     assert {page.method for page in outcome.pages} == {"ocr"}
@@ -320,7 +352,7 @@ def test_pages_put_off_for_ocr_are_shared_by_all_processes():
 
 
 def test_a_shared_part_that_fails_leaves_a_document_that_says_which_page_it_lacks_and_why():
-    with ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+    with Pool(1, Limits(), FAKE_WORKER) as pool:
         outcome = pool.submit(fake("shared-then-gone")).result()
     assert [bool(page.error) for page in outcome.pages] == [False, True, True, True, True, True]
     assert (outcome.status, outcome.reason_code) == ("ok", "changed")
@@ -329,7 +361,7 @@ def test_a_shared_part_that_fails_leaves_a_document_that_says_which_page_it_lack
 
 def test_the_rest_of_a_document_speaks_for_itself_and_not_for_the_pages_before_it():
     """The process had served another document, so its death at page 5 counts as no loss of this one."""
-    with ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+    with Pool(1, Limits(), FAKE_WORKER) as pool:
         pool.submit(fake("fine")).result()
         outcome = pool.submit(fake("blank-rest")).result()
     assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5, 6]
@@ -337,31 +369,15 @@ def test_the_rest_of_a_document_speaks_for_itself_and_not_for_the_pages_before_i
 
 
 def test_a_file_that_changes_between_two_parts_is_there_but_says_so():
-    with ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+    with Pool(1, Limits(), FAKE_WORKER) as pool:
         pool.submit(fake("fine")).result()
         outcome = pool.submit(fake("changed-rest")).result()
     assert [page.page for page in outcome.pages] == [1, 2, 3, 4]
     assert (outcome.status, outcome.reason_code) == ("ok", "changed")
 
 
-def test_many_members_come_back_in_order_from_a_file_without_a_name(monkeypatch, temporary):
-    monkeypatch.setattr(spool, "SPOOL_CHARACTERS", 1000)
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
-        outcome = pool.submit(fake("archive")).result()
-        assert isinstance(outcome.members, spool.MemberSpool)
-        assert [(member.locator, member.status) for member in outcome.members] == [
-            ("1.txt", "ok"),
-            ("2.txt", "failed"),
-            ("3.txt", "failed"),
-            ("4.txt", "ok"),
-        ]
-        assert outcome.members[-1].pages[0].text == "some text"
-        assert [path.name for path in temporary.rglob("*") if path.is_file() and path.name != "stderr.log"] == []
-    assert [member.locator for member in outcome.members[1:3]] == ["2.txt", "3.txt"]
-
-
 def test_members_that_crash_or_hang_cost_no_other_member():
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("archive")).result()
     assert [(member.locator, member.status, member.reason_code) for member in outcome.members] == [
         ("1.txt", "ok", ""),
@@ -370,11 +386,12 @@ def test_members_that_crash_or_hang_cost_no_other_member():
         ("4.txt", "ok", ""),
     ]
     assert "member '2.txt'" in outcome.members[1].reason
+    assert outcome.members[-1].pages[0].text == "some text"
     assert (outcome.status, outcome.reason) == ("ok", "")
 
 
 def test_a_document_that_never_ends_fails_even_if_each_page_is_quick():
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcome = pool.submit(fake("stall")).result()
     assert outcome.reason_code == "timeout"
     assert outcome.reason.startswith("the document took more than 1.5 s (limits.document_seconds); it was on page")
@@ -390,7 +407,7 @@ def test_a_document_that_never_ends_fails_even_if_each_page_is_quick():
     ],
 )
 def test_a_process_that_dies_costs_only_its_document(name, code, words):
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         futures = [pool.submit(fake(kind)) for kind in ("fine", name, "fine")]
         outcomes = [future.result() for future in futures]
     assert [outcome.status for outcome in outcomes] == ["ok", "failed", "ok"]
@@ -399,13 +416,13 @@ def test_a_process_that_dies_costs_only_its_document(name, code, words):
 
 
 def test_a_document_is_tried_again_if_the_process_was_not_fresh():
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         outcomes = [pool.submit(fake(name)).result() for name in ("fine", "crash-unless-fresh")]
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
 
 
 def test_a_process_that_died_while_idle_is_replaced():
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         pid = int(pool.submit(fake("fine")).result().pages[0].text)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pid not in process_table())
@@ -423,32 +440,32 @@ def test_a_waiting_thread_keeps_no_document():
 
 def test_processes_are_recycled(monkeypatch):
     monkeypatch.setattr(pool_module, "DOCUMENTS_PER_WORKER", 3)
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         pids = [pool.submit(fake("fine")).result().pages[0].text for _ in range(7)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
 
 
 def test_no_process_starts_before_there_is_work():
-    with ExtractionPool(4, QUICK, FAKE_WORKER):
+    with Pool(4, QUICK, FAKE_WORKER):
         assert children_of(os.getpid()) == []
 
 
 def test_several_threads_may_submit_at_once():
-    with ExtractionPool(3, QUICK, FAKE_WORKER) as pool, ThreadPoolExecutor(8) as threads:
+    with Pool(3, QUICK, FAKE_WORKER) as pool, ThreadPoolExecutor(8) as threads:
         names = ["fine", "crash", "fine", "fine"] * 10
         outcomes = list(threads.map(lambda name: pool.submit(fake(name)).result(), names))
     assert [outcome.status for outcome in outcomes] == ["ok", "failed", "ok", "ok"] * 10
 
 
 def test_leaving_the_with_block_waits_for_what_was_submitted():
-    with ExtractionPool(1, QUICK, FAKE_WORKER) as pool:
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
         futures = [pool.submit(fake("fine")) for _ in range(5)]
     assert all(future.done() and future.result().status == "ok" for future in futures)
 
 
 def test_an_exception_in_the_with_block_ends_everything_at_once():
     futures: list[Future] = []
-    with pytest.raises(KeyboardInterrupt), ExtractionPool(1, Limits(), FAKE_WORKER) as pool:
+    with pytest.raises(KeyboardInterrupt), Pool(1, Limits(), FAKE_WORKER) as pool:
         futures = [pool.submit(fake("hang")), pool.submit(fake("fine"))]
         wait_until(lambda: len(children_of(os.getpid())) == 1)
         raise KeyboardInterrupt
@@ -459,7 +476,7 @@ def test_an_exception_in_the_with_block_ends_everything_at_once():
 
 
 def test_a_closed_pool_takes_no_documents():
-    pool = ExtractionPool(1, QUICK, FAKE_WORKER)
+    pool = Pool(1, QUICK, FAKE_WORKER)
     pool.close()
     pool.close()
     with pytest.raises(PoolError, match="closed"):
@@ -467,7 +484,7 @@ def test_a_closed_pool_takes_no_documents():
 
 
 def test_closing_from_another_thread_ends_a_waiting_one():
-    pool = ExtractionPool(1, Limits(), FAKE_WORKER)
+    pool = Pool(1, Limits(), FAKE_WORKER)
     future = pool.submit(fake("hang"))
     wait_until(lambda: children_of(os.getpid()))
     closer = threading.Thread(target=pool.close)
@@ -485,7 +502,7 @@ def test_closing_from_another_thread_ends_a_waiting_one():
     ],
 )
 def test_a_worker_that_cannot_start_is_an_error_and_no_documents_fault(command, words):
-    with ExtractionPool(1, QUICK, command) as pool, pytest.raises(PoolError, match=words):
+    with Pool(1, QUICK, command) as pool, pytest.raises(PoolError, match=words):
         pool.submit(fake("fine")).result()
 
 
@@ -503,13 +520,13 @@ def killed_until(path: Path, start: int) -> tuple[str, ...]:
 
 
 def test_a_worker_that_is_killed_while_it_starts_is_replaced(tmp_path):
-    with ExtractionPool(1, Limits(), killed_until(tmp_path / "starts", 3)) as pool:
+    with Pool(1, Limits(), killed_until(tmp_path / "starts", 3)) as pool:
         assert pool.submit(fake("fine")).result().status == "ok"
 
 
 def test_workers_that_are_all_killed_while_they_start_are_an_error(tmp_path):
     with (
-        ExtractionPool(1, Limits(), killed_until(tmp_path / "starts", 100)) as pool,
+        Pool(1, Limits(), killed_until(tmp_path / "starts", 100)) as pool,
         pytest.raises(PoolError, match="memory"),
     ):
         pool.submit(fake("fine")).result()

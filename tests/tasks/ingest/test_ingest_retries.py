@@ -7,20 +7,23 @@ import io
 import json
 import stat
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from extraction import Document, load
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.core import executor
+from tasks.core.progress import StageProgress
 from tasks.core.run import Run
 from tasks.core.stage import Outcome, Request, Stage
-from tasks.ingest.journal import Content, Journal
+from tasks.ingest import extract as extract_module
+from tasks.ingest.journal import Content
 from tasks.ingest.segments import Located, passwords_digest, segment_index, wants_retry
 from tasks.readers.records import Extraction, Limits, PageText, judge_pages
 
@@ -28,32 +31,33 @@ from tasks.readers.records import Extraction, Limits, PageText, judge_pages
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
     """A corpus with a PDF of three pages."""
-    from ingest.ingest_samples import text_pdf
+    from ingest_samples import text_pdf
 
     pdf = text_pdf([f"page {number} of the shepherd's book, which tells of the fold" for number in ("one", "two", "3")])
     return write(tmp_path / "in", {"book.pdf": pdf, **{f"{number}.txt": prose(number) for number in range(3)}})
 
 
 def ingest_with(
-    change: Callable[[Extraction], None], home: Home, source: Path, retry_failed: bool = False, **given: Any
+    change: Callable[[Document], None], home: Home, source: Path, retry_failed: bool = False, **given: Any
 ) -> Ingestion:
     """An ingestion in which the pool's outcome for each PDF and archive is changed by a function."""
-    save = Journal.save
 
-    def save_changed(journal: Journal, content: Content, found: Extraction) -> None:
-        if found.kind in ("pdf", "archive"):
-            change(found)
-        save(journal, content, found)
+    def read_changed(out: Path) -> Iterator[Extraction]:
+        document = load(out)
+        if document.kind in ("pdf", "archive"):
+            change(document)
+        yield document
+        yield from document.members
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "save", save_changed)
+        patch.setattr(extract_module, "read_document", read_changed)
         return ingest(home, source, retry_failed=retry_failed, **given)
 
 
-def losing(*numbers: int, code: Any = "timeout") -> Callable[[Extraction], None]:
+def losing(*numbers: int, code: Any = "timeout") -> Callable[[Document], None]:
     """As if these pages had been lost."""
 
-    def lose(found: Extraction) -> None:
+    def lose(found: Document) -> None:
         for number in numbers:
             error = f"page {number} took more than 60 s"
             found.pages[number - 1] = PageText(number, "", "none", "", error=error, error_code=code)
@@ -125,19 +129,19 @@ def tesseract() -> str:
 def test_what_a_run_that_was_interrupted_could_not_open_is_tried_when_it_goes_on_with_the_password(
     home: Home, tmp_path: Path, extracted: list[str]
 ) -> None:
-    from ingest.ingest_samples import encrypted_pdf
+    from ingest_samples import encrypted_pdf
 
     locked = encrypted_pdf("the ewes of the first fold stand in the rain", "alpha", "AES-256")
     source = write(tmp_path / "in", {"one.pdf": locked, **{f"{number}.txt": prose(number) for number in range(2)}})
-    save = Journal.save
+    update = StageProgress.update
 
-    def save_and_die(journal: Journal, content: Content, found: Extraction) -> None:
-        save(journal, content, found)
-        if found.reason_code == "encrypted":
+    def die(progress: StageProgress, done: float, total: float, note: str = "") -> None:
+        update(progress, done, total, note)
+        if (done, note) == (3, "files"):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "save", save_and_die)
+        patch.setattr(StageProgress, "update", die)
         with pytest.raises(KeyboardInterrupt):
             ingest(home, source)
     (tmp_path / "words").write_text("alpha")
@@ -181,7 +185,7 @@ def test_the_reasons_of_a_file_are_those_of_all_its_members(home: Home, tmp_path
             archive.writestr(f"{number}.txt", prose(number))
     source = write(tmp_path / "in", {"box.zip": file.getvalue(), "c.txt": prose(5)})
 
-    def fail_two(found: Extraction) -> None:
+    def fail_two(found: Document) -> None:
         for member, code in zip(found.members, ("timeout", "encrypted"), strict=False):
             member.status, member.reason_code, member.reason = "failed", code, "why"  # type: ignore[assignment]
 
@@ -197,7 +201,7 @@ def test_the_reasons_of_a_file_are_those_of_all_its_members(home: Home, tmp_path
 def test_fewer_passwords_than_were_tried_are_no_reason_to_try_again(
     home: Home, tmp_path: Path, extracted: list[str]
 ) -> None:
-    from ingest.ingest_samples import encrypted_pdf
+    from ingest_samples import encrypted_pdf
 
     words = tmp_path / "words"
     source = write(tmp_path / "in", {"one.pdf": encrypted_pdf("the ewes", "alpha", "AES-256"), "2.txt": prose(2)})
@@ -226,7 +230,7 @@ def on_node(path: Path) -> Callable[..., list[Outcome]]:
 def test_what_a_node_could_not_open_is_not_tried_again_with_the_same_passwords(
     home: Home, tmp_path: Path, extracted: list[str], has_home: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ingest.ingest_samples import encrypted_pdf
+    from ingest_samples import encrypted_pdf
 
     source = write(tmp_path / "in", {"one.pdf": encrypted_pdf("the ewes", "alpha", "AES-256"), "2.txt": prose(2)})
     (tmp_path / "words").write_text("beta\n")
@@ -243,7 +247,7 @@ def test_what_a_node_could_not_open_is_not_tried_again_with_the_same_passwords(
 def test_homes_that_share_a_store_try_the_same_passwords_once_each(
     home: Home, tmp_path: Path, extracted: list[str]
 ) -> None:
-    from ingest.ingest_samples import encrypted_pdf
+    from ingest_samples import encrypted_pdf
 
     source = write(tmp_path / "in", {"one.pdf": encrypted_pdf("the ewes", "alpha", "AES-256"), "2.txt": prose(2)})
     (tmp_path / "words").write_text("beta\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from tiny_run import direct_run
 from flows.ingest import ingest_documents
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.ingest.journal import Content, Journal
+from tasks.ingest import extract as extract_module
+from tasks.ingest.journal import read_document
 from tasks.readers.records import Extraction
 
 MIT = """Copyright (c) 2020 A. Shepherd
@@ -197,14 +199,14 @@ def test_a_container_that_was_given_up_is_at_its_second_path_a_duplicate_of_what
 ) -> None:
     box = zipped({"one.txt": prose(1), "two.txt": prose(2)})
     source = write(tmp_path / "in", {"a.zip": box, "b.zip": box, "c.txt": prose(3)})
-    save = Journal.save
 
-    def give_up(journal: Journal, content: Content, found: Extraction) -> None:
-        if found.kind == "archive":
-            found.status, found.reason_code, found.reason = "failed", "crashed", "the extraction process died"
-        save(journal, content, found)
+    def give_up(out: Path) -> Iterator[Extraction]:
+        for found in read_document(out):
+            if found.kind == "archive":
+                found.status, found.reason_code, found.reason = "failed", "crashed", "the extraction process died"
+            yield found
 
-    monkeypatch.setattr(Journal, "save", give_up)
+    monkeypatch.setattr(extract_module, "read_document", give_up)
     rows = ingest(home, source).files()
     assert {path: row["status"] for path, row in rows.items()} == {
         "a.zip": "failed",

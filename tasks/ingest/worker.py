@@ -1,9 +1,9 @@
-"""An extraction process: takes jobs from standard input, sends pages and outcomes to standard output.
+"""An extraction process: takes jobs from standard input, writes pages and members to files, reports on standard output.
 
-Started by `tasks.ingest.pool.pool`, one per core, as the leader of a process group of its own. It may be killed at
-any moment, and it goes by itself, together with its OCR child, when its parent is gone: a thread waits for
-the end of standard input, which comes even when the parent dies by SIGKILL. Neither prefect, mlflow, torch,
-pyarrow nor pandas is imported here; each would cost every worker up to seconds and hundreds of MB.
+Started by `tasks.ingest.pool`, one per core, as the leader of a process group of its own. It may be killed at any
+moment: what it has written by then counts. It goes by itself, together with its OCR child, when its parent is gone.
+Neither prefect, mlflow, torch, pyarrow nor pandas is imported here; each would cost every worker up to seconds and
+hundreds of MB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.core.child import limit_added_memory, serve
+from tasks.core.child import limit_added_memory, serve, write_message
 from tasks.readers.detect import HEAD_BYTES, Detected, detect
 from tasks.readers.document import yield_document
 from tasks.readers.records import (
@@ -36,6 +36,10 @@ from tasks.sources.opening import open_regular
 _Send = Callable[[dict[str, Any]], None]
 
 
+class _CannotWrite(OSError):
+    """The file for pages cannot be written, which is no document's fault."""
+
+
 def main() -> None:
     """Serve jobs until standard input ends."""
     _become_expendable()
@@ -46,21 +50,29 @@ def main() -> None:
         for job in jobs:
             # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
             limit_added_memory(Limits.from_dict(job["limits"]).memory_bytes)
-            outcome = run_job(job, send)
+            try:
+                with Path(job["out"]).open("wb", buffering=0) as out:
+                    outcome = _run_job(job, out.fileno(), send)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                send({"broken": str(error)})
+                continue
             limit_added_memory(None)  # sending the outcome must not fail for lack of memory
             send({"done": outcome.to_dict()})
     except BrokenPipeError:
         _leave()  # The parent is gone. The other thread, which sees that too, would be cut short by this one's end.
 
 
-def run_job(job: dict[str, Any], send: _Send) -> Extraction:
+def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
     """Extract one document, or the part of it that is asked for.
 
     Args:
-        job: As `tasks.ingest.pool.parts.Part.message` makes it.
-        send: Called with `{"detected": ...}` first, then with `{"page": ...}` for each page as soon as it is read. For
+        job: As `tasks.ingest.pool` makes it.
+        out: Descriptor of the file for pages and finished members, a line each.
+        send: Called with `{"detected": ...}` first, then with `{"page": number}` for each page that was written. For
             each member of a container with `{"member": locator}`, an `{"alive": ...}` now and then, and
-            `{"member_done": ...}`.
+            `{"member_done": ...}` when it was written.
 
     Returns:
         The outcome, without the pages and members.
@@ -79,7 +91,7 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
             job["suffix"],
             options,
             passwords=job["passwords"],
-            skip=job["skip"],
+            skip=job["settled"],
             pages=_page_numbers(job, options),
             ocr_pages=job["ocr_pages"],
         )
@@ -89,10 +101,10 @@ def run_job(job: dict[str, Any], send: _Send) -> Extraction:
             except StopIteration as end:
                 outcome: Extraction = end.value
                 return outcome
-            send(_message_of(item))
+            send(_written(item, out))
     except MemoryError:
         return Extraction("failed", _memory_reason(job), "memory", **_row_fields(detected))
-    except BrokenPipeError:
+    except (BrokenPipeError, _CannotWrite):
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
     except Exception as error:  # noqa: BLE001
@@ -104,17 +116,22 @@ def _page_numbers(job: dict[str, Any], options: ExtractOptions) -> Sequence[int]
     """The pages to read; None for all. Numbers after the last page do no harm."""
     if job["pages"] is not None:
         return [int(number) for number in job["pages"]]
-    return range(job["first_page"], options.max_pages + 2) if job["first_page"] > 1 else None
+    return range(job["settled"] + 1, options.max_pages + 2) if job["settled"] else None
 
 
-def _message_of(item: PageText | MemberStarted | Extraction | None) -> dict[str, Any]:
-    if isinstance(item, PageText):
-        return {"page": item.to_dict()}
+def _written(item: PageText | MemberStarted | Extraction | None, out: int) -> dict[str, Any]:
+    """Write a page or member to its file; return what the parent needs to know of it."""
+    if item is None:
+        return {"alive": True}
     if isinstance(item, MemberStarted):
         return {"member": item.locator}
+    try:
+        write_message(out, item.to_dict(), "replace")
+    except OSError as error:
+        raise _CannotWrite(error) from None
     if isinstance(item, Extraction):
-        return {"member_done": item.to_dict()}
-    return {"alive": True}
+        return {"member_done": True}
+    return {"page": item.page, "put_off": item.method == "deferred"}
 
 
 def _row_fields(detected: Detected) -> dict[str, Any]:

@@ -1,0 +1,622 @@
+"""A pool of extraction processes that may hang, crash or swell without harm.
+
+Each thread of the pool owns one worker process (`tasks.ingest.worker`) and waits for its reports with a deadline. A
+worker that misses it, dies or grows too large is killed with everything it started; the page or member that it was on
+gets a reason, and the rest of the document a fresh worker. Text never passes through a pipe: workers write pages and
+members to files (`tasks.ingest.journal`), of which those that were reported count. `concurrent.futures` has none of
+this: there a process that dies breaks the whole pool, and one that hangs cannot be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import select
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, Stopped, module_command
+from tasks.ingest.journal import lines_file, part_file, read_lines, write_lines, write_outcome
+from tasks.readers.detect import CONTAINERS
+from tasks.readers.records import (
+    TEMPORARY_PREFIX,
+    Extraction,
+    ExtractOptions,
+    Limits,
+    PageText,
+    ReasonCode,
+    judge_pages,
+)
+
+WORKER_COMMAND = module_command("tasks.ingest.worker")
+OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
+# Processes that one document may end or hang. Each costs a new process and up to `limits.page_seconds`, so a file that
+# was built to end one at every page or member holds a worker for 50 deadlines at most.
+MAX_LOSSES = 50
+# Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
+# files, so growth decides, and the number only bounds what growth does not show.
+DOCUMENTS_PER_WORKER = 5000
+GROWN_BYTES = 256 * 1024**2
+STARTS = 3  # of which the last one's failure ends the run
+START_SECONDS = 120.0  # Importing takes half a second; a machine that swaps may take a hundred times as long.
+_CLOSED = "the extraction pool was closed before this document was done"
+
+# Parts of documents in work come before new documents, and the end after both.
+_REST, _NEW, _END = range(3)
+
+
+class PoolError(RuntimeError):
+    """Raised when the pool itself fails: no worker can be started or write, or the pool is closed."""
+
+
+class StartKilledError(PoolError):
+    """Raised when a process is killed while it starts: another one may fare better."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractJob:
+    """A document to extract.
+
+    Attributes:
+        path: The file.
+        sha256: The digest that its bytes must have; if they do not, the outcome is "changed".
+        suffix: The suffix with the dot, or "".
+        out: Where the finished document goes (see `tasks.ingest.journal.read_document`).
+        options: Options that change the result.
+        passwords: Tried on encrypted documents and members.
+    """
+
+    path: Path
+    sha256: str
+    suffix: str
+    out: Path
+    options: ExtractOptions = field(default_factory=ExtractOptions)
+    passwords: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Why a process was lost; `whole_document` if it missed the document's deadline, after which no more is tried."""
+
+    code: ReasonCode
+    reason: str
+    whole_document: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A request to one process: pages to read by OCR, or else all that follows the settled pages or members."""
+
+    document: _Document
+    settled: int = 0
+    pages: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What one process made of a part: the first lines of a file, and its verdict or the loss of the process.
+
+    Attributes:
+        pages: Numbers of the pages that it finished.
+        put_off: Those of them that other processes are to read by OCR.
+        n_members: Number of members of a container that it finished.
+        member: Locator of the member in work, if any.
+        detected: Type of the document, in case there is no verdict.
+        verdict: The process's own outcome, without pages and members.
+    """
+
+    part: _Part
+    file: Path
+    pages: list[int] = field(default_factory=list)
+    put_off: list[int] = field(default_factory=list)
+    n_members: int = 0
+    member: str | None = None
+    detected: Extraction = field(default_factory=lambda: Extraction("failed"))
+    verdict: Extraction | None = None
+    loss: _Loss | None = None
+
+    @property
+    def page_in_work(self) -> int:
+        if self.part.pages is not None:
+            return self.part.pages[min(len(self.pages), len(self.part.pages) - 1)]
+        return self.pages[-1] + 1 if self.pages else self.part.settled + 1
+
+    @property
+    def where(self) -> str:
+        return f"page {self.page_in_work}" if self.member is None else f"member {self.member!r}"
+
+    def speaks_for_all(self, verdict: Extraction) -> bool:
+        """Whether its verdict holds for the document: a container's process goes through all members."""
+        return self.part.pages is None and (not self.part.settled or verdict.kind in CONTAINERS)
+
+    def rest(self, lost: bool) -> _Part | None:
+        """The part that is left after the process was lost, with or without the page or member in work."""
+        if self.part.pages is not None:
+            left = self.part.pages[len(self.pages) + lost :]
+            return replace(self.part, pages=left) if left else None
+        if self.member is not None or self.n_members:
+            return replace(self.part, settled=self.part.settled + self.n_members + lost)
+        return replace(self.part, settled=self.page_in_work - 1 + lost)
+
+    @property
+    def n_lines(self) -> int:
+        return len(self.pages) + self.n_members
+
+    def lines(self) -> Iterator[PageText | Extraction]:
+        return read_lines(self.file, self.n_lines)
+
+
+class _Document:
+    """Joins the answers to a document's parts, which come from several threads, into one finished document.
+
+    A document is usually one part. It is divided where many of its pages need OCR, so that all processes share them,
+    and where a page or member ends its process: the rest is then requested again without it.
+    """
+
+    def __init__(self, job: ExtractJob) -> None:
+        self.job = job
+        self.future: Future[Extraction] = Future()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._parts = 1
+        self._answers: list[_Answer | Extraction] = []  # an extraction is a member that was lost between two answers
+        self._lost_pages: dict[int, _Loss] = {}
+        self._losses: list[_Loss] = []
+        self._given_up = False
+
+    def answer(self, part: _Part) -> _Answer:
+        """Return an empty answer with a file of its own."""
+        file = part_file(self.job.out, next(self._numbers))
+        file.touch()  # a process may be dead before it opens its file
+        return _Answer(part, file)
+
+    def take(self, answer: _Answer) -> None:
+        """Keep what a process did."""
+        with self._lock:
+            self._answers.append(answer)
+
+    def lose(self, answer: _Answer) -> _Part | None:
+        """Record a lost process against its page or member; return the part to try next, if any.
+
+        Pages that were read stay. After `MAX_LOSSES` no more is tried, and the last lost page or the container says so.
+        """
+        loss, part = answer.loss, answer.part
+        assert loss is not None
+        with self._lock:
+            is_last = len(self._losses) + 1 >= MAX_LOSSES
+            if is_last and not loss.whole_document:
+                ended = f"{MAX_LOSSES} extraction processes ended or hung on this document"
+                loss = replace(loss, reason=f"{loss.reason}; what follows was not read, because {ended}")
+            self._losses.append(loss)
+            if loss.whole_document:
+                self._given_up = True
+            elif answer.member is not None:
+                self._answers.append(Extraction("failed", loss.reason, loss.code, locator=answer.member))
+                self._given_up = self._given_up or is_last
+            elif answer.n_members or self._has_members or (part.pages is None and answer.page_in_work == 1):
+                self._given_up = True  # The way to the next member or to the first page is the trouble.
+            else:
+                self._lost_pages[answer.page_in_work] = loss
+            return None if self._given_up or is_last else answer.rest(lost=True)
+
+    @property
+    def _has_members(self) -> bool:
+        return any(isinstance(answer, Extraction) or answer.n_members for answer in self._answers)
+
+    def shared_out(self, part: _Part) -> Iterator[_Part]:
+        """Yield parts for the pages that were put off for OCR."""
+        if part.pages is not None:
+            return
+        with self._lock:
+            waiting = sorted(number for answer in self._of_processes() for number in answer.put_off)
+            chunks = [waiting[at : at + OCR_PAGES_PER_PART] for at in range(0, len(waiting), OCR_PAGES_PER_PART)]
+            self._parts += len(chunks)
+        for chunk in chunks:
+            yield _Part(self, pages=tuple(chunk))
+
+    def end_part(self) -> None:
+        """End a part; the last one finishes the document."""
+        with self._lock:
+            self._parts -= 1
+            if not self._parts and not self.future.done():
+                outcome = self._finish()
+                self._answers = []  # they lead back here, and a document is to be gone with its last reference
+                self.future.set_result(outcome)
+
+    def fail(self, error: BaseException) -> None:
+        """Pass an error of the pool to the future; only the first one counts."""
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(error)
+
+    def _of_processes(self) -> list[_Answer]:
+        return [answer for answer in self._answers if isinstance(answer, _Answer)]
+
+    def _finish(self) -> Extraction:
+        answers, out, has_members = self._of_processes(), self.job.out, self._has_members
+        verdicts = [(answer, answer.verdict) for answer in answers if answer.verdict is not None]
+        n_lines = sum(answer.n_lines for answer in answers) + len(self._answers) - len(answers)
+        if len(self._answers) == len(verdicts) == 1:
+            answers[0].file.replace(lines_file(out))
+            return write_outcome(out, verdicts[0][1], n_lines)
+        # That of a part holds for the document's type, but not for its status.
+        verdicts.sort(key=lambda told: (not told[0].speaks_for_all(told[1]), told[1].status != "ok"))
+        outcome = replace(verdicts[0][1] if verdicts else self._detected())
+        if has_members:
+            write_lines(lines_file(out), self._members())
+        else:
+            pages = self._pages()
+            n_lines = len(pages)
+            write_lines(lines_file(out), pages)
+            if self._losses or len(verdicts) != 1 or not verdicts[0][0].speaks_for_all(outcome):
+                self._judge(outcome, pages)
+        if self._losses and (self._given_up or not has_members):
+            outcome.reason_code, outcome.reason = self._losses[-1].code, self._losses[-1].reason
+            if self._given_up or outcome.status != "ok":
+                outcome.status = "failed"
+        for answer in answers:
+            answer.file.unlink()
+        return write_outcome(out, outcome, n_lines)
+
+    def _detected(self) -> Extraction:
+        """The type of a document of which no process has a verdict."""
+        unknown = Extraction("failed")
+        found = (answer.detected for answer in reversed(self._of_processes()) if answer.detected != unknown)
+        return next(found, unknown)
+
+    def _members(self) -> Iterator[PageText | Extraction]:
+        for answer in self._answers:
+            yield from [answer] if isinstance(answer, Extraction) else answer.lines()
+
+    def _pages(self) -> list[PageText]:
+        """The pages in order; one that was lost or put off and never read has the reason."""
+        found = (page for answer in self._of_processes() for page in answer.lines())
+        pages = {page.page: page for page in found if isinstance(page, PageText)}
+        for number, loss in self._lost_pages.items():
+            pages[number] = _unread(pages.get(number), number, loss.reason, loss.code)
+        failure = self._failure()
+        for number, page in pages.items():
+            if page.method != "deferred":
+                continue
+            if failure is not None:
+                pages[number] = _unread(page, number, failure.reason, failure.reason_code)
+            elif self._losses:
+                pages[number] = _unread(page, number, self._losses[-1].reason, self._losses[-1].code)
+            else:
+                pages[number] = _unread(page, number, "not read by OCR", "")
+        return [pages[number] for number in sorted(pages)]
+
+    def _failure(self) -> Extraction | None:
+        """The first verdict that is a failure of its part; damaged pages carry their own errors."""
+        for answer in self._of_processes():
+            verdict = answer.verdict
+            if verdict and verdict.status == "failed" and not (answer.pages and verdict.reason_code == "corrupt"):
+                return verdict
+        return None
+
+    def _judge(self, outcome: Extraction, pages: list[PageText]) -> None:
+        outcome.pages = pages
+        judge_pages(outcome, self.job.options.ocr)
+        outcome.pages = []
+        failure = self._failure()
+        if failure and (outcome.status != "ok" or not outcome.reason_code):
+            outcome.status = "ok" if outcome.status == "ok" else "failed"
+            outcome.reason_code, outcome.reason = failure.reason_code, failure.reason
+
+
+def _unread(layer: PageText | None, number: int, error: str, code: ReasonCode) -> PageText:
+    text, engine = (layer.text, layer.engine) if layer else ("", "")
+    return PageText(number, text, "text" if text.strip() else "none", engine, error=error, error_code=code)
+
+
+class _Worker:
+    """One worker process and its folder for temporary files.
+
+    Args:
+        command: Its command line.
+        parent_folder: Where its folder is made.
+        number: Of the pool's thread that owns it.
+        stop: A descriptor that becomes readable when everything must end.
+    """
+
+    def __init__(self, command: Sequence[str], parent_folder: Path, number: int, stop: int) -> None:
+        self.served = 0
+        self._folder = Path(tempfile.mkdtemp(prefix=f"worker-{number}-", dir=parent_folder))
+        self._log = self._folder / "stderr.log"
+        environment = {
+            "TMPDIR": str(self._folder),
+            "OMP_THREAD_LIMIT": "1",
+            "MALLOC_ARENA_MAX": "2",  # Each arena reserves address space, which the memory limit counts.
+        }
+        try:
+            with self._log.open("wb") as log:
+                self._child = ChildProcess(command, environment, log, stop)
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise PoolError(f"no extraction process can be started with {command[0]}: {error}") from error
+        self._wait_until_ready()
+        self._first_bytes = self._child.resident_bytes()
+
+    def _wait_until_ready(self) -> None:
+        """Wait for the first message; a worker that cannot start is no document's fault."""
+        try:
+            self._child.receive(time.monotonic() + START_SECONDS)
+            return
+        except Stopped:
+            problem = PoolError(_CLOSED)
+        except (TimeoutError, ProtocolError) as error:
+            problem = PoolError(f"an extraction process did not become ready: {error or 'it took too long'}")
+        except ChildEnded:
+            status = self._child.kill()
+            log = self._log.read_bytes()[-2000:].decode("utf-8", "replace").strip() or "none"
+            reason = f"could not start (exit status {status}); its last words: {log}"
+            problem = PoolError(f"an extraction process {reason}")
+            if status == -signal.SIGKILL:
+                reason = f"was killed while it started, most likely because memory ran out; its last words: {log}"
+                problem = StartKilledError(f"an extraction process {reason}")
+        self.kill()
+        raise problem
+
+    def is_fit(self) -> bool:
+        """Whether it may serve another document."""
+        grown = self._child.resident_bytes() - self._first_bytes
+        return self.served < DOCUMENTS_PER_WORKER and grown < GROWN_BYTES and self._child.is_alive()
+
+    def run(self, part: _Part, limits: Limits) -> _Answer:
+        """Hand over a part of a document and wait until it is done.
+
+        An answer with a `loss` means that the process hangs or died: it must be killed.
+
+        Raises:
+            PoolError: The pool is being closed, or the worker cannot write.
+        """
+        self.served += 1
+        answer = part.document.answer(part)
+        self._child.send(_request(part, answer.file, limits))
+        document_end = time.monotonic() + limits.document_seconds
+        while answer.verdict is None and answer.loss is None:
+            page_end = time.monotonic() + limits.page_seconds
+            try:
+                messages = self._child.receive(min(page_end, document_end))
+            except Stopped:
+                raise PoolError(_CLOSED) from None
+            except TimeoutError:
+                answer.loss = _overdue(answer.where, limits, whole_document=page_end > document_end)
+            except ProtocolError as error:
+                what = f"the extraction process sent something unreadable on {answer.where}: {error}"
+                answer.loss = _Loss("crashed", what)
+            except ChildEnded:
+                answer.loss = _death(self._child.kill(), answer.where)
+            else:
+                for message in messages:
+                    if _take(message, answer):
+                        # Each member of a container is a document, with a document's time.
+                        document_end = time.monotonic() + limits.document_seconds
+        return answer
+
+    def kill(self) -> None:
+        """Kill the process with everything it started, and remove its temporary files."""
+        self._child.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _request(part: _Part, out: Path, limits: Limits) -> dict[str, Any]:
+    job = part.document.job
+    return {
+        "path": str(job.path),
+        "sha256": job.sha256,
+        "suffix": job.suffix,
+        "out": str(out),
+        "options": job.options.to_dict(),
+        "passwords": job.passwords,
+        "limits": limits.to_dict(),
+        "settled": part.settled,
+        "pages": part.pages,
+        "ocr_pages": OCR_PAGES_PER_PART if part.pages is None else None,
+    }
+
+
+def _take(message: dict[str, Any], answer: _Answer) -> bool:
+    """Add one message to the answer; return whether a member of a container begins."""
+    if "page" in message:
+        answer.pages.append(message["page"])
+        if message["put_off"]:
+            answer.put_off.append(message["page"])
+    elif "member" in message:
+        answer.member = message["member"]
+        return True
+    elif "member_done" in message:
+        answer.n_members += 1
+        answer.member = None
+    elif "detected" in message:
+        answer.detected = replace(answer.detected, **message["detected"])
+    elif "done" in message:
+        verdict = Extraction.from_dict(message["done"])
+        if verdict.reason_code == "memory":
+            answer.loss = _Loss("memory", verdict.reason)
+        else:
+            answer.verdict = verdict
+    elif "broken" in message:
+        raise PoolError(f"an extraction process cannot write what it read: {message['broken']}")
+    return False
+
+
+def _overdue(where: str, limits: Limits, whole_document: bool) -> _Loss:
+    if whole_document:
+        most = f"{limits.document_seconds:g} s (limits.document_seconds)"
+        reason = f"the document took more than {most}; it was on {where}"
+        return _Loss("timeout", reason, whole_document=True)
+    return _Loss("timeout", f"{where} took more than {limits.page_seconds:g} s (limits.page_seconds)")
+
+
+def _death(status: int, where: str) -> _Loss:
+    if status == -signal.SIGKILL:
+        return _Loss("memory", f"the extraction process was killed on {where}, most likely because memory ran out")
+    cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+    if status == -signal.SIGABRT:
+        cause += ", as libraries end that get no more memory; see limits.memory_bytes"
+    return _Loss("crashed", f"the extraction process died ({cause}) on {where}")
+
+
+class ExtractionPool:
+    """Extract documents in worker processes; for use by several threads at once.
+
+    As a context manager it waits for what was submitted; leaving it by an exception kills what is running.
+
+    Args:
+        workers: How many processes; they start when there is work.
+        limits: Deadlines and memory of one document.
+        command: The worker's command line.
+    """
+
+    def __init__(self, workers: int, limits: Limits | None = None, command: Sequence[str] = WORKER_COMMAND) -> None:
+        if workers < 1:
+            raise ValueError(f"workers is {workers}; at least 1 is needed")
+        self._limits = limits or Limits()
+        self._command = list(command)
+        self._queue: queue.PriorityQueue[tuple[int, int, _Part | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._stop_read, self._stop_write = os.pipe()  # Becomes readable when running documents must end.
+        self._folder = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX)
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), name=f"extract-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> ExtractionPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(wait=kind is None)
+
+    def submit(self, job: ExtractJob) -> Future[Extraction]:
+        """Queue a document.
+
+        Returns:
+            The outcome to come, without pages and members: those are in the journal by then. A document that hangs,
+            crashes or is damaged has an outcome, not an exception.
+
+        Raises:
+            PoolError: The pool is closed.
+        """
+        document = _Document(job)
+        with self._lock:
+            if self._closed:
+                raise PoolError("the extraction pool is closed; submit documents before leaving its with block")
+            self._put(_NEW, _Part(document))
+        return document.future
+
+    def close(self, wait: bool = False) -> None:
+        """End the pool; afterwards no process and no temporary file is left.
+
+        Args:
+            wait: Whether to finish what was submitted. Otherwise queued documents are cancelled, running ones
+                are killed, and their futures raise `PoolError`.
+        """
+        with self._lock:
+            first = not self._closed
+            self._closed = True
+            if first:
+                for _ in self._threads:
+                    self._put(_END, None)
+        try:
+            if wait:
+                for thread in self._threads:
+                    thread.join()
+        finally:
+            # Also when an interrupt ended the wait.
+            if first:
+                self._stop()
+
+    def _put(self, priority: int, part: _Part | None) -> None:
+        self._queue.put((priority, next(self._numbers), part))
+
+    def _stop(self) -> None:
+        """Wake all threads so that they kill their workers, and clear up."""
+        os.close(self._stop_write)
+        for thread in self._threads:
+            thread.join()
+        os.close(self._stop_read)
+        with contextlib.suppress(OSError):
+            self._folder.cleanup()
+
+    @property
+    def _stopping(self) -> bool:
+        return bool(select.select([self._stop_read], [], [], 0)[0])
+
+    def _serve(self, number: int) -> None:
+        """The life of one thread: parts of documents one after another, each by a worker that is fit for it."""
+        worker: _Worker | None = None
+        try:
+            while True:
+                priority, _, part = self._queue.get()
+                if part is None:
+                    return
+                future = part.document.future
+                if self._stopping:
+                    if not future.cancel():
+                        part.document.fail(PoolError(_CLOSED))
+                elif priority == _REST or future.set_running_or_notify_cancel():
+                    worker = self._run(part, worker, number)
+                del part, future  # The wait for the next one may be long, and this document large.
+        finally:
+            if worker:
+                worker.kill()
+
+    def _run(self, part: _Part, worker: _Worker | None, number: int) -> _Worker | None:
+        """Carry out a part and whatever it leaves to others; return the worker for the next one, if it is fit."""
+        document = part.document
+        left: _Part | None = part
+        try:
+            while left is not None:
+                worker = worker or self._start(number)
+                left, worker = self._attempt(left, worker)
+            for shared in document.shared_out(part):
+                self._put(_REST, shared)
+            document.end_part()
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the future must get it
+            if worker:
+                worker.kill()
+            document.fail(error)
+            return None
+        return worker
+
+    def _start(self, number: int) -> _Worker:
+        """A fresh worker; one that is killed before it is ready, as a machine short of memory does, is replaced."""
+        for _ in range(STARTS - 1):
+            with contextlib.suppress(StartKilledError):
+                return _Worker(self._command, Path(self._folder.name), number, self._stop_read)
+        return _Worker(self._command, Path(self._folder.name), number, self._stop_read)
+
+    def _attempt(self, part: _Part, worker: _Worker) -> tuple[_Part | None, _Worker | None]:
+        """Have a worker do what it can of a part; return what is left of it, and the worker if it is still fit."""
+        fresh = not worker.served
+        answer = worker.run(part, self._limits)
+        part.document.take(answer)
+        if answer.loss is None and worker.is_fit():
+            return None, worker
+        worker.kill()
+        if answer.loss is None:
+            return None, None
+        # An earlier document may have left the process damaged: only a fresh worker's word is final, so that an
+        # outcome does not depend on a document's neighbours.
+        if fresh or answer.loss.code == "timeout":
+            return part.document.lose(answer), None
+        return answer.rest(lost=False), None
