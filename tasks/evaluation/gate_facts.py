@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import DOCUMENTS_FILE
+from storage.schemas import DOCUMENTS_FILE, DROPPED_FILE
 from storage.store import Store
 from storage.tables import read_columns
-from tasks.curate.kept import kept_documents
+from tasks.curate.corpus import kept_documents
 from tasks.evaluation.compare import Comparison, compare_evaluations
 from tasks.evaluation.tables import read_metrics
 from tasks.training.bundle import WEIGHTS_FILE
@@ -124,7 +124,7 @@ def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
     ok, duplicates, rejected, failed = (
         counts.get(f"status_{status}", 0) for status in ("ok", "duplicate", "rejected", "failed")
     )
-    dropped = read_columns(store.folder(curated.ref) / "dropped.parquet", ["reason_code"])["reason_code"]
+    dropped = read_columns(store.folder(curated.ref) / DROPPED_FILE, ["reason_code"])["reason_code"]
     repeated = duplicates + sum(dropped.count(code) for code in _REPEATED)
     pages, confidence = _ocr(store, curated)
     return CorpusFacts(
