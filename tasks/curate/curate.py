@@ -36,7 +36,7 @@ from storage.schemas import (
 from storage.store import StoreError
 from storage.tables import read_columns, unpacked_size, write_columns, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.kept import Shelf, folders_beside, holders, shelves_of
+from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, tables_of
 from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
 from tasks.curate.policy import PolicySettings, may_be_refused, measures_needed, refusals
 from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
@@ -81,15 +81,15 @@ def curate(
 
     Scores are those of the user's classifier; an empty set where there is none.
     """
-    shelves = shelves_of(work.store, documents)
-    measured = folders_beside(work.store, documents, measures)
+    shelves = tables_of(work.store, documents)
+    measured = matching_folders(work.store, documents, measures)
     made = work.in_subprocess(
         select_documents,
         sum(unpacked_size(Path(folder) / MEASURES_FILE) for folder in measured),
         snapshot=str(work.folder(snapshot)),
-        shelves=[asdict(shelf) for shelf in shelves],
+        shelves=[list(shelf) for shelf in shelves],
         measured=measured,
-        scored=folders_beside(work.store, documents, scores) if scores.refs else [],
+        scored=matching_folders(work.store, documents, scores) if scores.refs else [],
         duplicates=str(work.folder(duplicates)),
         evaluation=str(work.folder(evaluation)),
         out=str(work.out),
@@ -102,7 +102,7 @@ def curate(
 
 def select_documents(
     snapshot: str,
-    shelves: list[dict[str, Any]],
+    shelves: list[tuple[str, str]],
     measured: list[str],
     scored: list[str],
     duplicates: str,
@@ -113,10 +113,9 @@ def select_documents(
 ) -> dict[str, Any]:
     """Write what is kept, dropped and cut; returns counts and a digest."""
     chosen = CurateSettings(**settings["curate"])
-    places = [Shelf(**shelf) for shelf in shelves]
+    places = [SegmentTable(*shelf) for shelf in shelves]
     clusters = dict(zip(*read_columns(Path(duplicates) / CLUSTERS_FILE, ["doc_id", "cluster"]).values(), strict=True))
-    live, licences = _live(Path(snapshot))
-    read_at = holders(live, places, DOCUMENTS_FILE)
+    live, licences, read_at = _live(Path(snapshot), places)
     policy = PolicySettings(**settings["policy"])
     candidates = list(_candidates(live, licences, read_at, places, measured, scored, clusters, policy))
     cuts: list[dict[str, Any]] = []
@@ -130,24 +129,24 @@ def select_documents(
     return _write(Path(out), candidates, split, cuts)
 
 
-def _live(snapshot: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The segment noted for each live document, and the licences of their folders."""
-    columns = read_columns(snapshot / "files.parquet", ["doc_id", "status", "segment", "licence"])
-    live: dict[str, str] = {}
-    licences: dict[str, str] = {}
-    for doc_id, status, segment, licence in zip(*columns.values(), strict=True):
-        if status == "ok" and doc_id is not None:
-            live[doc_id] = segment
-            if licence:
-                licences[doc_id] = licence
-    return live, licences
+def _live(snapshot: Path, shelves: Sequence[SegmentTable]) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
+    """The segment noted for each live document, the licences of their folders, and where each is read."""
+    with Corpus() as corpus:
+        corpus.want_live(snapshot)
+        corpus.locate(shelves, DOCUMENTS_FILE)
+        rows = corpus.sql("select doc_id, segment, licence, part from wanted join located using (doc_id)").fetchall()
+    return (
+        {row[0]: row[1] for row in rows},
+        {row[0]: row[2] for row in rows if row[2]},
+        {row[0]: row[3] for row in rows},
+    )
 
 
 def _candidates(
     live: Mapping[str, str],
     licences: Mapping[str, str],
     read_at: Mapping[str, int],
-    shelves: Sequence[Shelf],
+    shelves: Sequence[SegmentTable],
     measured: Sequence[str],
     scored: Sequence[str],
     clusters: Mapping[str, str],
@@ -193,7 +192,10 @@ def _scores(folder: Path) -> dict[str, float]:
 
 
 def _signed(
-    candidates: Sequence[Candidate], read_at: Mapping[str, int], shelves: Sequence[Shelf], measured: Sequence[str]
+    candidates: Sequence[Candidate],
+    read_at: Mapping[str, int],
+    shelves: Sequence[SegmentTable],
+    measured: Sequence[str],
 ) -> list[SignedShelf]:
     """Signatures of the documents that are in use by now."""
     wanted: list[dict[str, None]] = [{} for _ in shelves]

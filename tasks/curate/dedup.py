@@ -24,9 +24,9 @@ from storage.schemas import (
     VERIFIED_FILE,
     VERIFIED_PAIRS,
 )
-from storage.tables import read_columns, read_places, stream_rows, unpacked_size, write_columns, write_table
+from storage.tables import read_places, stream_rows, unpacked_size, write_columns, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.kept import Shelf, folders_beside, holders, live_documents, shelves_of
+from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, tables_of
 from tasks.curate.settings import DedupSettings
 from tasks.text import NearPairs, Pairs, Signatures, clusters, giant_clusters, load_signatures, near_pairs
 from tasks.text.minhash import N_PERMUTATIONS, without_text
@@ -61,14 +61,14 @@ def dedup(
     before: ArtifactRef | None = None,
 ) -> str:
     """Find exact and near-duplicates."""
-    shelves = shelves_of(work.store, documents)
+    shelves = tables_of(work.store, documents)
     known = [] if before is None else [str(work.folder(before) / VERIFIED_FILE)]
     made = work.in_subprocess(
         find_duplicates,
         sum(unpacked_size(Path(shelf.folder) / DOCUMENTS_FILE) for shelf in shelves),
         snapshot=str(work.folder(snapshot)),
-        shelves=[asdict(shelf) for shelf in shelves],
-        signed=folders_beside(work.store, documents, measures),
+        shelves=[list(shelf) for shelf in shelves],
+        signed=matching_folders(work.store, documents, measures),
         known=known,
         out=str(work.out),
         settings=asdict(settings),
@@ -79,7 +79,7 @@ def dedup(
 
 def find_duplicates(
     snapshot: str,
-    shelves: list[dict[str, Any]],
+    shelves: list[tuple[str, str]],
     signed: list[str],
     known: list[str],
     out: str,
@@ -90,14 +90,14 @@ def find_duplicates(
 
     Args:
         snapshot: folder of the files.
-        shelves: fields of `Shelf`, of the documents' tables.
+        shelves: segments and folders of the documents' tables.
         signed: folders of measures and signatures, one for each shelf.
         known: tables of pairs verified before.
         out: where the tables go.
     """
     chosen = DedupSettings(**settings)
-    places = [Shelf(**shelf) for shelf in shelves]
-    texts, members = _distinct_texts(live_documents(Path(snapshot)), places)
+    places = [SegmentTable(*shelf) for shelf in shelves]
+    texts, members = _distinct_texts(Path(snapshot), places)
     found = near_pairs(
         _minima(texts, signed),  # not kept: of 200,000 texts they take 100 MB
         lambda wanted: _read_texts([texts[place] for place in wanted], places),
@@ -116,22 +116,19 @@ def find_duplicates(
     return {"digest": digest, "counts": counts}
 
 
-def _distinct_texts(live: dict[str, str], shelves: Sequence[Shelf]) -> tuple[list[SignedText], dict[str, list[str]]]:
+def _distinct_texts(snapshot: Path, shelves: Sequence[SegmentTable]) -> tuple[list[SignedText], dict[str, list[str]]]:
     """The distinct texts of the live documents in the order of their digests, and the documents that have each."""
-    chosen = holders(live, shelves, DOCUMENTS_FILE)
+    with Corpus() as corpus:
+        corpus.want_live(snapshot)
+        corpus.locate(shelves, DOCUMENTS_FILE, ["text_sha256"])
+        rows = corpus.sql("select text_sha256, part, place, doc_id from located order by all").fetchall()
     members: dict[str, list[str]] = {}
-    first: dict[str, SignedText] = {}
-    for number, shelf in enumerate(shelves):
-        columns = read_columns(Path(shelf.folder) / DOCUMENTS_FILE, ["doc_id", "text_sha256"])
-        for place, (doc_id, text) in enumerate(zip(columns["doc_id"], columns["text_sha256"], strict=True)):
-            if chosen.get(doc_id) != number:
-                continue
-            if text in members:
-                members[text].append(doc_id)
-            else:
-                members[text] = [doc_id]
-                first[text] = SignedText(text, number, place)
-    return [first[text] for text in sorted(first)], members
+    texts = []
+    for text, part, place, doc_id in rows:
+        if text not in members:
+            texts.append(SignedText(text, part, place))
+        members.setdefault(text, []).append(doc_id)
+    return texts, members
 
 
 def _minima(texts: Sequence[SignedText], signed: Sequence[str]) -> Signatures:
@@ -149,7 +146,7 @@ def _minima(texts: Sequence[SignedText], signed: Sequence[str]) -> Signatures:
     return without_text(minima, n_shingles)
 
 
-def _read_texts(wanted: Sequence[SignedText], shelves: Sequence[Shelf]) -> list[str]:
+def _read_texts(wanted: Sequence[SignedText], shelves: Sequence[SegmentTable]) -> list[str]:
     """Texts by their places, each table read once."""
     by_shelf: dict[int, set[int]] = {}
     for text in wanted:

@@ -18,11 +18,11 @@ import numpy as np
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EVALSET, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
+from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_columns, read_rows, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.kept import Kept, kept_documents, kept_rows
+from tasks.curate.corpus import kept_documents, kept_rows
 from tasks.curate.leaks import SignedShelf
 from tasks.text import Hashes
 from tasks.text.words import joined
@@ -41,11 +41,11 @@ class EvalsetSettings:
 
 def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) -> bool:
     """Whether the training side holds a document of a frozen evaluation set."""
-    frozen = read_columns(store.folder(evalset) / "documents.parquet", ["doc_id"])["doc_id"]
+    frozen = read_columns(store.folder(evalset) / DOCUMENTS_FILE, ["doc_id"])["doc_id"]
     return not kept_documents(store, curated, "train").keys().isdisjoint(frozen)
 
 
-@stage("evalset", version=3, tables={"documents.parquet": EVALSET}, pinned=True)
+@stage("evalset", version=3, tables={DOCUMENTS_FILE: EVALSET}, pinned=True)
 def freeze_evalset(
     work: Work,
     settings: EvalsetSettings,
@@ -62,13 +62,13 @@ def freeze_evalset(
     hashes = joined([grams[row["doc_id"]] for row in rows])
     np.save(work.out / GRAMS_FILE, hashes.values, allow_pickle=False)
     np.save(work.out / OFFSETS_FILE, hashes.offsets, allow_pickle=False)
-    work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, rows)
+    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
     work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
     return sha256_json(rows)  # with what results are told apart by
 
 
 def evaluation_rows(
-    store: Store, wanted: Mapping[str, Kept], snapshot: ArtifactRef, documents: RefSet, measures: RefSet
+    store: Store, wanted: Mapping[str, str], snapshot: ArtifactRef, documents: RefSet, measures: RefSet
 ) -> list[dict[str, Any]]:
     """Rows of an evaluation set, by document.
 
@@ -81,12 +81,12 @@ def evaluation_rows(
     folders = source_folders(store.folder(snapshot))
     rows = [
         {**row, **facts[row["doc_id"]], "source": folders[row["doc_id"]]}
-        for _, row in kept_rows(store, wanted, documents, DOCUMENTS_FILE, ["doc_id", "kind", "text"])
+        for row in kept_rows(store, wanted, documents, DOCUMENTS_FILE, ["doc_id", "kind", "text"])
     ]
     return sorted(rows, key=lambda row: str(row["doc_id"]))
 
 
-def _facts(store: Store, wanted: Mapping[str, Kept], measures: RefSet) -> dict[str, dict[str, str]]:
+def _facts(store: Store, wanted: Mapping[str, str], measures: RefSet) -> dict[str, dict[str, str]]:
     """Language and extraction method of some documents; the language of code is the one it is written in."""
     found: dict[str, dict[str, str]] = {}
     for ref in measures.refs:
@@ -111,7 +111,7 @@ def source_folders(snapshot: Path) -> dict[str, str]:
     Args:
         snapshot: its folder.
     """
-    columns = read_columns(snapshot / "files.parquet", ["doc_id", "status", "path"])
+    columns = read_columns(snapshot / FILES_FILE, ["doc_id", "status", "path"])
     return {
         doc_id: "/".join(PurePosixPath(path).parts[:-1][:FOLDERS]) or "."
         for doc_id, status, path in zip(columns["doc_id"], columns["status"], columns["path"], strict=True)
@@ -119,7 +119,7 @@ def source_folders(snapshot: Path) -> dict[str, str]:
     }
 
 
-def _grams(work: Work, wanted: dict[str, Kept], measures: RefSet) -> dict[str, Hashes]:
+def _grams(work: Work, wanted: dict[str, str], measures: RefSet) -> dict[str, Hashes]:
     """Runs of thirteen words of some documents, as they were before anything was cut or redacted."""
     grams: dict[str, Hashes] = {}
     for ref, live in zip(measures.refs, measures.live or [wanted] * len(measures.refs), strict=True):

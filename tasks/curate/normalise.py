@@ -13,7 +13,7 @@ from typing import Any
 
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
-from storage.schemas import DOCUMENTS_FILE, NORMALISED
+from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, NORMALISED, PAGES_FILE
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
 from tasks.text.cleaning import NormaliseSettings, document_text
@@ -50,7 +50,7 @@ def document_row(
 def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
     """Turn the pages of one segment into one clean text per document."""
     folder = work.folder(segment)
-    size = unpacked_size(folder / "pages.parquet")
+    size = unpacked_size(folder / PAGES_FILE)
     made = work.in_subprocess(normalise_segment, size, segment=folder, out=work.out, settings=settings)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     return str(made["digest"])
@@ -62,13 +62,13 @@ def normalise_segment(
     """Write the documents of a segment; returns their number and a digest."""
     records = {
         row["doc_id"]: row
-        for row in read_rows(segment / "extracts.parquet", RECORD_COLUMNS)
+        for row in read_rows(segment / EXTRACTS_FILE, RECORD_COLUMNS)
         if row["status"] == "ok" and row["kind"] not in ("archive", "table")
     }
 
     def rows() -> Iterator[dict[str, Any]]:
         # extraction wrote the pages of a document one after the other, in order
-        pages = stream_rows(segment / "pages.parquet", PAGE_COLUMNS)
+        pages = stream_rows(segment / PAGES_FILE, PAGE_COLUMNS)
         for done, (doc_id, own) in enumerate(groupby(pages, key=lambda page: str(page["doc_id"])), start=1):
             yield document_row(records.pop(doc_id), list(own), settings)
             progress(done, done + len(records))

@@ -53,7 +53,7 @@ class RefineStageSettings:
     version=1,
     unit="document",
     modules=("tasks.curate.curate",),
-    tables={"documents.parquet": REFINED},
+    tables={DOCUMENTS_FILE: REFINED},
     unkeyed=("cuts",),
 )
 def refine(

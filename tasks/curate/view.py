@@ -24,9 +24,9 @@ from storage import schemas
 from storage.catalog import literal_path, quoted
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE, SCORES_FILE, SELECTION_FILE
-from storage.store import Store, StoreError
-from tasks.curate.kept import holders, shelves_of
+from storage.schemas import DOCUMENTS_FILE, FILES_FILE, MEASURES_FILE, SCORES_FILE
+from storage.store import Store
+from tasks.curate.corpus import Corpus, tables_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -98,37 +98,14 @@ def kept_by_segment(store: Store, curated: ArtifactRef, tables: RefSet, name: st
     Raises:
         StoreError: A document lies in none of them.
     """
-    selection = pq.read_table(store.folder(curated) / SELECTION_FILE)
-    wanted = selection.column("kept")
-    if split:
-        wanted = pc.and_(wanted, pc.equal(selection.column("split"), split))
-    selection = selection.filter(wanted)
-    places = _places(store, selection, tables, name)
-    missing = np.flatnonzero(places < 0)
-    if missing.size:
-        raise StoreError(
-            f"document {selection.column('doc_id')[int(missing[0])]} lies in none of the {len(tables.refs)} segments "
-            "in use: compute the listing again with `--refresh snapshot,curate`"
-        )
-    rows = selection.select(_KEPT.names).cast(_KEPT)
-    # the selection is sorted by document; a stable sort keeps that within each segment
-    order = np.argsort(places, kind="stable")
-    bounds = np.searchsorted(places[order], np.arange(len(tables.refs) + 1))
-    return [rows.take(order[start:stop]) for start, stop in pairwise(bounds.tolist())]
-
-
-def _places(store: Store, selection: pa.Table, tables: RefSet, name: str) -> np.ndarray:
-    """Number of the artefact in which each selected document is read; -1 where there is none."""
-    ids = selection.column("doc_id").to_pylist()
-    if tables.live is None:
-        live = dict(zip(ids, selection.column("segment").to_pylist(), strict=True))
-        found = holders(live, shelves_of(store, tables), name)
-    else:
-        found = {}
-        for place, own in enumerate(tables.live):
-            for doc_id in own:
-                found.setdefault(doc_id, place)
-    return np.fromiter((found.get(doc_id, -1) for doc_id in ids), np.int64, len(ids))
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(curated), split)
+        corpus.locate(tables_of(store, tables), name, live=tables.live)
+        listed = ", ".join(_KEPT.names)
+        rows = corpus.arrow(f"select part, {listed} from located join wanted using (doc_id) order by part, doc_id")
+    bounds = np.searchsorted(rows["part"].to_numpy(), np.arange(len(tables.refs) + 1))
+    rows = rows.select(_KEPT.names).cast(_KEPT)
+    return [rows.slice(start, stop - start) for start, stop in pairwise(bounds.tolist())]
 
 
 def paths_of(snapshot: Path) -> pa.Table:
@@ -137,7 +114,7 @@ def paths_of(snapshot: Path) -> pa.Table:
     Args:
         snapshot: Its folder.
     """
-    files = pq.read_table(snapshot / "files.parquet", columns=["doc_id", "status", "source", "path"])
+    files = pq.read_table(snapshot / FILES_FILE, columns=["doc_id", "status", "source", "path"])
     live = pc.and_(pc.equal(files.column("status"), "ok"), pc.is_valid(files.column("doc_id")))
     return files.filter(live).select(_PLACES.names).cast(_PLACES)
 

@@ -18,7 +18,7 @@ import numpy as np
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
-from storage.schemas import COUNTS_FILE
+from storage.schemas import COUNTS_FILE, DOCUMENTS_FILE
 from storage.tables import read_columns
 from tasks.core.stage import Work, stage
 from tasks.evaluation.ngram import KneserNey
@@ -75,7 +75,7 @@ def evaluate(
     work.seed(0)
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.machine.device)
-    rows = read_columns(work.folder(evalset) / "documents.parquet", ["doc_id", *DIMENSIONS[:-1], "text"])
+    rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS[:-1], "text"])
     encoded = encode_documents(bundle, rows["text"])
     if not predicted_places(encoded).any():
         raise UserError(

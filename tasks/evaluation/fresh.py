@@ -17,12 +17,12 @@ from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import EVALSET, SELECTION_FILE
+from storage.schemas import DOCUMENTS_FILE, EVALSET, SELECTION_FILE
 from storage.store import Store
 from storage.tables import read_columns, write_table
 from tasks.core.stage import Work, stage
+from tasks.curate.corpus import kept_documents
 from tasks.curate.evalset import evaluation_rows
-from tasks.curate.kept import Kept, kept_documents
 from tasks.evaluation.compare import LEVEL, RESAMPLES, Difference, all_nats
 from tasks.evaluation.split import split_inputs
 from tasks.evaluation.tables import Evaluated
@@ -50,7 +50,7 @@ def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
     return RefSet.of(sorted(set(found)))
 
 
-def came_since(store: Store, curated: ArtifactRef, known: RefSet) -> dict[str, Kept]:
+def came_since(store: Store, curated: ArtifactRef, known: RefSet) -> dict[str, str]:
     """Documents in use that were in none of some earlier selections, and resemble none that was, by id."""
     before: set[str] = set()
     for ref in known.refs:
@@ -76,7 +76,7 @@ def fresh(
     """Copy the documents that came since some earlier selections into a set to measure a model on."""
     wanted = came_since(work.store, curated, known)
     rows = evaluation_rows(work.store, wanted, snapshot, documents, measures)
-    work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, rows)
+    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
     work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
     return sha256_json(rows)
 

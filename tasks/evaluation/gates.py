@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import DOCUMENTS_FILE, VERDICTS
+from storage.schemas import DOCUMENTS_FILE, DROPPED_FILE, VERDICTS
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.kept import kept_documents
+from tasks.curate.corpus import kept_documents
 from tasks.evaluation.compare import Comparison, Difference, SlicePair, compare_evaluations
 from tasks.evaluation.gate_settings import GateSettings
 from tasks.evaluation.tables import read_metrics
@@ -213,7 +213,7 @@ def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
     ok, duplicates, rejected, failed = (
         counts.get(f"status_{status}", 0) for status in ("ok", "duplicate", "rejected", "failed")
     )
-    dropped = read_columns(store.folder(curated.ref) / "dropped.parquet", ["reason_code"])["reason_code"]
+    dropped = read_columns(store.folder(curated.ref) / DROPPED_FILE, ["reason_code"])["reason_code"]
     repeated = duplicates + sum(dropped.count(code) for code in _REPEATED)
     pages, confidence = _ocr_confidence(store, curated)
     return CorpusFacts(

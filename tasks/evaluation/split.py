@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import EVALSET
+from storage.schemas import DOCUMENTS_FILE, EVALSET
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
+from tasks.curate.corpus import kept_documents
 from tasks.curate.evalset import evaluation_rows
-from tasks.curate.kept import kept_documents
 
 if TYPE_CHECKING:
     pass
@@ -43,7 +43,7 @@ def copy_split(
     if not wanted:
         raise UserError(f"the corpus has no {settings.split} documents")
     rows = evaluation_rows(work.store, wanted, snapshot, documents, measures)
-    work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, rows)
+    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
     work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
     return sha256_json(rows)  # with what results are told apart by
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from storage.lineage import ancestor
 from storage.manifest import ArtifactRef
-from storage.schemas import SEQUENCES_FILE
+from storage.schemas import FILES_FILE, SEQUENCES_FILE
 from storage.store import Store
 
 NAMED = 5  # documents that a sentence names
@@ -82,7 +82,7 @@ def first_paths(store: Store, dataset: ArtifactRef, doc_ids: list[str]) -> dict[
         listings = sorted(store.manifests(listing.stage), key=lambda manifest: manifest.created)
     found: dict[str, str] = {}
     for manifest in listings:
-        files = pq.read_table(store.folder(manifest.ref) / "files.parquet", columns=["doc_id", "status", "path"])
+        files = pq.read_table(store.folder(manifest.ref) / FILES_FILE, columns=["doc_id", "status", "path"])
         wanted = pc.and_(
             pc.equal(files["status"], "ok"), pc.is_in(files["doc_id"], value_set=pa.array(doc_ids, pa.string()))
         )

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from storage.catalog import read_state
 from storage.lineage import ancestor, manifest_of
 from storage.manifest import ArtifactRef
+from storage.schemas import FILES_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import read_tombstones
@@ -56,7 +57,7 @@ def changed_share(now: set[str], before: set[str]) -> float:
 
 
 def _documents(store: Store, listing: ArtifactRef) -> set[str]:
-    rows = read_rows(store.folder(listing) / "files.parquet", ["doc_id", "status"])
+    rows = read_rows(store.folder(listing) / FILES_FILE, ["doc_id", "status"])
     return {row["doc_id"][:_DIGITS] for row in rows if row["status"] == "ok"}
 
 

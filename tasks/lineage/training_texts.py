@@ -16,7 +16,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
 from storage.tables import union_digest
-from tasks.curate.kept import holders, kept_documents, shelves_of
+from tasks.curate.corpus import by_table, kept_documents
 from tasks.lineage.attribution import first_paths
 
 if TYPE_CHECKING:
@@ -61,11 +61,9 @@ def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
         refs = sorted(set(refs))
         kept = kept_documents(store, manifest.input_refs("curated")[0], "train")
         read = _trained(store.folder(dataset))
-        noted = {doc_id: place.segment for doc_id, place in kept.items() if doc_id in read}
-        for ref in refs:
-            live.setdefault(ref, set())
-        for doc_id, place in holders(noted, shelves_of(store, RefSet(tuple(refs), "")), DOCUMENTS_FILE).items():
-            live[refs[place]].add(doc_id)
+        noted = {doc_id: segment for doc_id, segment in kept.items() if doc_id in read}
+        for ref, doc_ids in zip(refs, by_table(store, noted, RefSet(tuple(refs), ""), DOCUMENTS_FILE), strict=True):
+            live.setdefault(ref, set()).update(doc_ids)
     used = [(ref, doc_ids) for ref, doc_ids in live.items() if doc_ids]
     digest = union_digest([store.folder(ref) / DOCUMENTS_FILE for ref, _ in used], [doc_ids for _, doc_ids in used])
     return RefSet(tuple(ref for ref, _ in used), digest, live=tuple(doc_ids for _, doc_ids in used))

@@ -17,6 +17,7 @@ from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
 from storage.registry import find_version, registered_versions
+from storage.schemas import COMPLETIONS_FILE, FILES_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
@@ -24,7 +25,6 @@ from tasks.generation.prompts import given_id
 from tasks.lineage.training_membership import continued, exposure_report, exposures
 from tasks.upkeep.forget_targets import find_targets
 
-COMPLETIONS_FILE = "completions.parquet"
 COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]
 _DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or a prefix of one
 
@@ -67,7 +67,7 @@ def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
         entry = {name: getattr(manifest, name) for name in ("stage", "key", "created", "counts", "tools")}
         made_from.append({"depth": depth, **entry})
         if manifest.stage == "snapshot" and store.find(manifest.stage, manifest.key) is not None:
-            rows = read_rows(store.folder(manifest.ref) / "files.parquet", ["path", "sha256", "status", "doc_id"])
+            rows = read_rows(store.folder(manifest.ref) / FILES_FILE, ["path", "sha256", "status", "doc_id"])
             files = [row for row in rows if row["status"] == "ok"]
     return {"artifact": f"{ref.stage}/{ref.key}", "made_from": made_from, "files": files}
 

@@ -1,8 +1,4 @@
-"""The kept documents as they lie in token shards: where, how long, on which side; and how often each id occurs in them.
-
-The same question as `tasks.curate.kept` answers, by the same rules, but for all documents at once in Arrow and NumPy:
-what is asked here of a hundred thousand documents must not cost more than a moment when one more comes.
-"""
+"""The kept documents in token shards (where, how long, on which side), and how often each token id occurs in them."""
 
 from __future__ import annotations
 
@@ -13,14 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import SHARD_COUNTS_FILE, SHARD_FILE, TOKENS_FILE
-from storage.store import Store, StoreError
-from storage.tables import members
-from tasks.curate.kept import shelves_of
+from storage.store import Store
+from tasks.curate.corpus import Corpus, tables_of
 
 IDS_AT_ONCE = 2**21
 LONG_SPAN = 2**14  # ids from which on a span is counted by itself: one count costs as much as the vocabulary is large
@@ -57,84 +50,31 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
     Raises:
         StoreError: if a document lies in none of them, or in several none of which is the noted one.
     """
-    selection = pq.read_table(
-        store.folder(curated) / "selection.parquet",
-        columns=["doc_id", "segment", "split", "kept"],
-        read_dictionary=["segment", "split"],
-        use_threads=False,
-    )
-    selection = selection.filter(selection["kept"])
-    ids = _whole(selection["doc_id"])
-    if not pc.all(pc.less_equal(ids[:-1], ids[1:])).as_py():  # curation writes them in order, and sorting takes long
-        selection = selection.sort_by("doc_id")
-        ids = _whole(selection["doc_id"])
-    columns = ["doc_id", "offset", "length", "n_bytes", "digest"]
-    tables = [pq.read_table(store.folder(ref) / TOKENS_FILE, columns=columns, use_threads=False) for ref in tokens.refs]
-    rows = pa.concat_tables(tables) if tables else pa.table({name: pa.array([], pa.string()) for name in columns})
-    shelf = np.repeat(np.arange(len(tables)), [len(table) for table in tables]).astype(np.int64)
-    place = _places(rows["doc_id"], ids)
-    kept = np.flatnonzero(place >= 0)
-    place, shelf = place[kept], shelf[kept]
-    if tokens.live is not None:
-        told = [members(table["doc_id"], names) for table, names in zip(tables, tokens.live, strict=True)]
-        live = np.concatenate([np.zeros(0, dtype=bool), *told])[kept]
-    else:
-        live = _noted(store, tokens, ids, selection["segment"], place, shelf)
-    found = np.flatnonzero(live)[::-1]  # of several that are live, the first counts
-    row = np.full(len(ids), -1, dtype=np.int64)
-    row[place[found]] = found
-    for missing in np.flatnonzero(row < 0)[:1]:
-        raise _misplaced(ids[missing].as_py(), 0, len(tables))
-    shelf, row = shelf[row], kept[row]
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(curated))
+        corpus.locate(tables_of(store, tokens), TOKENS_FILE, ["offset", "length", "n_bytes", "digest"], tokens.live)
+        rows = corpus.arrow(
+            "select doc_id, located.digest as digest, split = 'train' as train, part::bigint as part, "
+            '"offset", length, located.n_bytes as n_bytes from located join wanted using (doc_id) order by doc_id'
+        )
     documents = TokenDocuments(
-        ids=ids,
-        digests=_whole(rows["digest"].take(row)),
-        train=pc.equal(selection["split"], "train").to_numpy(),
-        shard=shelf,
-        offset=rows["offset"].to_numpy()[row],
-        length=rows["length"].to_numpy()[row],
-        n_bytes=rows["n_bytes"].to_numpy()[row],
+        ids=_whole(rows["doc_id"]),
+        digests=_whole(rows["digest"]),
+        train=rows["train"].to_numpy(),
+        shard=rows["part"].to_numpy(),
+        offset=rows["offset"].to_numpy(),
+        length=rows["length"].to_numpy(),
+        n_bytes=rows["n_bytes"].to_numpy(),
     )
-    del selection, rows, tables, ids
+    del rows
     pa.default_memory_pool().release_unused()  # else what was read stands beside the index, and is as large
     return documents
-
-
-def _places(values: pa.Array | pa.ChunkedArray, ids: pa.Array) -> np.ndarray:
-    """Where each value stands among the ids; -1 for those that do not."""
-    return np.asarray(pc.fill_null(pc.index_in(values, value_set=ids), -1).to_numpy().astype(np.int64))
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece."""
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
-
-
-def _noted(
-    store: Store, tokens: RefSet, ids: pa.Array, segments: pa.ChunkedArray, place: np.ndarray, shelf: np.ndarray
-) -> np.ndarray:
-    """(r,) whether each row is the only one of its document, or that of the segment noted for it.
-
-    Args:
-        segments: (n,) segment noted for each document.
-        place: (r,) document of each row.
-        shelf: (r,) artefact of each row.
-    """
-    of_shelf = pa.array([item.segment for item in shelves_of(store, tokens)], pa.string())
-    number = _places(of_shelf, of_shelf)  # artefacts of one segment count as one segment
-    own = number[shelf] == _places(segments, of_shelf)[place]
-    times = np.bincount(place, minlength=len(ids))
-    for document in np.flatnonzero((times > 1) & (np.bincount(place[own], minlength=len(ids)) != 1))[:1]:
-        raise _misplaced(ids[document].as_py(), int(times[document]), len(of_shelf))
-    return np.asarray(own | (times[place] == 1))
-
-
-def _misplaced(doc_id: str, n_found: int, n_shelves: int) -> StoreError:
-    return StoreError(
-        f"document {doc_id} lies in {n_found} of the {n_shelves} token shards in use, expected one: "
-        "compute the listing again with `--refresh snapshot,curate`"
-    )
 
 
 def count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:

@@ -23,9 +23,9 @@ from storage.digest import sha256_file
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE
+from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from tasks.core.stage import Work, stage
-from tasks.curate.kept import holders, shelves_of
+from tasks.curate.corpus import by_table
 from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe
 from tasks.tokens.text_arrays import Texts, whole_characters
@@ -245,7 +245,7 @@ def choose_documents(work: Work, curated: ArtifactRef, documents: RefSet, limit:
         UserError: if there is none.
     """
     columns = ["doc_id", "segment", "split", "kept", "n_bytes"]
-    selection = pq.read_table(work.folder(curated) / "selection.parquet", columns=columns)
+    selection = pq.read_table(work.folder(curated) / SELECTION_FILE, columns=columns)
     trained = selection.filter(pc.and_(selection["kept"], pc.equal(selection["split"], "train"))).sort_by("doc_id")
     sizes = trained["n_bytes"].to_numpy()
     if not len(sizes):
@@ -260,16 +260,12 @@ def choose_documents(work: Work, curated: ArtifactRef, documents: RefSet, limit:
     rows = trained.take(pa.array(order)).to_pylist()
     most = sizes[order].tolist()
     most[-1] = max(1, min(most[-1], limit - sum(most[:-1])))
-    shelves = shelves_of(work.store, documents)
-    if documents.live is None:
-        place_of = holders({row["doc_id"]: row["segment"] for row in rows}, shelves, DOCUMENTS_FILE)
-    else:
-        place_of = {row["doc_id"]: _first_holder(documents, row["doc_id"]) for row in rows}
-    wanted: list[dict[str, tuple[int, int]]] = [{} for _ in shelves]
-    for place, (row, size) in enumerate(zip(rows, most, strict=True)):
-        wanted[place_of[row["doc_id"]]][row["doc_id"]] = (place, size)
-    used = [number for number, shelf in enumerate(wanted) if shelf]
-    return Chosen([shelves[number].folder for number in used], [wanted[number] for number in used], int(sizes.sum()))
+    chosen = {row["doc_id"]: (place, size) for place, (row, size) in enumerate(zip(rows, most, strict=True))}
+    noted = {row["doc_id"]: row["segment"] for row in rows}
+    read = by_table(work.store, noted, documents, DOCUMENTS_FILE)
+    used = [(ref, doc_ids) for ref, doc_ids in zip(documents.refs, read, strict=True) if doc_ids]
+    wanted = [{doc_id: chosen[doc_id] for doc_id in doc_ids} for _, doc_ids in used]
+    return Chosen([str(work.folder(ref)) for ref, _ in used], wanted, int(sizes.sum()))
 
 
 def _hashes(names: pa.ChunkedArray) -> Iterator[int]:
@@ -277,17 +273,6 @@ def _hashes(names: pa.ChunkedArray) -> Iterator[int]:
     for chunk in names.chunks:
         for name in chunk.to_pylist():
             yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-
-
-def _first_holder(documents: RefSet, doc_id: str) -> int:
-    assert documents.live is not None
-    for place, live in enumerate(documents.live):
-        if doc_id in live:
-            return place
-    raise UserError(
-        f"training document {doc_id} lies in none of the {len(documents.refs)} segments in use: compute the listing "
-        "again with `--refresh snapshot,curate`"
-    )
 
 
 def fit_documents(

@@ -44,7 +44,7 @@ class AblateSettings:
 @stage(
     "ablate",
     version=1,
-    tables={"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS},
+    tables={SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS},
     unkeyed=("without",),
 )
 def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, without: Collection[str]) -> str:

@@ -12,10 +12,11 @@ import numpy as np
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from storage.verify import Check
-from tasks.curate.kept import kept_documents, kept_rows
+from tasks.curate.corpus import kept_documents, kept_rows
 from tasks.text import Hashes, containment, gram_hashes
 
 State = dict[str, list[ArtifactRef]]
@@ -28,7 +29,7 @@ def check_split(store: Store, state: State) -> Check:
     check = Check("split")
     curated = state["curate"][0]
     sides: dict[str, set[str]] = defaultdict(set)
-    for row in read_rows(store.folder(curated) / "selection.parquet", ["cluster", "split"]):
+    for row in read_rows(store.folder(curated) / SELECTION_FILE, ["cluster", "split"]):
         sides[row["cluster"]].add(row["split"])
         check.checked += 1
     check.problems += [
@@ -36,7 +37,7 @@ def check_split(store: Store, state: State) -> Check:
     ]
     trained = kept_documents(store, curated, "train")
     for ref in state.get("evalset", []):
-        for row in read_rows(store.folder(ref) / "documents.parquet", ["doc_id"]):
+        for row in read_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id"]):
             check.checked += 1
             if row["doc_id"] in trained:
                 check.problems.append(f"evaluation document {row['doc_id']} is trained on")
@@ -53,7 +54,7 @@ def _containment_problems(store: Store, state: State) -> Iterator[str]:
     limit = float(manifest_of(store, state["curate"][0]).settings["curate"]["max_containment"])
     held_out = dict(_texts(store, state, "validation"))
     for ref in state.get("evalset", []):
-        documents = stream_rows(store.folder(ref) / "documents.parquet", ["doc_id", "text"])
+        documents = stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"])
         missing = [row["doc_id"] for row in documents if row["doc_id"] not in held_out]
         held_out |= _as_normalised(store, state, ref, missing)
     names = list(held_out)
@@ -88,16 +89,16 @@ def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
     """The normalised texts of one side."""
     tables = RefSet(tuple(state["normalise"]), "")
     kept = kept_documents(store, state["curate"][0], split)
-    for _, row in kept_rows(store, kept, tables, "documents.parquet", ["doc_id", "text"]):
+    for row in kept_rows(store, kept, tables, DOCUMENTS_FILE, ["doc_id", "text"]):
         yield row["doc_id"], row["text"]
 
 
 def _as_normalised(store: Store, state: State, evalset: ArtifactRef, wanted: Container[str]) -> dict[str, str]:
     """Texts of evaluation documents that are in no split now: normalised where they still lie, else as they froze."""
-    refined = stream_rows(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    refined = stream_rows(store.folder(evalset) / DOCUMENTS_FILE, ["doc_id", "text"])
     texts = {row["doc_id"]: row["text"] for row in refined if row["doc_id"] in wanted}
     for ref in state["normalise"]:
-        for row in stream_rows(store.folder(ref) / "documents.parquet", ["doc_id", "text"]):
+        for row in stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"]):
             if row["doc_id"] in texts:
                 texts[row["doc_id"]] = row["text"]
     return texts

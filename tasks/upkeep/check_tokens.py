@@ -10,7 +10,7 @@ import numpy as np
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.schemas import SHARD_COUNTS_FILE, SHARD_FILE, TOKENS_FILE
+from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_places
 from storage.verify import Check
@@ -54,7 +54,7 @@ def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check:
         yield f"{SHARD_COUNTS_FILE} is not how often its ids occur"
     framing = TokeniseSettings(**manifest.settings).frame(tokenizer)
     yield from _framing_problems(tokenizer, framing, shard, offsets, lengths, counts)
-    source = store.folder(manifest.input_refs("documents")[0]) / "documents.parquet"
+    source = store.folder(manifest.input_refs("documents")[0]) / DOCUMENTS_FILE
     yield from _decoding_problems(tokenizer, framing, source, columns["doc_id"], columns["lost_bytes"], shard, offsets)
 
 

@@ -23,16 +23,21 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import (
     CUTS,
+    CUTS_FILE,
     DOCUMENTS_FILE,
     DROPPED,
+    DROPPED_FILE,
     EVALSET,
     EXTRACTS,
+    EXTRACTS_FILE,
     FILES,
     FILES_FILE,
     GRAMS_FILE,
     OFFSETS_FILE,
     PAGES,
+    PAGES_FILE,
     SELECTION,
+    SELECTION_FILE,
 )
 from storage.store import Store, Workspace
 from storage.tables import TableWriter, read_rows, stream_rows, union_digest, write_table
@@ -42,7 +47,7 @@ from tasks.ingest.extract import document_id, forgotten_row
 from tasks.ingest.journal import Content, is_doubtful
 from tasks.training.journal import JOURNAL_FILE
 
-SELECTION_FILES = {"selection.parquet": SELECTION, "dropped.parquet": DROPPED, "cuts.parquet": CUTS}
+SELECTION_FILES = {SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS}
 
 
 def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> ArtifactRef | None:
@@ -65,7 +70,7 @@ def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> A
         gone: set[str] = set()
 
         def rows() -> Iterator[dict[str, Any]]:
-            for row in stream_rows(folder / "extracts.parquet"):
+            for row in stream_rows(folder / EXTRACTS_FILE):
                 if row["file_sha256"] not in kept:
                     gone.add(row["doc_id"])
                     continue
@@ -76,11 +81,11 @@ def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> A
                 counts["doubtful"] += is_doubtful(row["status"], row["reason_code"])
                 yield row
 
-        counts["rows"] = write_table(workspace.out / "extracts.parquet", EXTRACTS, rows())
-        with TableWriter(workspace.out / "pages.parquet", PAGES) as pages:
-            pages.write(row for row in stream_rows(folder / "pages.parquet") if row["doc_id"] not in gone)
+        counts["rows"] = write_table(workspace.out / EXTRACTS_FILE, EXTRACTS, rows())
+        with TableWriter(workspace.out / PAGES_FILE, PAGES) as pages:
+            pages.write(row for row in stream_rows(folder / PAGES_FILE) if row["doc_id"] not in gone)
         counts["pages"] = pages.count
-        digest = union_digest([workspace.out / "extracts.parquet"])
+        digest = union_digest([workspace.out / EXTRACTS_FILE])
         made = replace(segment, key=key, digest=digest, settings=settings, counts=counts)
         return store.commit(workspace, made).ref
 
@@ -89,7 +94,7 @@ def _remaining(folder: Path, segment: Manifest, forgotten: Tombstones) -> tuple[
     """The contents of a segment that remain, and those of them in which a member is forgotten."""
     whole: set[str] = set()
     later: set[str] = set()
-    for row in read_rows(folder / "extracts.parquet", ["doc_id", "file_sha256", "sha256", "locator", "reason_code"]):
+    for row in read_rows(folder / EXTRACTS_FILE, ["doc_id", "file_sha256", "sha256", "locator", "reason_code"]):
         if holds(row, forgotten):
             (later if row["locator"] else whole).add(row["file_sha256"])
     contents = [Content(**entry) for entry in segment.settings["contents"]]

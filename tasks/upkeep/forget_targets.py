@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from storage.catalog import LISTED, read_state
 from storage.manifest import ArtifactRef
-from storage.schemas import EXTRACTS_FILE
+from storage.schemas import EXTRACTS_FILE, FILES_FILE
 from storage.store import Store
 from storage.tombstones import place_digest
 from tasks.ingest.extract import document_id
@@ -68,7 +68,7 @@ def places_of(store: Store, targets: Mapping[str, str]) -> dict[str, tuple[str, 
     wanted = pa.array(sorted(set(targets.values())), pa.string())
     for ref in _refs(store, "snapshot"):
         columns = ["doc_id", "sha256", "source", "path"]
-        table = pq.read_table(store.folder(ref) / "files.parquet", columns=columns)
+        table = pq.read_table(store.folder(ref) / FILES_FILE, columns=columns)
         for row in table.filter(pc.is_in(table["sha256"], value_set=wanted)).to_pylist():
             doc_id = row["doc_id"] or document_id(row["sha256"])
             if doc_id in found:
@@ -84,7 +84,7 @@ def _by_id(store: Store, beginning: str) -> Iterator[Target]:
         for ref in _refs(store, stage):
             yield from _rows(store, ref, EXTRACTS_FILE, ["doc_id", "sha256"], wanted)
     for ref in _refs(store, "snapshot"):
-        yield from _rows(store, ref, "files.parquet", ["doc_id", "sha256", "path"], wanted)
+        yield from _rows(store, ref, FILES_FILE, ["doc_id", "sha256", "path"], wanted)
 
 
 def _by_path(store: Store, corpus: str, thing: str) -> Iterator[Target]:
@@ -103,7 +103,7 @@ def _by_path(store: Store, corpus: str, thing: str) -> Iterator[Target]:
         return pc.and_(named, pc.is_in(table["source"], value_set=pa.array(own, pa.string())))
 
     for ref in _refs(store, "snapshot") if sources else ():
-        yield from _rows(store, ref, "files.parquet", ["doc_id", "sha256", "path", "source"], wanted)
+        yield from _rows(store, ref, FILES_FILE, ["doc_id", "sha256", "path", "source"], wanted)
 
 
 def _refs(store: Store, stage: str) -> Iterator[ArtifactRef]:
@@ -111,7 +111,7 @@ def _refs(store: Store, stage: str) -> Iterator[ArtifactRef]:
 
 
 def _sources(store: Store, ref: ArtifactRef) -> list[str]:
-    found: list[str] = pc.unique(pq.read_table(store.folder(ref) / "files.parquet", columns=["source"])["source"])
+    found: list[str] = pc.unique(pq.read_table(store.folder(ref) / FILES_FILE, columns=["source"])["source"])
     return [str(name) for name in found]
 
 

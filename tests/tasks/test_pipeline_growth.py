@@ -18,7 +18,7 @@ from storage.schemas import SHARD_FILE
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_columns, read_rows
 from tasks.core.run import StageReport
-from tasks.curate.kept import Kept, kept_documents, kept_rows
+from tasks.curate.corpus import kept_documents, kept_rows
 from tasks.curate.selection import hash_share
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
@@ -354,7 +354,7 @@ def test_a_file_renamed_to_another_suffix_keeps_its_document(
 
 
 def test_a_document_that_lies_nowhere_is_an_error_and_not_left_out(tiny: Ran) -> None:
-    kept = {**kept_documents(tiny.run.store, tiny.ingested.curated), "lost": Kept("nowhere", "train")}
+    kept = {**kept_documents(tiny.run.store, tiny.ingested.curated), "lost": "nowhere"}
     tables = RefSet(tuple(tiny.ingested.normalised), "")
     with pytest.raises(StoreError, match=r"document lost lies in 0 of the 1 segments.*--refresh snapshot"):
         list(kept_rows(tiny.run.store, kept, tables, "documents.parquet", ["doc_id"]))

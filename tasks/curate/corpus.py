@@ -1,0 +1,225 @@
+"""The documents of a corpus and the rows that per-segment tables hold of them, as DuckDB tables.
+
+Results are addressed by content, so an artefact found in the store may name a segment that is no longer in use: the
+same documents lie in others now. A document that lies in one table is read there; of several, in that of the segment
+noted for it. Memory is bounded by a setting, not by the number of documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.catalog import literal_path, quoted
+from storage.lineage import manifest_of, segment_of
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import FILES_FILE, SELECTION_FILE
+from storage.store import Store, StoreError
+from storage.tables import stream_rows
+
+if TYPE_CHECKING:
+    import duckdb
+
+_NOTED = pa.schema([("doc_id", pa.string()), ("segment", pa.string())])
+
+
+class SegmentTable(NamedTuple):
+    """Folder of a per-segment artefact, and the key of the extraction segment behind it."""
+
+    segment: str
+    folder: str
+
+
+def tables_of(store: Store, tables: RefSet) -> list[SegmentTable]:
+    """Return the artefacts of a set, in its order."""
+    segments = tables.segments or [segment_of(store, ref) for ref in tables.refs]
+    return [SegmentTable(key, str(store.folder(ref))) for key, ref in zip(segments, tables.refs, strict=True)]
+
+
+def matching_folders(store: Store, documents: RefSet, made: RefSet) -> list[str]:
+    """Return, for each artefact of documents, the folder of what was made of it.
+
+    Args:
+        made: Artefacts with the input `documents`. They are matched by its content: of two segments with the same
+            documents, one artefact may have been made.
+    """
+    folders = {manifest_of(store, ref).inputs["documents"]["digest"]: str(store.folder(ref)) for ref in set(made.refs)}
+    return [folders[ref.digest] for ref in documents.refs]
+
+
+class Corpus:
+    """A DuckDB session with a table `wanted` of documents, and a table `located` of where each is read.
+
+    Args:
+        memory_bytes: Memory of all queries; 0 leaves it to DuckDB. What is larger goes to `spill`.
+        spill: Folder for temporary files; without it nothing is written.
+    """
+
+    def __init__(self, memory_bytes: int = 0, spill: Path | None = None) -> None:
+        import duckdb
+
+        self.connection = duckdb.connect(str(spill / "corpus.duckdb") if spill else ":memory:")
+        self.connection.execute("set preserve_insertion_order = false")
+        if memory_bytes:
+            self.connection.execute(f"set memory_limit = '{memory_bytes}B'")
+        if spill:
+            self.connection.execute(f"set temp_directory = {quoted(str(spill))}")
+
+    def __enter__(self) -> Corpus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def sql(self, query: str, parameters: Mapping[str, Any] | None = None) -> duckdb.DuckDBPyConnection:
+        """Run a query and return its result."""
+        return self.connection.execute(query, dict(parameters) if parameters else None)
+
+    def arrow(self, query: str) -> pa.Table:
+        """Return the result of a query as one table."""
+        return self.sql(query).to_arrow_table()
+
+    def insert(self, name: str, rows: pa.Table | pa.RecordBatch) -> None:
+        """Append rows to a table, which is made if it is not there."""
+        self.connection.register("fresh_rows", rows)
+        self.sql(f"create table if not exists {name} as select * from fresh_rows limit 0")
+        self.sql(f"insert into {name} select * from fresh_rows")
+        self.connection.unregister("fresh_rows")
+
+    def want_live(self, snapshot: Path) -> None:
+        """Want the live documents of a snapshot, with the segments and the licences noted there."""
+        self.sql(
+            f"create table wanted as select doc_id, min(segment) as segment, max(nullif(licence, '')) as licence "
+            f"from {parquet(snapshot / FILES_FILE)} where status = 'ok' and doc_id is not null group by doc_id"
+        )
+
+    def want_kept(self, curated: Path, split: str = "") -> None:
+        """Want the kept documents of a selection; of one side of the split when given."""
+        side = f" and split = {quoted(split)}" if split else ""
+        self.sql(f"create table wanted as from {parquet(curated / SELECTION_FILE)} where kept{side}")
+
+    def locate(
+        self,
+        tables: Sequence[SegmentTable],
+        name: str,
+        columns: Sequence[str] = (),
+        live: Sequence[Collection[str]] | None = None,
+    ) -> None:
+        """Make the table `located`: for each wanted document `part` (number of its table) and `place` (row in it).
+
+        Args:
+            tables: The same document may lie in several.
+            name: File name of the table in each of them.
+            columns: Further columns to take from there.
+            live: For each table, the documents that are read in it, where that is known; the first counts.
+
+        Raises:
+            StoreError: If a document lies in none of them, or in several none of which is the noted one.
+        """
+        parts = [(n, segment, str(Path(folder) / name)) for n, (segment, folder) in enumerate(tables)]
+        numbers, segments, paths = zip(*parts, strict=True) if parts else ((), (), ())
+        listed = pa.table(
+            [pa.array(numbers, pa.int32()), pa.array(segments, pa.string()), pa.array(paths, pa.string())],
+            ["part", "segment", "path"],
+        )
+        self.sql("drop table if exists located; drop table if exists parts")
+        self.insert("parts", listed)
+        more = "".join(f', found."{column}"' for column in columns)
+        if parts:
+            source = ", ".join(quoted(literal_path(Path(path))) for path in dict.fromkeys(paths))
+            self.sql(
+                f"create table located as select wanted.doc_id, part, file_row_number as place{more} "
+                f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
+                "join parts on parts.path = found.filename join wanted on wanted.doc_id = found.doc_id"
+            )
+        else:
+            none = "".join(f', null as "{column}"' for column in columns)
+            self.sql(f"create table located as select doc_id, 0 as part, 0 as place{none} from wanted limit 0")
+        if live is not None:
+            self._keep_told(live)
+        else:
+            self._keep_noted(len(parts))
+        lost = "select min(doc_id) from wanted where doc_id not in (select doc_id from located)"
+        (missing,) = self.sql(lost).fetchall()[0]
+        if missing is not None:
+            raise _misplaced(missing, 0, len(parts))
+
+    def _keep_told(self, live: Sequence[Collection[str]]) -> None:
+        self.sql("create or replace table told (doc_id varchar, part int)")
+        for number, names in enumerate(live):
+            rows = pa.table(
+                {"doc_id": pa.array(names, pa.string()), "part": pa.repeat(pa.scalar(number, pa.int32()), len(names))}
+            )
+            self.insert("told", rows)
+        self.sql(
+            "create or replace table told as select doc_id, min(part) as part from told "
+            "join located using (doc_id, part) group by doc_id; "
+            "delete from located where (doc_id, part) not in (from told); drop table told"
+        )
+
+    def _keep_noted(self, n_tables: int) -> None:
+        self.sql(
+            "create or replace table doubtful as select doc_id, count(*) as n from located group by all having n > 1; "
+            "delete from located using doubtful, parts, wanted where located.doc_id = doubtful.doc_id "
+            "and located.part = parts.part and wanted.doc_id = located.doc_id and parts.segment <> wanted.segment"
+        )
+        left = self.sql(
+            "select doc_id, n from doubtful left join located using (doc_id) "
+            "group by all having count(located.part) <> 1 order by doc_id limit 1"
+        )
+        for doc_id, n in left.fetchall():
+            raise _misplaced(doc_id, n, n_tables)
+        self.sql("drop table doubtful")
+
+
+def parquet(path: Path) -> str:
+    """Return a Parquet file as a table in SQL."""
+    return f"read_parquet({quoted(literal_path(path))})"
+
+
+def _misplaced(doc_id: str, n_found: int, n_tables: int) -> StoreError:
+    return StoreError(
+        f"document {doc_id} lies in {n_found} of the {n_tables} segments in use, expected one: "
+        "compute the listing again with `--refresh snapshot,curate`"
+    )
+
+
+def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> dict[str, str]:
+    """Return the kept documents with the segment noted for each; only one side of the split when given."""
+    rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "segment", "split", "kept"])
+    rows = rows.filter(rows["kept"]).to_pylist()
+    return {row["doc_id"]: row["segment"] for row in rows if split in ("", row["split"])}
+
+
+def by_table(store: Store, noted: Mapping[str, str], tables: RefSet, name: str) -> list[list[str]]:
+    """Return, for each artefact of a set, the documents that are read there.
+
+    Args:
+        noted: The segment noted for each document.
+        tables: Per-segment artefacts; the same document may lie in several, one of which is the live one.
+        name: File name of the table in each of them.
+
+    Raises:
+        StoreError: If a document lies in none of them, or in several none of which is the noted one.
+    """
+    with Corpus() as corpus:
+        corpus.insert("wanted", pa.table([list(noted), list(noted.values())], schema=_NOTED))
+        corpus.locate(tables_of(store, tables), name, live=tables.live)
+        rows = corpus.sql("select part, doc_id from located order by all").fetchnumpy()
+    bounds = np.searchsorted(rows["part"], np.arange(len(tables.refs) + 1)).tolist()
+    return [rows["doc_id"][first:last].tolist() for first, last in pairwise(bounds)]
+
+
+def kept_rows(
+    store: Store, noted: Mapping[str, str], tables: RefSet, name: str, columns: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of documents, table by table; arguments and errors are those of `by_table`."""
+    for ref, wanted in zip(tables.refs, map(set, by_table(store, noted, tables, name)), strict=True):
+        if wanted:
+            yield from (row for row in stream_rows(store.folder(ref) / name, columns) if row["doc_id"] in wanted)
