@@ -114,16 +114,16 @@ def test_a_truncated_parquet_file_is_corrupt(keep):
     assert "Parquet" in found.reason
 
 
-def test_damaged_pages_leave_the_rows_before_them():
+def test_damaged_pages_cost_their_row_group():
     rows = [random.Random(number).randbytes(500).hex() for number in range(400)]
     data = bytearray(parquet_of({"text": rows}, row_group_size=100, compression="zstd", use_dictionary=False))
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
     found = extract_document(bytes(data), "", OPTIONS)
-    assert found.members[0].status == "ok"
-    assert (found.members[-1].status, found.members[-1].reason_code) == ("failed", "corrupt")
-    assert 100 <= len(found.members) <= 301
-    assert found.members[-1].locator == f"%23{len(found.members)}"
+    ((number, lost),) = [(n, row) for n, row in enumerate(found.members, 1) if row.status != "ok"]
+    assert (lost.status, lost.reason_code, lost.locator) == ("failed", "corrupt", str(number))
+    assert 300 <= len(found.members) <= 400
+    assert found.members[-1].locator == "400"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -192,7 +192,7 @@ def test_bad_lines_are_rows_that_name_the_line():
         ("1", "ok", ""),
         ("2", "failed", "corrupt"),
         ("3", "failed", "corrupt"),
-        ("4", "skipped", "no_column"),
+        ("4", "rejected", "no_column"),
         ("5", "rejected", "no_column"),
         ("6", "skipped", "empty"),
     ]
@@ -207,9 +207,11 @@ def test_a_line_nested_without_end_fails_alone():
     assert "nested" in found.members[1].reason
 
 
-def test_a_lone_surrogate_in_a_row_is_replaced():
-    row = extract_document(b'{"text": "a\\ud800b"}\n', ".jsonl", OPTIONS).members[0]
-    assert row.pages[0].text == "a\ufffdb"
+def test_a_lone_surrogate_in_a_row_is_refused_and_bytes_that_are_no_utf8_are_replaced():
+    found = extract_document(b'{"text": "one"}\n{"text": "a\\ud800b"}\n{"text": "caf\xe9"}\n', ".jsonl", OPTIONS)
+    assert codes(found) == [("1", "ok", ""), ("2", "failed", "corrupt"), ("3", "ok", "")]
+    assert "line 2: the text in 'text' holds a lone surrogate" in found.members[1].reason
+    assert found.members[2].pages[0].text == "caf\ufffd"
 
 
 # SQLite
