@@ -9,10 +9,17 @@ import pytest
 from html_tags import Tags
 from train_report_samples import bare, broken, one_step, rich, stopped_early
 
-from tasks.report.training import Curve, Epoch, TrainingFigures
-from tasks.report.training import SECTIONS, training_page
-from tasks.report.training import training_summary
-from tasks.report.training import facts, lead, worries
+from tasks.report.training import (
+    SECTIONS,
+    Curve,
+    Epoch,
+    TrainingFigures,
+    facts,
+    lead,
+    training_page,
+    training_summary,
+    worries,
+)
 from tasks.training.journal import Event, Notes, Sample
 
 Make = Callable[[], TrainingFigures]

@@ -17,9 +17,7 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.registry.models import ensure_training_run
-from tasks.report.training import collect_training
-from tasks.report.training import TrainingFigures
-from tasks.report.training import training_page, write
+from tasks.report.training import TrainingFigures, collect_training, training_page, write
 from tasks.report.written import Outcome
 from tasks.training.journal import Notes, read_notes
 
