@@ -95,8 +95,7 @@ def _compare(
     run: Run, models: list[tuple[str, ArtifactRef]], evalset: ArtifactRef, settings: Settings, prompts: str | None
 ) -> dict[str, Any]:
     """Measure two named models on the same documents, let them continue the same prompts, and draw the page."""
-    from tasks.report.evaluation.pair_page import pair_table, write_pair_page
-    from tasks.report.evaluation.pairs import Side, collect_pair, pair_document
+    from tasks.report.comparison import Side, collect_pair, pair_document, pair_table, write_pair_page
 
     asked = read_prompts(Path(prompts).expanduser()) if prompts else sample_prompts(run.store, evalset)
     sides: list[Side] = []

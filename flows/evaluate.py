@@ -33,7 +33,7 @@ from tasks.lineage.trace_index import trace_indexes
 from tasks.lineage.training_texts import trained_texts
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
-from tasks.report.evaluation.collect import Measured
+from tasks.report.evaluation import Measured
 
 
 @flow(EvaluateOptions)

@@ -18,7 +18,7 @@ from tasks.core.run import Run
 from tasks.report.completions import write as generation_page
 from tasks.report.corpus.page import write as corpus_page
 from tasks.report.dataset.page import write as dataset_page
-from tasks.report.evaluation.page import write as evaluation_page
+from tasks.report.evaluation import write as evaluation_page
 from tasks.report.gates import write as gates_page
 from tasks.report.training import write as training_page
 from tasks.report.written import Outcome
@@ -27,7 +27,7 @@ from tasks.training.suggest import read_suggestion, suggest
 if TYPE_CHECKING:
     from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
-    from tasks.report.evaluation.collect import Measured
+    from tasks.report.evaluation import Measured
 
 # the evaluation's page links to the others
 PAGES = (corpus_page, dataset_page, training_page, gates_page, generation_page, evaluation_page)

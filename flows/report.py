@@ -9,7 +9,7 @@ from typing import Any
 
 from storage.tables import read_rows
 from tasks.core.run import StageReport
-from tasks.report.evaluation.summary import metrics_table
+from tasks.report.evaluation import metrics_table
 from tasks.report.markdown import cell, table
 from tasks.report.written import Page
 from tasks.training.suggest import suggestion_text

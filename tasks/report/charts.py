@@ -457,8 +457,11 @@ def bar_figure(plot: BarPlot, legend: bool = False) -> Markup:
 def bar_chart(plot: BarPlot) -> Markup:
     """Bars of the layers, one on the other; a bin with anything in it is never invisible."""
     heights = [sum(counts) for counts in zip(*(layer.counts for layer in plot.layers), strict=True)]
+    if not any(heights):
+        words = "There is no value of it."
+        return drawing(plot.name, plot.title, words, (plot.width, 40.0), label(0, 24, words))
     edges, quarters = plot.edges, (0.0, 0.25, 0.5, 0.75, 1.0)
-    y = Scale(0.0, 1.0, quarters) if plot.diagonal else scale_of([0.0, max(heights) or 1.0], 4, whole=True)
+    y = Scale(0.0, 1.0, quarters) if plot.diagonal else scale_of([0.0, max(heights)], 4, whole=True)
     width = plot.width - 12 - LETTER * max(len(amount(tick)) for tick in y.ticks) - _RIGHT
     x = scale_of([edges[0], edges[-1]], round(width / 40), log=plot.log, tight=True)
     axes = Axes(x, y, width, plot.height, amount, amount)
@@ -469,8 +472,9 @@ def bar_chart(plot: BarPlot) -> Markup:
         body.append(label(axes.left, 10, f"median {amount(plot.median)}"))
     peak = heights.index(max(heights))
     between = f"between {amount(edges[peak])} and {amount(edges[peak + 1])}"
-    words = "; ".join(plot.hints) if plot.hints else f"{sum(heights):,} values; most lie {between}"
-    return drawing(plot.name, plot.title, f"{words or 'no values'}. {plot.note}.", axes.size, *body)
+    hints = "; ".join(hint for hint, height in zip(plot.hints, heights, strict=False) if height)
+    words = hints or f"{sum(heights):,} values; most lie {between}"
+    return drawing(plot.name, plot.title, f"{words}. {plot.note}.", axes.size, *body)
 
 
 def _bar(plot: BarPlot, place: int, axes: Axes) -> Markup:

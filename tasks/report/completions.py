@@ -1,25 +1,26 @@
-"""The report of a generation as one HTML file that needs nothing else: no network, no script, no other files.
-
-It shows a person what was asked and what was written, each token shaded by how sure the model was of it.
-"""
+"""The page of a generation: what was asked and what was written, each token shaded by how sure the model was of it."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 from storage.lineage import manifest_of
-from tasks.report.frame import report_page
-from tasks.report.inspect.labels import legible
-from tasks.report.inspect.layout import section
-from tasks.report.inspect.svg import element, escape
-from tasks.report.inspect.tables import Cell, figure, scrolled, table
-from tasks.report.old_charts import Layer, Part, Plot, histogram_figure, legend, whole_bar
-from tasks.report.preview import GenerationFigures, Piece, Shown, collect_generation, generation_summary, summary
-from tasks.report.wording import counted, cut
+from storage.manifest import ArtifactRef
+from storage.schemas import COMPLETIONS_FILE
+from storage.store import Store
+from storage.tables import stream_columns, stream_rows
+from tasks.report.charts import BarPlot, Layer, bar_figure
+from tasks.report.markdown import plain
+from tasks.report.page import render
+from tasks.report.wording import counted, decimals
 from tasks.report.written import Outcome, Page
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 SECTIONS = {
     "completions": "Completions",
@@ -27,46 +28,215 @@ SECTIONS = {
     "errors": "Not continued",
     "settings": "Settings",
 }
-FOOTER = "Made by sheepfold from the table of completions; ask it anything with sheepfold sql."
-# what finish reasons are called, and the colour of each
+# what finish reasons are called, and the tone of each
 REASONS = {
-    "stop": ("ended by itself or by a stop string", "sure"),
-    "length": ("cut at the limit", "limit"),
-    "context": ("cut where the context was full", "full"),
-    "exhausted": ("every token was forbidden", "unsure"),
+    "stop": ("ended by itself or by a stop string", "tone-green"),
+    "length": ("cut at the limit", "tone-ink"),
+    "context": ("cut where the context was full", "tone-gold"),
+    "exhausted": ("every token was forbidden", "tone-violet"),
 }
-# a token at least so likely has this shade; the last one is for all others
-SHADES = ((0.5, "shade-0"), (0.2, "shade-1"), (0.05, "shade-2"), (0.01, "shade-3"), (0.0, "shade-4"))
+SHADES = (0.5, 0.2, 0.05, 0.01, 0.0)  # a token at least so likely has the shade of this place
+SHOWN = 40  # completions
+ERRORS_SHOWN, ERRORS_IN_SUMMARY = 40, 8
 _BINS = 24
-_FIELDS = 400  # characters of the other columns
-_BEST = 5
-_NAME, _ERROR = 60, 400
-_KEY, _COMMAND = 12, 160
-CSS = """
-.completion { border-top: 1px solid var(--rule); padding: 14px 0; }
-.completion:first-of-type { border-top: 0; padding-top: 0; }
-.completion .head { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: .85rem; color: var(--quiet);
-  margin: 0 0 6px; max-width: none; overflow-wrap: anywhere; }
-.completion .head b { color: var(--text); }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; margin: 0; max-width: none;
-  max-height: 24em; overflow-y: auto; line-height: 1.75; }
-.text .asked { color: var(--quiet); }
-.text i { font-style: normal; border-radius: 3px; padding: 1px 0; }
-.columns { font-size: .82rem; color: var(--quiet); overflow-wrap: anywhere; margin: 6px 0 0; max-width: none; }
-.shade-0 { background: transparent; }
-.shade-1 { background: color-mix(in srgb, var(--contrary) 12%, transparent); }
-.shade-2 { background: color-mix(in srgb, var(--contrary) 22%, transparent); }
-.shade-3 { background: color-mix(in srgb, var(--contrary) 33%, transparent); }
-.shade-4 { background: color-mix(in srgb, var(--contrary) 46%, transparent); }
-.fate.sure { background: var(--green); } .fate.limit { background: var(--ink); }
-.fate.full { background: var(--gold); } .fate.unsure { background: var(--violet); }
-.fate.lost { background: var(--contrary); }
-.bar { fill: var(--ink); }
-.scale { display: flex; flex-wrap: wrap; gap: 6px 14px; font-size: .85rem; margin: 0 0 16px; max-width: none; }
-.scale i { font-style: normal; border-radius: 3px; padding: 1px 6px; border: 1px solid var(--rule); }
-#errors td.wrap { overflow-wrap: anywhere; } #settings td.wrap { overflow-wrap: anywhere; min-width: 6em; }
-@media print { .text i { print-color-adjust: exact; } .text { max-height: none; } }
-"""
+_PROMPT_CHARS = 2_000  # of a prompt that are kept: its end, which is what is continued
+_CONTEXT = 8  # tokens before one whose text is asked for
+
+
+class Piece(NamedTuple):
+    """Text of one token, or of several that share a character.
+
+    Attributes:
+        logprob: sum over its tokens, in nats.
+        best: the likeliest tokens in the place of the first, with their log-probabilities, if they are known.
+    """
+
+    text: str
+    logprob: float
+    best: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def shade(self) -> int:
+        """The place in `SHADES`."""
+        return next(place for place, least in enumerate(SHADES) if _probability(self.logprob) >= least)
+
+    @property
+    def hint(self) -> str:
+        """Its probability, and the likeliest tokens in its place."""
+        words = f"{_probability(self.logprob):.2%}, {self.logprob:.2f} nats"
+        others = ", ".join(f"{text} {_probability(value):.1%}" for text, value in self.best[:5])
+        return f"{words}; likeliest: {others}" if others else words
+
+
+def _probability(logprob: float) -> float:
+    return math.exp(min(0.0, logprob))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A completion that is shown.
+
+    Attributes:
+        cut: characters of the prompt that are left out before it.
+        fields: other columns of the prompt's row, as JSON.
+    """
+
+    id: str
+    sample: int
+    prompt: str
+    cut: int
+    pieces: tuple[Piece, ...]
+    finish_reason: str
+    n_tokens: int
+    fields: str | None
+
+    @property
+    def name(self) -> str:
+        """What it is called within its generation."""
+        return f"{self.id}#{self.sample}" if self.sample else self.id
+
+    @property
+    def nats(self) -> str:
+        """Mean log-probability of a token."""
+        return decimals(sum(piece.logprob for piece in self.pieces) / max(1, self.n_tokens), 3)
+
+
+@dataclass
+class GenerationFigures:
+    """What a generation gave.
+
+    Attributes:
+        prompts: that were asked.
+        reasons: continuations by their finish reason; errors are none of them.
+        lengths: tokens of each continuation.
+        logprob: sum over all tokens, in nats.
+        errors: ids and sentences of the first prompts that could not be continued.
+        settings: how tokens were drawn.
+        model: digest of its checkpoint.
+        key: of the artefact.
+    """
+
+    prompts: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    lengths: list[int] = field(default_factory=list)
+    logprob: float = 0.0
+    n_errors: int = 0
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    key: str = ""
+
+    @property
+    def continuations(self) -> int:
+        return sum(self.reasons.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all continuations."""
+        return sum(self.lengths)
+
+    @property
+    def perplexity(self) -> float:
+        """The model's, of what it wrote itself; infinite where it was sure of the contrary, NaN of nothing."""
+        if not self.tokens:
+            return math.nan
+        mean = -self.logprob / self.tokens
+        return math.exp(mean) if mean < 700 else math.inf
+
+    @property
+    def lead(self) -> str:
+        """What came out, in a sentence."""
+        written = counted(self.continuations, "continuation")
+        words = f"{counted(self.prompts, 'prompt')} got {written} of {self.tokens:,} tokens"
+        if self.n_errors:
+            words += f"; {counted(self.n_errors, 'prompt')} could not be continued"
+        return words + "."
+
+
+# ---- reading
+
+
+def collect_generation(store: Store, made: ArtifactRef) -> GenerationFigures:
+    """Read the figures of an artefact of the stage `generate`."""
+    path = store.folder(made) / COMPLETIONS_FILE
+    figures, seen = GenerationFigures(key=made.key), set()
+    for columns in stream_columns(path, ["id", "finish_reason", "n_tokens", "logprobs", "error"]):
+        seen.update(columns["id"])
+        for place, error in enumerate(columns["error"]):
+            if error is not None:
+                figures.n_errors += 1
+                if len(figures.errors) < ERRORS_SHOWN:
+                    figures.errors.append((columns["id"][place], error))
+                continue
+            figures.reasons[columns["finish_reason"][place]] += 1
+            figures.lengths.append(columns["n_tokens"][place])
+            figures.logprob += sum(columns["logprobs"][place])
+    figures.prompts = len(seen)
+    tokenizer = _tokenizer(store, made)
+    for row in islice((row for row in stream_rows(path) if row["error"] is None), SHOWN):
+        figures.shown.append(_shown(row, tokenizer))
+        figures.settings, figures.model = json.loads(row["settings"]), row["model"]
+    return figures
+
+
+def _tokenizer(store: Store, made: ArtifactRef) -> Tokenizer | None:
+    """The tokeniser of the model behind a generation."""
+    for name in ("parts", "checkpoint"):
+        manifest = store.find(made.stage, made.key)
+        if manifest is None or not manifest.inputs.get(name, {}).get("refs"):
+            return None
+        made = manifest.input_refs(name)[0]
+    return load_tokenizer(store.folder(made) / TOKENIZER_FILE)
+
+
+def _shown(row: dict[str, Any], tokenizer: Tokenizer | None) -> Shown:
+    prompt = row["prompt"][-_PROMPT_CHARS:]
+    if tokenizer is None:
+        pieces = [Piece(row["text"], sum(row["logprobs"]))]
+    else:
+        best = [list(zip(*pair, strict=True)) for pair in zip(row["top_ids"], row["top_logprobs"], strict=True)]
+        pieces = text_pieces(tokenizer, prompt, row["ids"], row["logprobs"], best, len(row["text"]))
+    left_out = len(row["prompt"]) - len(prompt)
+    same = (row[name] for name in ("finish_reason", "n_tokens", "fields"))
+    return Shown(row["id"], row["sample"], prompt, left_out, tuple(pieces), *same)
+
+
+def text_pieces(
+    tokenizer: Tokenizer,
+    prompt: str,
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    best: Sequence[Sequence[tuple[int, float]]] = (),
+    length: int | None = None,
+) -> list[Piece]:
+    """Return a continuation token by token; tokens that share a character are one piece.
+
+    Args:
+        best: for each token the likeliest ones with their log-probabilities; may be empty.
+        length: characters of the continuation, where a stop string was cut off.
+    """
+    context = tokenizer.encode([prompt])[0].tolist()[-_CONTEXT:]
+    pieces: list[Piece] = []
+    first, total = 0, 0
+    for end in range(1, len(ids) + 1):
+        before = [*context, *ids[:first]][-_CONTEXT:]
+        text = tokenizer.decode_continuation(before, ids[first:end])
+        if text.endswith("\ufffd") and end < len(ids):
+            continue
+        if length is not None:
+            text = text[: length - total]
+            if not text and end < len(ids):
+                break
+        total += len(text)
+        likeliest = best[first] if first < len(best) else ()
+        named = tuple((tokenizer.decode([token]), value) for token, value in likeliest)
+        pieces.append(Piece(text, sum(logprobs[first:end]), named))
+        first = end
+    return pieces
+
+
+# ---- the page and its summary
 
 
 def write(outcome: Outcome) -> Page | None:
@@ -84,140 +254,52 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def generation_page(figures: GenerationFigures, corpus: str) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         corpus: its name.
     """
-    made = {
-        "completions": _completions(figures),
-        "lengths": _lengths(figures),
-        "errors": _errors(figures),
-        "settings": _settings(figures),
-    }
-    n = sum(figures.reasons.values())
-    facts = {
-        "Prompts": f"{figures.prompts:,}",
-        "Continuations": f"{n:,}",
-        "Tokens": f"{figures.tokens:,}",
-        "Tokens each": f"{figures.tokens / n:.1f}" if n else "none",
-        "Perplexity of what it wrote": f"{figures.perplexity:.2f}" if figures.tokens else "none",
-        "Model": figures.model[:12] or "none",
-    }
-    parts = [Part(class_, title, figures.reasons[name]) for name, (title, class_) in REASONS.items()]
-    parts.append(Part("lost", "could not be continued", figures.n_errors))
-    overview = whole_bar([part for part in parts if part.n], "How the continuations ended")
-    return report_page(
-        f"Corpus {legible(corpus)}: what the model wrote",
-        summary(figures),
-        facts,
-        SECTIONS,
-        made,
-        overview=overview,
-        style=CSS,
-        footer=FOOTER,
+    n = figures.continuations
+    parts = [(tone, title, figures.reasons[name]) for name, (title, tone) in REASONS.items()]
+    parts.append(("tone-contrary", "could not be continued", figures.n_errors))
+    scale = [f"{least:.0%} to {above:.0%}" for above, least in pairwise(SHADES)]
+    return render(
+        "completions.html",
+        title=f"Corpus {corpus}: what the model wrote",
+        lead=figures.lead,
+        facts={
+            "Prompts": f"{figures.prompts:,}",
+            "Continuations": f"{n:,}",
+            "Tokens": f"{figures.tokens:,}",
+            "Tokens each": f"{figures.tokens / n:.1f}" if n else "none",
+            "Perplexity of what it wrote": f"{figures.perplexity:.2f}" if figures.tokens else "none",
+            "Model": figures.model[:12] or "none",
+        },
+        sections=SECTIONS,
+        figures=figures,
+        parts=[{"tone": tone, "title": title, "n": n, "note": ""} for tone, title, n in parts if n],
+        reasons={name: title for name, (title, _) in REASONS.items()},
+        scale=[f"{SHADES[0]:.0%} and more", *scale[:-1], f"less than {SHADES[-2]:.0%}"],
+        lengths=_lengths(figures.lengths) if figures.lengths else None,
+        settings={name: json.dumps(value, ensure_ascii=False) for name, value in sorted(figures.settings.items())},
     )
 
 
-def _completions(figures: GenerationFigures) -> str:
-    why = (
-        "Prompts in grey, continuations behind them. The darker a token, the less likely the model itself held it, "
-        "before temperature and filters; point at one to see by how much."
-    )
-    if not figures.shown:
-        return section("completions", "Completions", why, element("p", "Nothing was continued."))
-    body = element("p", _scale(), class_="scale") + "".join(map(_completion, figures.shown))
-    n = sum(figures.reasons.values())
-    if n > len(figures.shown):
-        body += element("p", f"The first {len(figures.shown)} of {n:,}; the others are in the table.", class_="why")
-    if figures.key:
-        words = f"sheepfold why {figures.key[:_KEY]}/{legible(figures.shown[0].name)}"
-        told = "Where one comes from, and what it repeats of the training text:"
-        body += element("p", f"{told} {element('code', escape(cut(words, _COMMAND)))}", class_="why")
-    return section("completions", "Completions", why, body)
-
-
-def _scale() -> str:
-    """What the shades stand for."""
-    words = [
-        f"{SHADES[0][0]:.0%} and more",
-        *(f"{least:.0%} to {above:.0%}" for (above, _), (least, _) in pairwise(SHADES)),
-    ]
-    words[-1] = f"less than {SHADES[-2][0]:.0%}"
-    return "".join(element("i", escape(text), class_=shade) for text, (_, shade) in zip(words, SHADES, strict=True))
-
-
-def _completion(item: Shown) -> str:
-    title, _ = REASONS.get(item.finish_reason, (item.finish_reason, ""))
-    mean = sum(piece.logprob for piece in item.pieces) / max(1, item.n_tokens)
-    name = element("b", escape(legible(item.id))) + (f" sample {item.sample}" if item.sample else "")
-    head = f"<span>{name}</span><span>{escape(title)}</span><span>{item.n_tokens:,} tokens</span>"
-    head += f"<span>{figure(mean)} nats a token</span>"
-    asked = f"… {item.prompt}" if item.cut else item.prompt
-    text = element("span", _lines(asked), class_="asked", title=_asked_hint(item))
-    text += "".join(map(_token, item.pieces)) or element("span", " (nothing)", class_="asked")
-    body = element("p", head, class_="head") + element("p", text, class_="text", tabindex="0")
-    if item.fields:
-        body += element("p", escape(cut(legible(item.fields), _FIELDS)), class_="columns")
-    return element("div", body, class_="completion")
-
-
-def _asked_hint(item: Shown) -> str | None:
-    return f"{item.cut:,} characters of the prompt are not shown" if item.cut else None
-
-
-def _token(piece: Piece) -> str:
-    probability = math.exp(min(0.0, piece.logprob))
-    shade = next(name for least, name in SHADES if probability >= least)
-    hint = f"{probability:.2%}, {piece.logprob:.2f} nats"
-    if piece.best:
-        others = (f"{legible(text)} {math.exp(min(0.0, value)):.1%}" for text, value in piece.best[:_BEST])
-        hint += "; likeliest: " + ", ".join(others)
-    return element("i", _lines(piece.text), class_=shade, title=hint)
-
-
-def _lines(text: str) -> str:
-    """A text to be read, with its line feeds as they are."""
-    return "\n".join(escape(legible(line)) for line in text.split("\n"))
-
-
-def _lengths(figures: GenerationFigures) -> str:
-    why = "Tokens of each continuation. A bar at the right end is what the limit cut."
-    if not figures.lengths:
-        return section("lengths", "Lengths", why, element("p", "Nothing was continued."))
-    top = max(figures.lengths)
+def _lengths(lengths: Sequence[int]) -> str:
+    top = max(lengths)
     width = max(1, -(-(top + 1) // _BINS))
+    counts = Counter(length // width for length in lengths)
     n_bins = -(-(top + 1) // width)
-    counts = [0] * n_bins
-    for length in figures.lengths:
-        counts[length // width] += 1
-    middle = sorted(figures.lengths)[len(figures.lengths) // 2]
     edges = [float(place * width) for place in range(n_bins + 1)]
-    note = f"from {min(figures.lengths):,} to {counted(top, 'token')}"
-    plot = Plot("lengths-tokens", "Tokens", note, edges, [Layer("continuations", "bar", counts)], median=float(middle))
-    key = legend({"": "continuations"})
-    return section("lengths", "Lengths", why, element("div", histogram_figure(plot), class_="plots") + key)
+    layer = Layer("continuations", "tone-ink", [counts[place] for place in range(n_bins)])
+    note = f"from {min(lengths):,} to {counted(top, 'token')}"
+    middle = float(sorted(lengths)[len(lengths) // 2])
+    return bar_figure(BarPlot("lengths-tokens", "Tokens", note, edges, [layer], median=middle, over="tokens"))
 
 
-def _errors(figures: GenerationFigures) -> str:
-    why = "Prompts that were refused, each by itself; the others went on."
-    if not figures.errors:
-        return section("errors", "Not continued", why, element("p", "None: every prompt was continued."))
-    rows: list[list[Cell | str | float]] = [
-        [Cell(cut(legible(name), _NAME), "name", hint=legible(name)), Cell(cut(legible(error), _ERROR), "wrap")]
-        for name, error in figures.errors
-    ]
-    body = scrolled(table(["prompt", "why"], rows, ""), "Prompts that were refused", tall=len(rows) > 12)
-    if figures.n_errors > len(figures.errors):
-        body += element("p", f"The first {len(figures.errors)} of {figures.n_errors:,}.", class_="why")
-    return section("errors", "Not continued", why, body)
-
-
-def _settings(figures: GenerationFigures) -> str:
-    why = "How tokens were drawn; all are settings generate.NAME."
-    rows: list[Sequence[Cell | str | float]] = [
-        [name, Cell(legible(json.dumps(value, ensure_ascii=False)), "wrap")]
-        for name, value in sorted(figures.settings.items())
-    ]
-    body = scrolled(table(["setting", "value"], rows, ""), "Settings") if rows else element("p", "None.")
-    return section("settings", "Settings", why, body)
+def generation_summary(figures: GenerationFigures) -> str:
+    """Return what came of all prompts as Markdown, without their words, which may be of documents."""
+    lines = [figures.lead, "", "| ended by | continuations |", "|---|---:|"]
+    lines += [f"| {reason} | {n:,} |" for reason, n in sorted(figures.reasons.items())]
+    lines += ["", *(f"- {plain(name, 40)}: {plain(error)}" for name, error in figures.errors[:ERRORS_IN_SUMMARY])]
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,12 +1,8 @@
-"""The verdicts on a model as one HTML file that needs nothing else: no network, no script, no other files.
-
-It shows a person why a model became champion or did not: each gate with its number and limit, where the model differs
-from the champion, and how the registered versions before it fared.
-"""
+"""The page of the gates: why a model became champion or did not, and how the registered versions before it fared."""
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -14,29 +10,16 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import ModelVersion, registered_versions
 from storage.store import Store
-from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
+from tasks.evaluation.compare import Comparison, compare_evaluations
 from tasks.evaluation.gates import GATES, Verdict, clear_loss, failed, read_verdicts
-from tasks.report.evaluation import charts
-from tasks.report.evaluation.charts import interval, interval_words
-from tasks.report.frame import report_page
-from tasks.report.inspect.labels import legible
-from tasks.report.inspect.layout import section
-from tasks.report.inspect.svg import element, escape
-from tasks.report.inspect.tables import Cell, scrolled, table
-from tasks.report.markdown import plain
-from tasks.report.markdown import table as markdown_table
+from tasks.report.evaluation import interval, interval_reach, interval_words
+from tasks.report.markdown import plain, table
+from tasks.report.page import render
 from tasks.report.written import Outcome, Page
 
 SECTIONS = {"gates": "Gates", "slices": "Beside the champion", "versions": "Versions"}
 TITLES = {gate.name: gate.title for gate in GATES}
-FOOTER = "Made by sheepfold from the verdicts in the store; the same stand at the version's page in MLflow."
-CSS = """
-.badge.failed { background: var(--contrary); border-color: var(--contrary); color: var(--on-ink); }
-.badge.passed { border-color: var(--ink); color: var(--ink); }
-"""
-_SLICES = 60
-_VERSIONS = 100
-_BITS = "sheepfold.bits_per_byte"
+_SLICES, _VERSIONS = 60, 100
 
 
 @dataclass(frozen=True)
@@ -57,15 +40,18 @@ class GateFigures:
     versions: Sequence[ModelVersion]
     names: Mapping[str, str]
 
-    @property
-    def reason(self) -> str:
-        """The verdict on this version in a sentence."""
-        found = next((item for item in self.versions if item.version == self.version), None)
-        return found.tags.get("sheepfold.verdict", "") if found is not None else ""
-
     def names_of(self, version: str) -> list[str]:
         """The aliases of a version."""
         return sorted(alias for alias, number in self.names.items() if number == version)
+
+    @property
+    def lead(self) -> str:
+        """The names of this version, and the verdict on it in a sentence."""
+        names = self.names_of(self.version)
+        stands = f"Version {self.version} {'is ' + ' and '.join(names) if names else 'has no name'}"
+        found = next((item for item in self.versions if item.version == self.version), None)
+        reason = found.tags.get("sheepfold.verdict", "") if found is not None else ""
+        return f"{stands}: {reason}." if reason else f"{stands}."
 
 
 def write(outcome: Outcome) -> Page | None:
@@ -104,143 +90,45 @@ def collect_gates(
 
 
 def gates_page(figures: GateFigures, corpus: str) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         corpus: its name.
     """
-    made = {
-        "gates": _gates_section(figures),
-        "slices": _slices_section(figures),
-        "versions": _versions_section(figures),
+    held, comparison = failed(figures.verdicts), figures.comparison
+    counts = Counter(item.verdict for item in figures.verdicts)
+    facts = {
+        "Gates passed": str(counts["passed"]),
+        "Failed": str(counts["failed"]),
+        "Skipped": str(counts["skipped"]),
     }
-    title = f"Corpus {corpus}: may version {figures.version} be champion?"
-    return report_page(title, _lead(figures), _facts(figures), SECTIONS, made, style=charts.CSS + CSS, footer=FOOTER)
+    if held:
+        facts["Held by"] = ", ".join(TITLES.get(item.gate, item.gate) for item in held)
+    if comparison is not None:
+        facts["Bits per byte, less the champion's"] = interval_words(comparison.difference)
+    facts["Champion"] = f"version {figures.names['champion']}" if "champion" in figures.names else "none"
+    slices = sorted(comparison.slices, key=lambda item: (-clear_loss(item), -item.a.bytes)) if comparison else []
+    not_compared = (item.sentence for item in figures.verdicts if item.gate == "worst_slice")
+    return render(
+        "gates.html",
+        title=f"Corpus {corpus}: may version {figures.version} be champion?",
+        lead=figures.lead,
+        facts=facts,
+        sections=SECTIONS,
+        figures=figures,
+        titles=TITLES,
+        slices=slices[:_SLICES],
+        reach=interval_reach(item.difference for item in slices[:_SLICES]),
+        interval=interval,
+        interval_words=interval_words,
+        not_compared=next(not_compared, "nothing was compared"),
+        versions=list(reversed(figures.versions[-_VERSIONS:])),
+    )
 
 
 def gates_summary(figures: GateFigures) -> str:
-    """The verdicts in a few lines of Markdown, for the run's own page."""
+    """Return the verdicts in a few lines of Markdown, for the run's own page."""
     rows = [
         [TITLES.get(item.gate, plain(item.gate)), item.verdict, plain(item.sentence, 400)] for item in figures.verdicts
     ]
-    return "\n".join([plain(_lead(figures), 600), "", *markdown_table(["gate", "verdict", "why"], rows)]) + "\n"
-
-
-def _lead(figures: GateFigures) -> str:
-    names = figures.names_of(figures.version)
-    stands = (
-        f"Version {figures.version} is {' and '.join(names)}" if names else f"Version {figures.version} has no name"
-    )
-    return f"{stands}: {figures.reason}." if figures.reason else f"{stands}."
-
-
-def _facts(figures: GateFigures) -> dict[str, str]:
-    held = failed(figures.verdicts)
-    counts = {name: sum(item.verdict == name for item in figures.verdicts) for name in ("passed", "failed", "skipped")}
-    known = {"Gates passed": f"{counts['passed']}", "Failed": f"{counts['failed']}", "Skipped": f"{counts['skipped']}"}
-    if held:
-        known["Held by"] = ", ".join(TITLES.get(item.gate, item.gate) for item in held)
-    if figures.comparison is not None:
-        known["Bits per byte, less the champion's"] = interval_words(figures.comparison.difference)
-    known["Champion"] = f"version {figures.names['champion']}" if "champion" in figures.names else "none"
-    return known
-
-
-def _gates_section(figures: GateFigures) -> str:
-    head = "".join(
-        element("th", name, scope="col", class_="left" if name in ("gate", "verdict", "why") else None)
-        for name in ("gate", "verdict", "measured", "limit", "why")
-    )
-    rows = ""
-    for item in figures.verdicts:
-        badge = element("span", item.verdict, class_=f"badge {item.verdict}")
-        rows += element(
-            "tr",
-            element("th", escape(TITLES.get(item.gate, item.gate)), scope="row", class_="name")
-            + element("td", badge, class_="left")
-            + element("td", escape(_number(item.number)))
-            + element("td", escape(_number(item.limit)))
-            + element("td", escape(legible(item.sentence)), class_="wrap left"),
-        )
-    body = scrolled(element("table", element("thead", element("tr", head)) + element("tbody", rows)), "Gates")
-    why = (
-        "A model that fails one of them does not become champion. What cannot be measured, or has no limit, is skipped."
-    )
-    return section("gates", "Gates", why, body)
-
-
-def _number(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "–"
-    return f"{value:.6g}".replace("-", "−").replace("inf", "∞")
-
-
-def _slices_section(figures: GateFigures) -> str:
-    why = (
-        "Bits per byte of this model and of the champion that it met, by slice of the evaluation set, the largest loss "
-        "first. Left of the middle this model is better; colour where the 95 % interval leaves out 0."
-    )
-    if figures.comparison is None:
-        words = next((item.sentence for item in figures.verdicts if item.gate == "worst_slice"), "nothing was compared")
-        return section("slices", "Beside the champion", why, element("p", escape(words)))
-    slices = sorted(figures.comparison.slices, key=lambda item: (-clear_loss(item), -item.a.bytes))[:_SLICES]
-    reach = max((abs(value) for item in slices for value in _bounds(item)), default=0.0)
-    head = "".join(
-        element("th", name, scope="col", class_=class_)
-        for name, class_ in (
-            ("slice", "left"),
-            ("this model", None),
-            ("champion", None),
-            ("difference", "left"),
-            ("95 % interval", "left"),
-            ("documents", None),
-        )
-    )
-    rows = "".join(_slice(item, reach) for item in slices)
-    shown = element("table", element("thead", element("tr", head)) + element("tbody", rows))
-    return section("slices", "Beside the champion", why, scrolled(shown, "Slices", tall=len(slices) > 20))
-
-
-def _bounds(item: SlicePair) -> list[float]:
-    found = (item.difference.low, item.difference.value, item.difference.high)
-    return [value for value in found if math.isfinite(value)]
-
-
-def _slice(item: SlicePair, reach: float) -> str:
-    name = legible(f"{item.dimension} {item.value or '(none)'}")
-    return element(
-        "tr",
-        element("th", escape(name), scope="row", class_="name")
-        + element("td", _bits(item.a.bits_per_byte))
-        + element("td", _bits(item.b.bits_per_byte))
-        + element("td", interval(item.difference, reach), class_="interval")
-        + element("td", escape(interval_words(item.difference)), class_="left")
-        + element("td", f"{item.a.documents:,}"),
-    )
-
-
-def _bits(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4f}"
-
-
-def _versions_section(figures: GateFigures) -> str:
-    rows: list[list[Cell | str | float]] = [
-        [
-            item.version,
-            Cell(", ".join(figures.names_of(item.version)) or "–", "left"),
-            _registered_bits(item),
-            Cell(legible(item.tags.get("sheepfold.gates", "–")), "wrap left"),
-            Cell(legible(item.tags.get("sheepfold.withdrawn") or item.tags.get("sheepfold.verdict", "–")), "wrap left"),
-        ]
-        for item in reversed(figures.versions[-_VERSIONS:])
-    ]
-    head = ["version", "names", "bits per byte", "gates", "why"]
-    why = (
-        "Every registered version, the newest first; bits per byte as it was registered, on the evaluation set of then."
-    )
-    return section("versions", "Versions", why, scrolled(table(head, rows, ""), "Versions", tall=len(rows) > 20))
-
-
-def _registered_bits(item: ModelVersion) -> str:
-    value = item.tags.get(_BITS)
-    return "–" if value is None else f"{float(value):.4f}"
+    return "\n".join([plain(figures.lead, 600), "", *table(["gate", "verdict", "why"], rows)]) + "\n"

@@ -1,4 +1,4 @@
-"""The page of a training: how the loss went, at what speed, what the network wrote on the way, what it was made from."""
+"""The page of a training: how the loss went, at what speed, what was written on the way, what it was made from."""
 
 from __future__ import annotations
 

@@ -79,9 +79,9 @@ def number(value: float) -> str:
     return (f"{digits}e{int(power)}" if letter else digits).replace("-", "−")
 
 
-def decimals(value: float, places: int = 4, sign: bool = False) -> str:
-    """A value with so many decimal places; a dash for NaN."""
-    if value != value:
+def decimals(value: float | None, places: int = 4, sign: bool = False) -> str:
+    """A value with so many decimal places; a dash for NaN and None."""
+    if value is None or value != value:
         return "–"
     return f"{value:{'+' if sign else ''},.{places}f}".replace("-", "−")
 

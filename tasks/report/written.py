@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
     from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
-    from tasks.report.evaluation.collect import Measured
+    from tasks.report.evaluation import Measured
 
 
 @dataclass(frozen=True)

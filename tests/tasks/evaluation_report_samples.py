@@ -9,8 +9,8 @@ from storage.manifest import ArtifactRef
 from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair
 from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice, Sums
 from tasks.lineage.contamination import Exposure
-from tasks.report.evaluation.figures import Completion, Document, EvaluationFigures, Mark, Rival
-from tasks.report.evaluation.pairs import PairFigures, Side
+from tasks.report.comparison import PairFigures, Side
+from tasks.report.evaluation import Completion, Document, EvaluationFigures, Mark, Rival
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
 CHECKPOINT, EVALSET, REF = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tasks.report.preview import GenerationFigures, Piece, Shown
+from tasks.report.completions import GenerationFigures, Piece, Shown
 
 HOSTILE = "<img src=x onerror=hit=1> \u202e drawkcab \0 " + "unbroken" * 40
 

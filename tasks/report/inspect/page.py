@@ -1,37 +1,27 @@
-"""The inspection as one HTML file that needs nothing else: no network, no fonts, no other files."""
+"""The page of an inspection: everything that happens between a prompt and the next token."""
 
 from __future__ import annotations
 
 import base64
 import json
+import math
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from model.gains import Gain
-from storage.errors import UserError
-from tasks.report.inspect import circuits, diagrams
-from tasks.report.inspect.charts import BINS
-from tasks.report.inspect.elements import control_elements
-from tasks.report.inspect.inspection import Inspection, rounded
-from tasks.report.inspect.labels import visible
-from tasks.report.inspect.layout import fact_list, html_page, links, section
-from tasks.report.inspect.script import JAVASCRIPT
-from tasks.report.inspect.sections import (
-    DIMENSIONS,
-    SHADES,
-    attention_section,
-    candidates_of,
-    next_section,
-    sequence_section,
-    states_section,
-    trace_section,
-    vectors_section,
-)
-from tasks.report.inspect.subject import Subject
-from tasks.report.inspect.svg import Picture, element, escape
-from tasks.report.inspect.tables import Cell, more, scrolled, table
+from markupsafe import Markup
 
-_NO_ANSWER = 0.001  # a gain below it
+from model.gains import Gain
+from model.trace import Step
+from storage.errors import UserError
+from tasks.report.inspect import diagrams
+from tasks.report.inspect.architecture import control_elements, sentence, title
+from tasks.report.inspect.inspection import Inspection, next_tokens, rounded, short
+from tasks.report.inspect.pictures import BINS, dimension_map, increment_map, mask_map, norms_chart, scatter, square_map
+from tasks.report.inspect.subject import Subject
+from tasks.report.page import render
+from tasks.report.wording import visible
 
 SECTIONS = {
     "trace": "Step by step",
@@ -44,6 +34,12 @@ SECTIONS = {
     "diagrams": "Block diagrams",
     "elements": "Control elements",
 }
+COLUMNS = 4  # of each value that the tables show
+DIMENSIONS = 32  # of a state that the map shows
+CANDIDATES = 12
+SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # ink of the value classes
+_ROWS = 12  # of a step's table; of longer prompts the first and the last are shown
+_NO_ANSWER = 0.001  # a gain below it
 
 
 def write_page(inspection: Inspection, path: Path) -> Path:
@@ -61,31 +57,72 @@ def write_page(inspection: Inspection, path: Path) -> Path:
 
 
 def to_html(inspection: Inspection) -> str:
-    """The page."""
-    title = f"Inside {inspection.subject.name}: {visible(inspection.prompt[:40])}"
-    made = "".join(
-        make(inspection)
-        for make in (
-            trace_section,
-            attention_section,
-            vectors_section,
-            states_section,
-            next_section,
-            sequence_section,
-            gains_section,
-            diagrams_section,
-            elements_section,
-        )
-    )
+    """Return the page."""
+    found, labels, subject = inspection.trace, inspection.labels, inspection.subject
+    config, norms = subject.config, found.hidden.norm(dim=-1).tolist()
+    chosen = [place for place, text in enumerate(labels) if text not in labels[:place]][:12]
     # "<" cannot end the script element or begin a comment in it when it is written as an escape
     data = json.dumps(page_data(inspection), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    scripts = f'<script type="application/json" id="data">{data}</script><script>{JAVASCRIPT}</script>'
-    footer = "Made by sheepfold inspect. Dropout is off, as in generation."
-    return html_page(title, ("trace", "Skip to the trace"), _header(inspection), made, footer, scripts)
+    return render(
+        "inspect.html",
+        title=f"Inside {subject.name}: {visible(inspection.prompt[:40])}",
+        sections=SECTIONS,
+        inspection=inspection,
+        subject=subject,
+        config=config,
+        labels=labels,
+        data=Markup(data),
+        prompt=visible(inspection.prompt),
+        facts=_facts(inspection),
+        figure=figure,
+        percent=percent,
+        short=short,
+        columns=COLUMNS,
+        groups=_groups(inspection),
+        shown=_shown_rows(inspection.n_tokens),
+        step_title=lambda step: title(step, config),
+        sentence=lambda step: sentence(step, config),
+        values=_values,
+        weights=found.weights[0, 0].tolist(),
+        attention_map=_attention_map(inspection),
+        mask_map=mask_map(labels, found.mask.tolist(), config.window),
+        classes=list(zip(SHADES, _class_names(), strict=True)),
+        planes=_planes(inspection),
+        chosen=chosen,
+        heads={
+            "attention": ["", *(f"{place} {short(text, 6)}" for place, text in enumerate(labels))],
+            "distances": ["", *(short(labels[place], 12) for place in chosen)],
+            "norms": ["token", *(f"h{layer}" for layer in range(len(norms)))],
+            "state": ["state", *(f"dimension {column}" for column in range(min(COLUMNS, config.d_model)))],
+        },
+        distances=inspection.distances.tolist(),
+        norms=norms,
+        norms_chart=norms_chart(labels, norms),
+        state=found.hidden[:, -1, :DIMENSIONS].tolist(),
+        dimension_map=dimension_map(found.hidden[:, -1, :DIMENSIONS].tolist()),
+        increment_map=increment_map(labels, found.increments.norm(dim=-1).tolist()),
+        increments=_increments(inspection),
+        next=_candidates(inspection)[-1],
+        score=found.score,
+        conditionals=_conditionals(inspection),
+        gains=_gains(inspection),
+        gain=_gain,
+        deviation=_deviation,
+        diagrams=[
+            ("(a)", diagrams.one_block(subject)),
+            ("(b)", diagrams.one_line_block(subject)),
+            ("(c)", diagrams.whole_model(subject)),
+            ("(d)", diagrams.training_loop(subject)),
+            ("(e)", diagrams.attention_detail(subject)),
+            ("", diagrams.reduced_attention(subject)),
+        ],
+        reductions=diagrams.reductions(subject),
+        elements=control_elements(subject),
+    )
 
 
 def page_data(inspection: Inspection) -> dict[str, Any]:
-    """What the script needs in order to show another head or token."""
+    """Return what the script needs in order to show another head or token."""
     found = inspection.trace
     mask = found.mask
     # only what the mask allows, 16 bits a weight: a page of a deep network stays small enough to send
@@ -100,19 +137,31 @@ def page_data(inspection: Inspection) -> dict[str, Any]:
         "weights": base64.b64encode(weights.tobytes()).decode(),
         "bins": BINS,
         "shades": SHADES,
-        "next": candidates_of(inspection),
+        "next": _candidates(inspection),
         "states": rounded(states, 3),
         "norms": rounded(found.hidden.norm(dim=-1), 4),
     }
 
 
-def _header(inspection: Inspection) -> str:
+def figure(value: float) -> str:
+    """A number in few digits."""
+    if value != value:
+        return "–"
+    text = f"{value:.3f}" if 0.0005 <= abs(value) < 10000 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
+    return text.replace("-", "−")
+
+
+def percent(value: float) -> str:
+    """A share in few digits."""
+    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}" if value >= 0.00095 else "< 0.1%"
+
+
+def _facts(inspection: Inspection) -> dict[str, str]:
     subject, config = inspection.subject, inspection.subject.config
-    parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     heads = f"{config.n_head} × {config.head_dim}"
     heads += f" ({config.n_kv_head} key-value)" if config.n_kv_head != config.n_head else ""
-    facts = {
-        "Parameters": f"{parameters:,}",
+    return {
+        "Parameters": f"{sum(parameter.numel() for parameter in subject.model.parameters()):,}",
         "Blocks": str(config.n_layer),
         "Heads": heads,
         "Width": f"{config.d_model}, feed-forward {config.d_ff}",
@@ -122,18 +171,6 @@ def _header(inspection: Inspection) -> str:
         "Norm": f"{config.norm}, {config.norm_order}",
         "Weights": _origin(subject),
     }
-    likeliest = candidates_of(inspection)[-1]["candidates"][0]
-    lead = (
-        f"{inspection.n_tokens} tokens go in; the likeliest next one is “{likeliest['text']}” "
-        f"with {likeliest['probability']:.1%}. This page shows all that happens between."
-    )
-    if subject.fresh:
-        lead += " The weights are fresh and untrained, so what it predicts is chance."
-    return (
-        f'<h1>Inside {escape(subject.name)}</h1><div class="prompt" dir="ltr" tabindex="0" role="group" '
-        f'aria-label="Prompt">{escape(visible(inspection.prompt))}</div><p class="lead" style="margin-top:12px">'
-        f"{escape(lead)}</p>{fact_list(facts)}{links(SECTIONS)}"
-    )
 
 
 def _origin(subject: Subject) -> str:
@@ -142,39 +179,101 @@ def _origin(subject: Subject) -> str:
     return f"trained, {subject.training.max_steps:,} steps" if subject.train else "trained elsewhere"
 
 
-def gains_section(inspection: Inspection) -> str:
-    """Local gain and linearity of every part."""
-    parts: dict[str, dict[str, Any]] = {}
+def _groups(inspection: Inspection) -> list[tuple[str, list[Step], bool]]:
+    """Steps under their headings, and whether they are unfolded."""
+    steps = inspection.trace.steps
+    last = [step for step in steps if step.kind in ("norm", "logits", "probabilities")]
+    first = [step for step in steps if step.block is None and step not in last]
+    blocks = range(1, inspection.subject.config.n_layer + 1)
+    of_blocks = [
+        (f"Block {number}", [step for step in steps if step.block == number], number == 1) for number in blocks
+    ]
+    return [("Into the network", first, True), *of_blocks, ("Out of the network", last, True)]
+
+
+def _shown_rows(n: int) -> list[int | None]:
+    """Rows of a step's table: all of a short prompt, the first and the last of a long one, None for the gap."""
+    return list(range(n)) if n <= _ROWS else [*range(_ROWS - 4), None, *range(n - 3, n)]
+
+
+def _values(step: Step) -> list[list[str]]:
+    """The first columns of a step's value for each token; of values with several heads, of the first head."""
+    values = step.tensor[0] if step.tensor.dim() == 3 else step.tensor
+    if values.dim() == 1:
+        return [[str(int(value))] for value in values.tolist()]
+    return [[figure(value) for value in row] for row in values[:, :COLUMNS].tolist()]
+
+
+def _attention_map(inspection: Inspection) -> Markup:
+    return square_map(
+        "attention-map",
+        "Attention weights of one head",
+        "Each row is a token that looks, each column a token that is looked at; darker means more.",
+        inspection.labels,
+        inspection.trace.mask.tolist(),
+        inspection.trace.weights[0, 0].tolist(),
+    )
+
+
+def _class_names() -> list[str]:
+    return [f"{low:.2f}–{high:.2f}" for low, high in zip((0.0, *BINS), BINS, strict=False)] + ["above 0.50"]
+
+
+def _planes(inspection: Inspection) -> dict[str, tuple[Markup, list[list[float]]]]:
+    """The picture and the points of each plane."""
+    found = {}
+    for index, (name, plane) in enumerate(inspection.planes.items()):
+        points = plane.points.tolist()
+        picture = scatter(f"plane-{index}", f"Plane of the {name}", inspection.labels, points, plane.shares)
+        found[name] = (picture, points)
+    return found
+
+
+def _increments(inspection: Inspection) -> list[list[str]]:
+    """Mean and largest length of what each block adds, and its mean beside the state's length."""
+    rows = []
+    for delta, before in zip(inspection.trace.increments, inspection.trace.hidden, strict=False):
+        size = delta.norm(dim=-1)
+        relative = float((size / before.norm(dim=-1).clamp_min(1e-30)).mean())
+        rows.append([figure(float(size.mean())), figure(float(size.max())), f"× {relative:.2f}"])
+    return rows
+
+
+def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
+    """Next tokens of every position, with the range of all logits."""
+    logits = inspection.trace["logits"][:, : inspection.subject.config.vocab_size]
+    low, high, mean = logits.amin(1).tolist(), logits.amax(1).tolist(), logits.mean(1).tolist()
+    return [
+        {
+            "candidates": [
+                {**item, "text": short(item["text"], 14)} for item in next_tokens(inspection, place, CANDIDATES)
+            ],
+            "low": rounded(low[place]),
+            "high": rounded(high[place]),
+            "mean": rounded(mean[place]),
+        }
+        for place in range(inspection.n_tokens)
+    ]
+
+
+def _conditionals(inspection: Inspection) -> list[tuple[str, float, float, float]]:
+    """Token, probability, logarithm and running sum."""
+    values: Sequence[float] = inspection.trace.score.log_probs.tolist()
+    return [
+        (f"{place} {short(inspection.labels[place], 14)}", math.exp(value), value, total)
+        for place, (value, total) in enumerate(zip(values, accumulate(values), strict=True), 1)
+    ]
+
+
+def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
+    """Gains by part and direction."""
+    parts: dict[str, dict[str, Gain]] = {}
     for gain in inspection.gains:
-        parts.setdefault(gain.component, {})[gain.direction] = gain
-    largest = max(gain.gain for gain in inspection.gains) or 1.0
-    rows: list[list[Cell | str | float]] = []
-    for name, found in parts.items():
-        state, random = found["state"], found["random"]
-        rows.append(
-            [
-                Cell(_component(name), "left"),
-                *(Cell(_gain(item), share=item.gain / largest) for item in (state, random)),
-                *(_deviation(item) for item in (state, random)),
-                Cell(", ".join(state.nonlinear) or "linear", "wrap"),
-            ]
-        )
-    head = ["part", "gain along x", "gain, random", "deviation along x", "deviation, random", "nonlinear through"]
-    caption = "Gain |J u| / |u|; deviation of f(x + u) from f(x) + J u for a u of a tenth of |x|."
-    why = (
-        "How a small change of a part’s input comes out of it, at this prompt: 1 keeps its length, above 1 amplifies "
-        "it, below 1 damps it. J is the part’s Jacobian, taken by forward-mode differentiation along the input itself "
-        "and along a fixed random direction. The deviation says how far it is from linear there: 0% if it is linear."
-    )
-    norm = (
-        "A norm hardly answers to a push along its own input, because it divides the length out again, and neither do "
-        "parts that read through one. A part behind a norm can have a large gain where its input is short: the norm "
-        "stretches it."
-    )
-    body = scrolled(table(head, rows, caption), "Local gains", tall=len(rows) > 24) + element(
-        "p", escape(norm), class_="why"
-    )
-    return section("gains", "Local gain and linearity", why, body)
+        block, _, branch = gain.component.partition(".")
+        name = "all, from h0 to logits" if block == "model" else block.replace("_", " ")
+        name += f", {'feed-forward' if branch == 'ffn' else branch}" if branch else ""
+        parts.setdefault(name, {})[gain.direction] = gain
+    return parts
 
 
 def _gain(gain: Gain) -> str:
@@ -184,55 +283,3 @@ def _gain(gain: Gain) -> str:
 def _deviation(gain: Gain) -> str:
     """How far from linear; what hardly answers at all is not judged, its digits are mostly rounding."""
     return "–" if gain.gain < _NO_ANSWER else f"{gain.deviation:.1%}"
-
-
-def _component(name: str) -> str:
-    if name == "model":
-        return "all, from h0 to logits"
-    block, _, branch = name.partition(".")
-    words = block.replace("_", " ")
-    return f"{words}, {'feed-forward' if branch == 'ffn' else branch}" if branch else words
-
-
-def _drawn(letter: str, picture: Picture, note: str = "") -> str:
-    words = element("p", escape(note), class_="why") if note else ""
-    return f"<div><h3>{escape(letter)} {escape(picture.title)}</h3>{words}{picture.markup()}</div>"
-
-
-def diagrams_section(inspection: Inspection) -> str:
-    """Block diagrams of this network."""
-    subject = inspection.subject
-    first = _drawn("(a)", diagrams.one_block(subject)) + _drawn("(b)", diagrams.one_line_block(subject))
-    second = _drawn("(c)", diagrams.whole_model(subject)) + _drawn("(d)", circuits.training_loop(subject))
-    loop = _drawn("(e)", circuits.attention_detail(subject)) + _drawn("", diagrams.reduced_attention(subject))
-    reduced = "".join(_drawn("", picture) for picture in diagrams.reductions(subject))
-    feedback = (
-        "In a scalar linear loop, a forward gain G with feedback H would reduce to G / (1 + G H). That is only an "
-        "illustration: a network’s forward pass is a chain without feedback, and its parts are no scalars. Feedback "
-        "comes from outside: through the update in training, and through the chosen token in generation."
-    )
-    body = f'<div class="gallery">{first}{second}{loop}</div>'
-    body += more(
-        "From many operators to one", f'<div class="gallery">{reduced}</div><p class="why">{escape(feedback)}</p>'
-    )
-    why = (
-        "Drawn from this network’s own modules: names, sizes and order are those of the code, and what the network "
-        "does not have is not drawn. The coloured line is the residual path, or the loop that is closed."
-    )
-    return section("diagrams", "Block diagrams", why, body)
-
-
-def elements_section(inspection: Inspection) -> str:
-    """The ten control elements."""
-    rows: list[list[Cell | str | float]] = [
-        [
-            Cell(f"{number}. {item.name}", "left"),
-            Cell(item.role, "left"),
-            Cell(item.module, "wrap token"),
-            Cell(item.detail, "wrap"),
-        ]
-        for number, item in enumerate(control_elements(inspection.subject), 1)
-    ]
-    body = scrolled(table(["element", "controls", "module", "here"], rows, "Ten elements"), "Control elements")
-    why = "The language model as a controlled system, and the part of the code that each element is."
-    return section("elements", "Ten control elements", why, body)

@@ -11,15 +11,22 @@ from evaluation_report_samples import bare, pair, rich
 from html_tags import Tags, assert_alone
 
 from tasks.evaluation.compare import Difference
-from tasks.report.evaluation.charts import interval, interval_words
-from tasks.report.evaluation.figures import Completion, EvaluationFigures, Mark
-from tasks.report.evaluation.page import SECTIONS, evaluation_page
-from tasks.report.evaluation.pair_page import SECTIONS as PAIR_SECTIONS
-from tasks.report.evaluation.pair_page import pair_page, pair_table
-from tasks.report.evaluation.pairs import pair_document
-from tasks.report.evaluation.summary import evaluation_summary
-from tasks.report.evaluation.texts import written
-from tasks.report.evaluation.words import lead, verdict, worries
+from tasks.report.comparison import SECTIONS as PAIR_SECTIONS
+from tasks.report.comparison import pair_document, pair_page, pair_table
+from tasks.report.evaluation import (
+    SECTIONS,
+    Completion,
+    EvaluationFigures,
+    Mark,
+    evaluation_page,
+    evaluation_summary,
+    interval,
+    interval_words,
+    lead,
+    verdict,
+    worries,
+    written,
+)
 
 
 def words_of(page: str) -> str:

@@ -21,8 +21,7 @@ from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.core.settings import EvaluationSettings, parse_assignments
 from tasks.registry.models import UnknownModel
-from tasks.report.evaluation.collect import Measured, collect_evaluation
-from tasks.report.evaluation.page import write
+from tasks.report.evaluation import Measured, collect_evaluation, write
 from tasks.report.written import Outcome
 from tests.flows.runs import store_contents
 

@@ -10,8 +10,7 @@ import pytest
 from browsing import Opened
 from generation_page_samples import HOSTILE, rich
 
-from tasks.report.completions import SECTIONS, generation_page
-from tasks.report.preview import GenerationFigures, generation_summary, text_pieces
+from tasks.report.completions import SECTIONS, GenerationFigures, generation_page, generation_summary, text_pieces
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer
 

@@ -15,11 +15,11 @@ import torch
 from html_tags import Tags
 
 from model import ModelConfig, Transformer
-from tasks.report.inspect.elements import control_elements
-from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json
-from tasks.report.inspect.labels import token_labels, visible
+from tasks.report.inspect.architecture import control_elements
+from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json, token_labels
 from tasks.report.inspect.page import SECTIONS, page_data, to_html
 from tasks.report.inspect.subject import Subject
+from tasks.report.wording import visible
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, HfTokenizer, Tokenizer
 

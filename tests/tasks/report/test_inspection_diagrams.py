@@ -10,9 +10,17 @@ import torch
 from torch import nn
 
 from model import ModelConfig, Transformer
-from tasks.report.inspect.circuits import attention_detail, training_loop
-from tasks.report.inspect.diagrams import block_formula, block_parts, one_block, whole_model
-from tasks.report.inspect.flowchart import Box, Sum, Tap
+from tasks.report.inspect.diagrams import (
+    Box,
+    Sum,
+    Tap,
+    attention_detail,
+    block_formula,
+    block_parts,
+    one_block,
+    training_loop,
+    whole_model,
+)
 from tasks.report.inspect.subject import Subject
 from tasks.tokens.tokenizers import AsciiTokenizer
 
@@ -33,7 +41,7 @@ def subject(train: dict | None = None, **settings: Any) -> Subject:
 def drawn_modules(whole: Subject) -> list[str]:
     """Names of the first block's modules, from top to bottom of its drawing."""
     found = []
-    for part in block_parts(whole, whole.model.blocks[0]):
+    for part in block_parts(whole):
         if isinstance(part, Box) and part.notes:
             found += [note.split(" · ")[0] for note in part.notes if note.startswith("blocks.0.")]
     return found
@@ -57,9 +65,9 @@ def test_a_block_is_drawn_in_the_order_in_which_it_runs(settings: dict) -> None:
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_every_bypass_that_leaves_the_line_comes_back(settings: dict) -> None:
     whole = subject(**settings)
-    parts = block_parts(whole, whole.model.blocks[0])
+    parts = block_parts(whole)
     assert [type(part) for part in parts if not isinstance(part, Box)] == [Tap, Sum, Tap, Sum]
-    assert one_block(whole).body.count("bypass") == 2
+    assert one_block(whole).markup.count("bypass") == 2
 
 
 def test_the_one_line_form_is_the_block() -> None:
@@ -80,27 +88,28 @@ def test_the_one_line_form_is_the_block() -> None:
 
 def test_the_whole_network_shows_norm_and_head_as_they_are() -> None:
     usual, other = whole_model(subject()), whole_model(subject(final_norm=False, tie_weights=False, head_bias=True))
-    assert "Final norm" in usual.description
-    assert "tied" in usual.description
-    assert "Final norm" not in other.description
-    assert "untied_head" in other.description
-    assert "head_bias" in other.description
+    assert "Final norm" in usual.markup
+    assert "tied" in usual.markup
+    assert "Final norm" not in other.markup
+    assert "untied_head" in other.markup
+    assert "head_bias" in other.markup
 
 
 def test_the_training_loop_is_closed_and_names_its_parts() -> None:
     picture = training_loop(subject({"max_steps": 10, "lr": 0.004, "clip_norm": 0.0, "weight_decay": 0.3}))
     for word in ("plant", "error signal", "controller", "actuator", "gain schedule", "peak 0.004", "decay 0.3"):
-        assert word in picture.description
-    assert "Clip" not in picture.description
-    assert picture.body.count("wire loop") == 1
+        assert word in picture.markup
+    assert "Clip" not in picture.markup
+    assert picture.markup.count("wire loop") == 1
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_no_drawing_writes_beyond_its_edge(settings: dict) -> None:
     whole = subject(**settings)
     for picture in (one_block(whole), whole_model(whole), attention_detail(whole), training_loop(whole)):
-        boxes = re.findall(r'<rect x="([-\d.]+)" y="[-\d.]+" width="([\d.]+)"', picture.body)
+        boxes = re.findall(r'<rect x="([-\d.]+)" y="[-\d.]+" width="([\d.]+)"', picture.markup)
+        (edge,) = re.findall(r'viewBox="0 0 ([\d.]+) ', picture.markup)
         assert len(boxes) > 4
         for left, width in boxes:
             assert float(left) >= 0
-            assert float(left) + float(width) <= picture.width
+            assert float(left) + float(width) <= float(edge)

@@ -1,6 +1,3 @@
-"""The page's script: shows another head, token or position in the drawings that are already there."""
-
-JAVASCRIPT = """
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -56,7 +53,7 @@ JAVASCRIPT = """
     const [row, column] = cells[at];
     return `${name}: the strongest look back is ${named(row)} at ${named(column)}, ${best.toFixed(2)}.`;
   }
-  const named = (place) => `\\u2068${data.labels[place]}\\u2069 (${place})`;
+  const named = (place) => `\u2068${data.labels[place]}\u2069 (${place})`;
   rects.forEach((rect, index) => {
     rect.addEventListener("pointerenter", () => {
       const [row, column] = cells[index];
@@ -139,7 +136,7 @@ JAVASCRIPT = """
     });
     one("#next-status").textContent = `After ${named(place)}. All logits lie between ${low.toFixed(2)} and ` +
       `${high.toFixed(2)}, ${mean.toFixed(2)} on average.` +
-      (place + 1 < n ? ` \\u25c2 marks what does come next, ${named(place + 1)}.` : "");
+      (place + 1 < n ? ` \u25c2 marks what does come next, ${named(place + 1)}.` : "");
   }
   const percent = (value) => value >= 0.0995 ? `${(100 * value).toFixed(0)}%` : value >= 0.00095 ?
     `${(100 * value).toFixed(1)}%` : "< 0.1%";
@@ -156,7 +153,7 @@ JAVASCRIPT = """
       cell.textContent = states[layer][column].toFixed(3);
     }));
     one("#state-status").textContent =
-      `State of ${named(place)}; the strongest colour is \\u00b1${largest.toPrecision(3)}.`;
+      `State of ${named(place)}; the strongest colour is \u00b1${largest.toPrecision(3)}.`;
   }
   boxes.forEach((box, index) => box.addEventListener("pointerenter", () => {
     const width = data.states[0][0].length;
@@ -182,4 +179,3 @@ JAVASCRIPT = """
   paintHeads();
   showToken(n - 1);
 })();
-"""
