@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, Stopped, module_command
+from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, Stopped, module_command, write_message
 from tasks.ingest.journal import lines_file, part_file, read_lines, write_lines, write_outcome
 from tasks.readers.detect import CONTAINERS
 from tasks.readers.records import (
@@ -94,105 +94,135 @@ class _Loss:
     whole_document: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
-    """A request to one process: pages to read by OCR, or else all that follows the settled pages or members."""
-
-    document: _Document
-    settled: int = 0
-    pages: tuple[int, ...] | None = None
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What one process made of a part: the first lines of a file, and its verdict or the loss of the process.
+    """Pages or members of a document that are read one after the other, by a fresh process where one is lost.
 
     Attributes:
-        pages: Numbers of the pages that it finished.
+        file: Where they go, a line each; what follows the first `end` bytes was not reported.
+        asked: Only these pages, which were put off for OCR; None for all of the document.
+        pages: Numbers of the pages that were read or lost.
         put_off: Those of them that other processes are to read by OCR.
-        n_members: Number of members of a container that it finished.
+        n_members: Number of members of a container that were read or lost.
         member: Locator of the member in work, if any.
+        began: Number of lines when the latest process began.
         detected: Type of the document, in case there is no verdict.
         verdict: The process's own outcome, without pages and members.
     """
 
-    part: _Part
+    document: _Document
     file: Path
+    asked: tuple[int, ...] | None = None
     pages: list[int] = field(default_factory=list)
     put_off: list[int] = field(default_factory=list)
     n_members: int = 0
     member: str | None = None
+    end: int = 0
+    began: int = 0
     detected: Extraction = field(default_factory=lambda: Extraction("failed"))
     verdict: Extraction | None = None
-    loss: _Loss | None = None
 
     @property
     def page_in_work(self) -> int:
-        if self.part.pages is not None:
-            return self.part.pages[min(len(self.pages), len(self.part.pages) - 1)]
-        return self.pages[-1] + 1 if self.pages else self.part.settled + 1
+        if self.asked is not None:
+            return self.asked[min(len(self.pages), len(self.asked) - 1)]
+        return self.pages[-1] + 1 if self.pages else 1
 
     @property
     def where(self) -> str:
         return f"page {self.page_in_work}" if self.member is None else f"member {self.member!r}"
 
-    def speaks_for_all(self, verdict: Extraction) -> bool:
-        """Whether its verdict holds for the document: a container's process goes through all members."""
-        return self.part.pages is None and (not self.part.settled or verdict.kind in CONTAINERS)
-
-    def rest(self, lost: bool) -> _Part | None:
-        """The part that is left after the process was lost, with or without the page or member in work."""
-        if self.part.pages is not None:
-            left = self.part.pages[len(self.pages) + lost :]
-            return replace(self.part, pages=left) if left else None
-        if self.member is not None or self.n_members:
-            return replace(self.part, settled=self.part.settled + self.n_members + lost)
-        return replace(self.part, settled=self.page_in_work - 1 + lost)
-
     @property
     def n_lines(self) -> int:
         return len(self.pages) + self.n_members
+
+    @property
+    def is_read(self) -> bool:
+        return self.asked is not None and len(self.pages) == len(self.asked)
+
+    @property
+    def final_verdict(self) -> Extraction | None:
+        """The verdict, if it is one on the whole document: a container's process goes through all members."""
+        if self.asked is not None or self.verdict is None or (self.began and self.verdict.kind not in CONTAINERS):
+            return None
+        return self.verdict
+
+    def request(self, limits: Limits) -> dict[str, Any]:
+        job = self.document.job
+        self.began, self.member = self.n_lines, None
+        return {
+            "path": str(job.path),
+            "sha256": job.sha256,
+            "suffix": job.suffix,
+            "out": str(self.file),
+            "options": job.options.to_dict(),
+            "passwords": job.passwords,
+            "limits": limits.to_dict(),
+            "settled": self.n_members or (self.pages[-1] if self.pages else 0),
+            "pages": None if self.asked is None else self.asked[len(self.pages) :],
+            "ocr_pages": OCR_PAGES_PER_PART if self.asked is None else None,
+        }
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Note what the process reports."""
+        self.end = message.get("end", self.end)
+        if "page" in message:
+            self.pages.append(message["page"])
+            if message["put_off"]:
+                self.put_off.append(message["page"])
+        elif "member" in message:
+            self.member = message["member"]
+        elif "member_done" in message:
+            self.n_members += 1
+            self.member = None
+        elif "detected" in message:
+            self.detected = replace(self.detected, **message["detected"])
+        elif "done" in message:
+            self.verdict = Extraction.from_dict(message["done"])
+        elif "broken" in message:
+            raise PoolError(f"an extraction process cannot write what it read: {message['broken']}")
+
+    def add(self, item: PageText | Extraction) -> None:
+        """Write the line of a page or member that was lost."""
+        if isinstance(item, PageText):
+            self.pages.append(item.page)
+        else:
+            self.n_members += 1
+        with self.file.open("ab", buffering=0) as out:
+            write_message(out.fileno(), item.to_dict(), "replace")
+            self.end = out.tell()
 
     def lines(self) -> Iterator[PageText | Extraction]:
         return read_lines(self.file, self.n_lines)
 
 
 class _Document:
-    """Joins the answers to a document's parts, which come from several threads, into one finished document.
+    """Joins the parts of a document, which several threads work on, into one finished document.
 
-    A document is usually one part. It is divided where many of its pages need OCR, so that all processes share them,
-    and where a page or member ends its process: the rest is then requested again without it.
+    A document is usually one part. It is divided where many of its pages need OCR, so that all processes share them.
     """
 
     def __init__(self, job: ExtractJob) -> None:
         self.job = job
         self.future: Future[Extraction] = Future()
         self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self._parts = 1
-        self._answers: list[_Answer | Extraction] = []  # an extraction is a member that was lost between two answers
-        self._lost_pages: dict[int, _Loss] = {}
+        self._parts: list[_Part] = []
+        self._left = 1
         self._losses: list[_Loss] = []
         self._given_up = False
 
-    def answer(self, part: _Part) -> _Answer:
-        """Return an empty answer with a file of its own."""
-        file = part_file(self.job.out, next(self._numbers))
+    def part(self, asked: tuple[int, ...] | None = None) -> _Part:
+        """Return another part, with a file of its own."""
+        file = part_file(self.job.out, len(self._parts))
         file.touch()  # a process may be dead before it opens its file
-        return _Answer(part, file)
+        self._parts.append(_Part(self, file, asked))
+        return self._parts[-1]
 
-    def take(self, answer: _Answer) -> None:
-        """Keep what a process did."""
-        with self._lock:
-            self._answers.append(answer)
-
-    def lose(self, answer: _Answer) -> _Part | None:
-        """Record a lost process against its page or member; return the part to try next, if any.
+    def lose(self, part: _Part, loss: _Loss) -> bool:
+        """Record a lost process against its page or member; return whether something is left to try.
 
         Pages that were read stay. After `MAX_LOSSES` no more is tried, and the last lost page or the container says so.
         """
-        loss, part = answer.loss, answer.part
-        assert loss is not None
         with self._lock:
             is_last = len(self._losses) + 1 >= MAX_LOSSES
             if is_last and not loss.whole_document:
@@ -201,37 +231,36 @@ class _Document:
             self._losses.append(loss)
             if loss.whole_document:
                 self._given_up = True
-            elif answer.member is not None:
-                self._answers.append(Extraction("failed", loss.reason, loss.code, locator=answer.member))
+            elif part.member is not None:
+                part.add(Extraction("failed", loss.reason, loss.code, locator=part.member))
                 self._given_up = self._given_up or is_last
-            elif answer.n_members or self._has_members or (part.pages is None and answer.page_in_work == 1):
+            elif part.n_members or (part.asked is None and not part.pages):
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
             else:
-                self._lost_pages[answer.page_in_work] = loss
-            return None if self._given_up or is_last else answer.rest(lost=True)
+                number = part.page_in_work
+                part.add(_unread(self._layer(number), number, loss.reason, loss.code))
+            return not (self._given_up or is_last or part.is_read)
 
-    @property
-    def _has_members(self) -> bool:
-        return any(isinstance(answer, Extraction) or answer.n_members for answer in self._answers)
+    def _layer(self, number: int) -> PageText | None:
+        """The page as the first part put it off for OCR."""
+        found = (page for page in self._parts[0].lines() if isinstance(page, PageText) and page.page == number)
+        return next(found, None)
 
-    def shared_out(self, part: _Part) -> Iterator[_Part]:
-        """Yield parts for the pages that were put off for OCR."""
-        if part.pages is not None:
-            return
+    def shared_out(self, part: _Part) -> list[_Part]:
+        """Return parts for the pages that were put off for OCR."""
         with self._lock:
-            waiting = sorted(number for answer in self._of_processes() for number in answer.put_off)
+            waiting = part.put_off
             chunks = [waiting[at : at + OCR_PAGES_PER_PART] for at in range(0, len(waiting), OCR_PAGES_PER_PART)]
-            self._parts += len(chunks)
-        for chunk in chunks:
-            yield _Part(self, pages=tuple(chunk))
+            self._left += len(chunks)
+            return [self.part(tuple(chunk)) for chunk in chunks]
 
     def end_part(self) -> None:
         """End a part; the last one finishes the document."""
         with self._lock:
-            self._parts -= 1
-            if not self._parts and not self.future.done():
+            self._left -= 1
+            if not self._left and not self.future.done():
                 outcome = self._finish()
-                self._answers = []  # they lead back here, and a document is to be gone with its last reference
+                self._parts = []  # they lead back here, and a document is to be gone with its last reference
                 self.future.set_result(outcome)
 
     def fail(self, error: BaseException) -> None:
@@ -240,51 +269,31 @@ class _Document:
             if not self.future.done():
                 self.future.set_exception(error)
 
-    def _of_processes(self) -> list[_Answer]:
-        return [answer for answer in self._answers if isinstance(answer, _Answer)]
-
     def _finish(self) -> Extraction:
-        answers, out, has_members = self._of_processes(), self.job.out, self._has_members
-        verdicts = [(answer, answer.verdict) for answer in answers if answer.verdict is not None]
-        n_lines = sum(answer.n_lines for answer in answers) + len(self._answers) - len(answers)
-        if len(self._answers) == len(verdicts) == 1:
-            answers[0].file.replace(lines_file(out))
-            return write_outcome(out, verdicts[0][1], n_lines)
+        first, out = self._parts[0], self.job.out
+        verdicts = [part.verdict for part in self._parts if part.verdict is not None]
         # That of a part holds for the document's type, but not for its status.
-        verdicts.sort(key=lambda told: (not told[0].speaks_for_all(told[1]), told[1].status != "ok"))
-        outcome = replace(verdicts[0][1] if verdicts else self._detected())
-        if has_members:
-            write_lines(lines_file(out), self._members())
-        else:
+        verdicts.sort(key=lambda verdict: (verdict is not first.final_verdict, verdict.status != "ok"))
+        outcome = replace(verdicts[0] if verdicts else first.detected)
+        n_lines = first.n_lines
+        if not first.n_members and (self._losses or first.final_verdict is None or len(self._parts) > 1):
             pages = self._pages()
             n_lines = len(pages)
-            write_lines(lines_file(out), pages)
-            if self._losses or len(verdicts) != 1 or not verdicts[0][0].speaks_for_all(outcome):
-                self._judge(outcome, pages)
-        if self._losses and (self._given_up or not has_members):
+            self._judge(outcome, pages)
+            for part in self._parts[1:]:
+                part.file.unlink()
+            write_lines(first.file, pages)
+        if self._losses and (self._given_up or not first.n_members):
             outcome.reason_code, outcome.reason = self._losses[-1].code, self._losses[-1].reason
             if self._given_up or outcome.status != "ok":
                 outcome.status = "failed"
-        for answer in answers:
-            answer.file.unlink()
+        first.file.replace(lines_file(out))
         return write_outcome(out, outcome, n_lines)
 
-    def _detected(self) -> Extraction:
-        """The type of a document of which no process has a verdict."""
-        unknown = Extraction("failed")
-        found = (answer.detected for answer in reversed(self._of_processes()) if answer.detected != unknown)
-        return next(found, unknown)
-
-    def _members(self) -> Iterator[PageText | Extraction]:
-        for answer in self._answers:
-            yield from [answer] if isinstance(answer, Extraction) else answer.lines()
-
     def _pages(self) -> list[PageText]:
-        """The pages in order; one that was lost or put off and never read has the reason."""
-        found = (page for answer in self._of_processes() for page in answer.lines())
+        """The pages in order; one that was put off and never read has the reason."""
+        found = (page for part in self._parts for page in part.lines())
         pages = {page.page: page for page in found if isinstance(page, PageText)}
-        for number, loss in self._lost_pages.items():
-            pages[number] = _unread(pages.get(number), number, loss.reason, loss.code)
         failure = self._failure()
         for number, page in pages.items():
             if page.method != "deferred":
@@ -299,9 +308,10 @@ class _Document:
 
     def _failure(self) -> Extraction | None:
         """The first verdict that is a failure of its part; damaged pages carry their own errors."""
-        for answer in self._of_processes():
-            verdict = answer.verdict
-            if verdict and verdict.status == "failed" and not (answer.pages and verdict.reason_code == "corrupt"):
+        for part in self._parts:
+            verdict = part.verdict
+            damaged = verdict and verdict.reason_code == "corrupt" and part.n_lines > part.began
+            if verdict and verdict.status == "failed" and not damaged:
                 return verdict
         return None
 
@@ -373,83 +383,43 @@ class _Worker:
         grown = self._child.resident_bytes() - self._first_bytes
         return self.served < DOCUMENTS_PER_WORKER and grown < GROWN_BYTES and self._child.is_alive()
 
-    def run(self, part: _Part, limits: Limits) -> _Answer:
-        """Hand over a part of a document and wait until it is done.
+    def run(self, part: _Part, limits: Limits) -> _Loss | None:
+        """Hand over what is left of a part and wait until it is done.
 
-        An answer with a `loss` means that the process hangs or died: it must be killed.
+        Returns:
+            None, or why the process, which hangs or died, is lost: it must be killed.
 
         Raises:
             PoolError: The pool is being closed, or the worker cannot write.
         """
         self.served += 1
-        answer = part.document.answer(part)
-        self._child.send(_request(part, answer.file, limits))
+        self._child.send(part.request(limits))
         document_end = time.monotonic() + limits.document_seconds
-        while answer.verdict is None and answer.loss is None:
+        while part.verdict is None:
             page_end = time.monotonic() + limits.page_seconds
             try:
                 messages = self._child.receive(min(page_end, document_end))
             except Stopped:
                 raise PoolError(_CLOSED) from None
             except TimeoutError:
-                answer.loss = _overdue(answer.where, limits, whole_document=page_end > document_end)
+                return _overdue(part.where, limits, whole_document=page_end > document_end)
             except ProtocolError as error:
-                what = f"the extraction process sent something unreadable on {answer.where}: {error}"
-                answer.loss = _Loss("crashed", what)
+                return _Loss("crashed", f"the extraction process sent something unreadable on {part.where}: {error}")
             except ChildEnded:
-                answer.loss = _death(self._child.kill(), answer.where)
-            else:
-                for message in messages:
-                    if _take(message, answer):
-                        # Each member of a container is a document, with a document's time.
-                        document_end = time.monotonic() + limits.document_seconds
-        return answer
+                return _death(self._child.kill(), part.where)
+            for message in messages:
+                part.take(message)
+                if "member" in message:  # each member of a container is a document, with a document's time
+                    document_end = time.monotonic() + limits.document_seconds
+        if part.verdict.reason_code == "memory":
+            loss, part.verdict = _Loss("memory", part.verdict.reason), None
+            return loss
+        return None
 
     def kill(self) -> None:
         """Kill the process with everything it started, and remove its temporary files."""
         self._child.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _request(part: _Part, out: Path, limits: Limits) -> dict[str, Any]:
-    job = part.document.job
-    return {
-        "path": str(job.path),
-        "sha256": job.sha256,
-        "suffix": job.suffix,
-        "out": str(out),
-        "options": job.options.to_dict(),
-        "passwords": job.passwords,
-        "limits": limits.to_dict(),
-        "settled": part.settled,
-        "pages": part.pages,
-        "ocr_pages": OCR_PAGES_PER_PART if part.pages is None else None,
-    }
-
-
-def _take(message: dict[str, Any], answer: _Answer) -> bool:
-    """Add one message to the answer; return whether a member of a container begins."""
-    if "page" in message:
-        answer.pages.append(message["page"])
-        if message["put_off"]:
-            answer.put_off.append(message["page"])
-    elif "member" in message:
-        answer.member = message["member"]
-        return True
-    elif "member_done" in message:
-        answer.n_members += 1
-        answer.member = None
-    elif "detected" in message:
-        answer.detected = replace(answer.detected, **message["detected"])
-    elif "done" in message:
-        verdict = Extraction.from_dict(message["done"])
-        if verdict.reason_code == "memory":
-            answer.loss = _Loss("memory", verdict.reason)
-        else:
-            answer.verdict = verdict
-    elif "broken" in message:
-        raise PoolError(f"an extraction process cannot write what it read: {message['broken']}")
-    return False
 
 
 def _overdue(where: str, limits: Limits, whole_document: bool) -> _Loss:
@@ -520,7 +490,7 @@ class ExtractionPool:
         with self._lock:
             if self._closed:
                 raise PoolError("the extraction pool is closed; submit documents before leaving its with block")
-            self._put(_NEW, _Part(document))
+            self._put(_NEW, document.part())
         return document.future
 
     def close(self, wait: bool = False) -> None:
@@ -581,13 +551,23 @@ class ExtractionPool:
                 worker.kill()
 
     def _run(self, part: _Part, worker: _Worker | None, number: int) -> _Worker | None:
-        """Carry out a part and whatever it leaves to others; return the worker for the next one, if it is fit."""
+        """Carry out a part and leave pages to others; return the worker for the next part, if it is fit."""
         document = part.document
-        left: _Part | None = part
         try:
-            while left is not None:
+            while True:
                 worker = worker or self._start(number)
-                left, worker = self._attempt(left, worker)
+                fresh = not worker.served
+                loss = worker.run(part, self._limits)
+                if loss is None:
+                    break
+                worker.kill()
+                worker = None
+                os.truncate(part.file, part.end)
+                # An earlier document may have left the process damaged: only a fresh worker's word is final, so that
+                # an outcome does not depend on a document's neighbours.
+                final = fresh or loss.code == "timeout"
+                if part.is_read or (final and not document.lose(part, loss)):
+                    break
             for shared in document.shared_out(part):
                 self._put(_REST, shared)
             document.end_part()
@@ -595,6 +575,9 @@ class ExtractionPool:
             if worker:
                 worker.kill()
             document.fail(error)
+            return None
+        if worker and not worker.is_fit():
+            worker.kill()
             return None
         return worker
 
@@ -604,19 +587,3 @@ class ExtractionPool:
             with contextlib.suppress(StartKilledError):
                 return _Worker(self._command, Path(self._folder.name), number, self._stop_read)
         return _Worker(self._command, Path(self._folder.name), number, self._stop_read)
-
-    def _attempt(self, part: _Part, worker: _Worker) -> tuple[_Part | None, _Worker | None]:
-        """Have a worker do what it can of a part; return what is left of it, and the worker if it is still fit."""
-        fresh = not worker.served
-        answer = worker.run(part, self._limits)
-        part.document.take(answer)
-        if answer.loss is None and worker.is_fit():
-            return None, worker
-        worker.kill()
-        if answer.loss is None:
-            return None, None
-        # An earlier document may have left the process damaged: only a fresh worker's word is final, so that an
-        # outcome does not depend on a document's neighbours.
-        if fresh or answer.loss.code == "timeout":
-            return part.document.lose(answer), None
-        return answer.rest(lost=False), None

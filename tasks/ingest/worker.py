@@ -51,7 +51,7 @@ def main() -> None:
             # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
             limit_added_memory(Limits.from_dict(job["limits"]).memory_bytes)
             try:
-                with Path(job["out"]).open("wb", buffering=0) as out:
+                with Path(job["out"]).open("ab", buffering=0) as out:
                     outcome = _run_job(job, out.fileno(), send)
             except BrokenPipeError:
                 raise
@@ -70,9 +70,9 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
     Args:
         job: As `tasks.ingest.pool` makes it.
         out: Descriptor of the file for pages and finished members, a line each.
-        send: Called with `{"detected": ...}` first, then with `{"page": number}` for each page that was written. For
-            each member of a container with `{"member": locator}`, an `{"alive": ...}` now and then, and
-            `{"member_done": ...}` when it was written.
+        send: Called with `{"detected": ...}` first, then with `{"page": number, ...}` for each page that was written.
+            For each member of a container with `{"member": locator}`, an `{"alive": ...}` now and then, and
+            `{"member_done": ...}` when it was written. `end` is the size of the file by then.
 
     Returns:
         The outcome, without the pages and members.
@@ -130,8 +130,8 @@ def _written(item: PageText | MemberStarted | Extraction | None, out: int) -> di
     except OSError as error:
         raise _CannotWrite(error) from None
     if isinstance(item, Extraction):
-        return {"member_done": True}
-    return {"page": item.page, "put_off": item.method == "deferred"}
+        return {"member_done": True, "end": os.lseek(out, 0, os.SEEK_CUR)}
+    return {"page": item.page, "put_off": item.method == "deferred", "end": os.lseek(out, 0, os.SEEK_CUR)}
 
 
 def _row_fields(detected: Detected) -> dict[str, Any]:

@@ -24,7 +24,7 @@ PAGE = {"text": "some text", "method": "text", "engine": "decoder", "confidence"
 def turn(page: int, **own: Any) -> None:
     """Write a page, and report it."""
     write_message(OUT, {**PAGE, "page": page, **own})
-    write_message(1, {"page": page, "put_off": own.get("method") == "deferred"})
+    write_message(1, {"page": page, "put_off": own.get("method") == "deferred", "end": os.lseek(OUT, 0, os.SEEK_CUR)})
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     while (messages := reader.read_available()) is not None:
         for job in messages:
             name = Path(job["path"]).name
-            os.dup2(os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), OUT)
+            os.dup2(os.open(job["out"], os.O_WRONLY | os.O_APPEND), OUT)
             if name == "archive":
                 unpack(job["settled"])
             elif name in ("pages", "worse", "hang", "rough", "endless", "endless-blank", "shared", "shared-then-gone"):
@@ -99,7 +99,7 @@ def unpack(skip: int) -> None:
             signal.sigtimedwait([], 600)
         page = {**PAGE, "page": 1}
         write_message(OUT, {"status": "ok", "locator": f"{number}.txt", "pages": [page]})
-        write_message(1, {"member_done": True})
+        write_message(1, {"member_done": True, "end": os.lseek(OUT, 0, os.SEEK_CUR)})
     write_message(1, {"done": {"status": "ok", "kind": "archive", "pages": []}})
 
 
