@@ -32,8 +32,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.text import clusters, giant_clusters, join_signatures, keep_best, load_signatures, near_pairs, signatures
-from tasks.text.minhash import without_text
+from tasks.text import clusters, giant_clusters, keep_best, load_signatures, near_pairs, signatures
+from tasks.text.near import MinhashFile
 
 GOAL_DOCUMENTS_PER_SECOND = 4_000
 GOAL_RECALL = 0.95
@@ -182,9 +182,10 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
 
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak of what came before
         started = time.perf_counter()
-        loaded = [load_signatures(folder / f"{number}") for number in segments]
-        # finding pairs needs neither grams nor paragraphs
-        joined = join_signatures([without_text(part.minima, part.n_shingles) for part in loaded])
+        joined = MinhashFile(folder / "minhashes", n)
+        for number in segments:
+            part = load_signatures(folder / f"{number}")
+            joined.append(part.minima, part.n_shingles)
         seconds["reading them"] = time.perf_counter() - started
         started = time.perf_counter()
         found = near_pairs(joined, partial(texts_of, folder=folder), THRESHOLD)

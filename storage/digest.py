@@ -59,8 +59,22 @@ def rows_digest(rows: Iterable[tuple[str, str]]) -> str:
     """
     # one string for each pair sorts as the pair does, and takes half its memory: there may be hundreds of thousands
     joined = sorted(f"{identity}\0{content}" for identity, content in rows)
+    pairs = (pair.rpartition("\0") for pair, _ in groupby(joined))
+    return sorted_rows_digest((identity, content) for identity, _, content in pairs)
+
+
+def sorted_rows_digest(rows: Iterable[tuple[str, str]]) -> str:
+    """Return the `rows_digest` of distinct rows that come in sorted order, without holding them."""
     digest = hashlib.sha256()
-    for pair, _ in groupby(joined):
-        identity, _, content = pair.rpartition("\0")
+    for identity, content in rows:
         digest.update(f"{len(identity)}:{identity}{len(content)}:{content}".encode())
+    return digest.hexdigest()
+
+
+def list_digest(items: Iterable[Any]) -> str:
+    """Return the `sha256_json` of a list of these items, without holding them."""
+    digest = hashlib.sha256(b"[")
+    for number, item in enumerate(items):
+        digest.update(f"{',' if number else ''}{canonical_json(item)}".encode("utf-8", "surrogatepass"))
+    digest.update(b"]")
     return digest.hexdigest()

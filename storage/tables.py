@@ -124,6 +124,16 @@ def write_columns(path: Path, schema: pa.Schema, columns: Mapping[str, Sequence[
     return int(table.num_rows)
 
 
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write a table of short values as it comes, in record batches with the columns of the schema; returns its rows."""
+    count = 0
+    with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
+        for batch in batches:
+            writer.write_table(pa.Table.from_batches([batch]).cast(schema), ROW_GROUP_ROWS)
+            count += batch.num_rows
+    return count
+
+
 def stream_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """All rows of a table as dictionaries, a row group at a time in memory."""
     with pq.ParquetFile(path) as file:

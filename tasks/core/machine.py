@@ -76,6 +76,11 @@ class Machine:
 
         return type(self), (ray_cpus(), self.deterministic, self.limits)
 
+    @property
+    def query_bytes(self) -> int:
+        """Memory of queries over a whole corpus; 0 leaves it to DuckDB."""
+        return self.limits.query_memory_bytes if self.limits is not None else 0
+
     def pool(self) -> ExtractionPool:
         """Return the killable extraction processes, shared by all segments."""
         from tasks.ingest.pool import ExtractionPool

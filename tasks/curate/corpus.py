@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,10 +22,12 @@ from storage.lineage import manifest_of, segment_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import FILES_FILE, SELECTION_FILE
 from storage.store import Store, StoreError
-from storage.tables import stream_rows
+from storage.tables import stream_rows, write_batches
 
 if TYPE_CHECKING:
     import duckdb
+
+ROWS_AT_ONCE = 1 << 16
 
 _NOTED = pa.schema([("doc_id", pa.string()), ("segment", pa.string())])
 
@@ -64,7 +67,10 @@ class Corpus:
     def __init__(self, memory_bytes: int = 0, spill: Path | None = None) -> None:
         import duckdb
 
-        self.connection = duckdb.connect(str(spill / "corpus.duckdb") if spill else ":memory:")
+        self._file = spill / "corpus.duckdb" if spill else None
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)  # of an attempt that was killed
+        self.connection = duckdb.connect(self._file or ":memory:")
         self.connection.execute("set preserve_insertion_order = false")
         if memory_bytes:
             self.connection.execute(f"set memory_limit = '{memory_bytes}B'")
@@ -76,14 +82,34 @@ class Corpus:
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
+        if self._file is not None:
+            self._file.unlink()
 
     def sql(self, query: str, parameters: Mapping[str, Any] | None = None) -> duckdb.DuckDBPyConnection:
         """Run a query and return its result."""
         return self.connection.execute(query, dict(parameters) if parameters else None)
 
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """Yield the result of a query piece by piece; other queries may run between."""
+        with self.connection.cursor() as cursor:
+            yield from cursor.sql(query).to_arrow_reader(ROWS_AT_ONCE)
+
+    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a result."""
+        for batch in self.batches(query):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def columns(self, query: str) -> list[npt.NDArray[Any]]:
+        """Return the columns of a result as NumPy arrays."""
+        return [column.to_numpy() for column in self.arrow(query).columns]
+
+    def write(self, path: Path, schema: pa.Schema, query: str) -> int:
+        """Write the result of a query under a schema of `storage.schemas`; returns its rows."""
+        return write_batches(path, schema, self.batches(query))
+
     def arrow(self, query: str) -> pa.Table:
         """Return the result of a query as one table."""
-        return self.sql(query).to_arrow_table()
+        return self.connection.sql(query).to_arrow_table()
 
     def insert(self, name: str, rows: pa.Table | pa.RecordBatch) -> None:
         """Append rows to a table, which is made if it is not there."""

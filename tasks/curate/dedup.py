@@ -1,19 +1,20 @@
-"""Deduplication over a whole corpus: which documents equal or nearly equal each other.
+"""The stage `dedup`: which documents of a corpus equal or nearly equal each other.
 
 Finds, and decides nothing: which member of a cluster is kept, and what follows for the split, is the business of
-`tasks.curate.selection`. Signatures were made segment by segment; similarities that were verified once are looked up.
+`tasks.curate.curate`. Signatures were made segment by segment; similarities that were verified once are looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from storage.digest import rows_digest, sha256_json
+from storage.digest import list_digest, sha256_json, sorted_rows_digest
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import (
     CLUSTERS,
@@ -24,25 +25,19 @@ from storage.schemas import (
     VERIFIED_FILE,
     VERIFIED_PAIRS,
 )
-from storage.tables import read_places, stream_rows, unpacked_size, write_columns, write_table
+from storage.tables import read_places, unpacked_size
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, tables_of
+from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
 from tasks.curate.settings import DedupSettings
-from tasks.text import NearPairs, Pairs, Signatures, clusters, giant_clusters, load_signatures, near_pairs
-from tasks.text.minhash import N_PERMUTATIONS, without_text
+from tasks.text import Pairs, clusters, giant_clusters, load_signatures, near_pairs
+from tasks.text.near import MinhashFile
+from tasks.text.words import I64, distinct
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
 GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
-
-
-class SignedText(NamedTuple):
-    """Where a distinct text lies: shelf, place on it, and the document that is read for it."""
-
-    text_sha256: str
-    shelf: int
-    place: int
+SIGNED_AT_ONCE = 1 << 16
 
 
 @stage(
@@ -61,16 +56,17 @@ def dedup(
     before: ArtifactRef | None = None,
 ) -> str:
     """Find exact and near-duplicates."""
-    shelves = tables_of(work.store, documents)
-    known = [] if before is None else [str(work.folder(before) / VERIFIED_FILE)]
+    tables = tables_of(work.store, documents)
     made = work.in_subprocess(
         find_duplicates,
-        sum(unpacked_size(Path(shelf.folder) / DOCUMENTS_FILE) for shelf in shelves),
+        sum(unpacked_size(Path(table.folder) / DOCUMENTS_FILE) for table in tables),
         snapshot=str(work.folder(snapshot)),
-        shelves=[list(shelf) for shelf in shelves],
+        tables=[list(table) for table in tables],
         signed=matching_folders(work.store, documents, measures),
-        known=known,
+        known="" if before is None else str(work.folder(before) / VERIFIED_FILE),
         out=str(work.out),
+        spill=str(work.scratch),
+        memory_bytes=work.machine.query_bytes,
         settings=asdict(settings),
     )
     work.counts.update(made["counts"])
@@ -79,150 +75,151 @@ def dedup(
 
 def find_duplicates(
     snapshot: str,
-    shelves: list[tuple[str, str]],
+    tables: list[tuple[str, str]],
     signed: list[str],
-    known: list[str],
+    known: str,
     out: str,
+    spill: str,
+    memory_bytes: int,
     settings: dict[str, Any],
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write pairs and clusters of the live documents.
+    """Write pairs and clusters of the live documents; returns counts and a digest.
 
     Args:
-        snapshot: folder of the files.
-        shelves: segments and folders of the documents' tables.
-        signed: folders of measures and signatures, one for each shelf.
-        known: tables of pairs verified before.
-        out: where the tables go.
+        snapshot: Folder of the files.
+        tables: Segments and folders of the documents.
+        signed: Folder of measures and signatures for each of them.
+        known: Table of pairs verified before; empty for none.
+        out: Folder for the tables.
+        spill: Folder for temporary files.
+        memory_bytes: Memory of queries.
     """
     chosen = DedupSettings(**settings)
-    places = [SegmentTable(*shelf) for shelf in shelves]
-    texts, members = _distinct_texts(Path(snapshot), places)
-    found = near_pairs(
-        _minima(texts, signed),  # not kept: of 200,000 texts they take 100 MB
-        lambda wanted: _read_texts([texts[place] for place in wanted], places),
-        chosen.threshold,
-        max_bucket=chosen.max_bucket,
-        known=_known_pairs(known, texts),
-    )
-    folder = Path(out)
-    _write_verified(folder / VERIFIED_FILE, found.verified, texts)
-    labels = clusters(len(texts), found.pairs)
-    digest = _write_tables(folder, found, labels, texts, members)
-    progress(len(texts), len(texts))
-    giants = giant_clusters(labels, GIANT_CLUSTER)
-    counts = _counts(found, texts, members)
-    counts |= {"giant_clusters": len(giants), "largest_cluster": max((size for _, size in giants), default=0)}
+    with Corpus(memory_bytes, Path(spill)) as corpus:
+        corpus.want_live(Path(snapshot))
+        places = [SegmentTable(*table) for table in tables]
+        corpus.locate(places, DOCUMENTS_FILE, ["text_sha256"])
+        _number_texts(corpus)
+        minhashes = _minhashes(corpus, signed, Path(spill) / "minhashes")
+        (tie,) = corpus.columns("select row_number() over (order by text_sha256) from texts order by number")
+        found = near_pairs(
+            minhashes,
+            lambda wanted: _read_texts(corpus, wanted, places),
+            chosen.threshold,
+            tie=tie,
+            max_bucket=chosen.max_bucket,
+            known=_known_pairs(corpus, known) if known else None,
+        )
+        counts = {
+            "near_pairs": len(found.pairs),
+            "candidates": found.n_candidates,
+            "giant_buckets": found.n_giant_buckets,
+            "largest_bucket": found.largest_bucket,
+        }
+        corpus.insert("verified", _pair_table(found.verified))
+        counts |= _join_clusters(corpus, found.pairs)
+        digest = _write(corpus, Path(out), chosen.threshold)
+        n_texts = len(minhashes.n_shingles)
+        (n_documents,) = corpus.sql("select count(*) from located").fetchall()[0]
+        progress(n_texts, n_texts)
+    counts |= {"rows": n_documents, "texts": n_texts, "exact_duplicates": n_documents - n_texts}
     return {"digest": digest, "counts": counts}
 
 
-def _distinct_texts(snapshot: Path, shelves: Sequence[SegmentTable]) -> tuple[list[SignedText], dict[str, list[str]]]:
-    """The distinct texts of the live documents in the order of their digests, and the documents that have each."""
-    with Corpus() as corpus:
-        corpus.want_live(snapshot)
-        corpus.locate(shelves, DOCUMENTS_FILE, ["text_sha256"])
-        rows = corpus.sql("select text_sha256, part, place, doc_id from located order by all").fetchall()
-    members: dict[str, list[str]] = {}
-    texts = []
-    for text, part, place, doc_id in rows:
-        if text not in members:
-            texts.append(SignedText(text, part, place))
-        members.setdefault(text, []).append(doc_id)
-    return texts, members
-
-
-def _minima(texts: Sequence[SignedText], signed: Sequence[str]) -> Signatures:
-    """MinHash values of the texts; runs and paragraphs stay on disk, they are not needed and much larger."""
-    by_shelf: dict[int, list[int]] = {}
-    for number, text in enumerate(texts):
-        by_shelf.setdefault(text.shelf, []).append(number)
-    # filled in place: of 200,000 texts they take 100 MB, and every copy as much again
-    minima = np.empty((len(texts), N_PERMUTATIONS), np.uint32)
-    n_shingles = np.empty(len(texts), np.int64)
-    for shelf, own in by_shelf.items():
-        places = np.array([texts[number].place for number in own], np.int64)
-        found = load_signatures(Path(signed[shelf]))
-        minima[own], n_shingles[own] = found.minima[places], found.n_shingles[places]
-    return without_text(minima, n_shingles)
-
-
-def _read_texts(wanted: Sequence[SignedText], shelves: Sequence[SegmentTable]) -> list[str]:
-    """Texts by their places, each table read once."""
-    by_shelf: dict[int, set[int]] = {}
-    for text in wanted:
-        by_shelf.setdefault(text.shelf, set()).add(text.place)
-    found: dict[tuple[int, int], str] = {}
-    for number, places in by_shelf.items():
-        texts = read_places(Path(shelves[number].folder) / DOCUMENTS_FILE, "text", sorted(places))
-        found |= {(number, place): text for place, text in texts.items()}
-    return [found[text.shelf, text.place] for text in wanted]
-
-
-def _known_pairs(tables: Sequence[str], texts: Sequence[SignedText]) -> Pairs | None:
-    """Pairs verified by earlier runs, in the indices of this one."""
-    place = {text.text_sha256: number for number, text in enumerate(texts)}
-    found: dict[tuple[int, int], float] = {}
-    for table in tables:
-        for row in stream_rows(Path(table)):
-            one, other = place.get(row["text_sha256"]), place.get(row["other_sha256"])
-            if one is not None and other is not None:
-                found[min(one, other), max(one, other)] = row["similarity"]
-    if not found:
-        return None
-    pairs = np.array(sorted(found), np.int64)
-    similarity = np.array([found[one, other] for one, other in pairs.tolist()])
-    return Pairs(pairs[:, 0], pairs[:, 1], similarity)
-
-
-def _pairs(pairs: Pairs) -> Iterator[tuple[int, int, float]]:
-    return zip(pairs.first.tolist(), pairs.second.tolist(), pairs.similarity.tolist(), strict=True)
-
-
-def _write_verified(path: Path, pairs: Pairs, texts: Sequence[SignedText]) -> None:
-    rows = (
-        {"text_sha256": texts[one].text_sha256, "other_sha256": texts[other].text_sha256, "similarity": similarity}
-        for one, other, similarity in _pairs(pairs)
+def _number_texts(corpus: Corpus) -> None:
+    """The distinct texts, numbered by where they lie: segment after segment, so that each is read once."""
+    corpus.sql(
+        "create table texts as select row_number() over (order by spot.part, spot.place) - 1 as number, text_sha256, "
+        "spot.part as part, spot.place as place, doc_id, n_documents from (select text_sha256, min(doc_id) as doc_id, "
+        "count(*) as n_documents, min({'part': part, 'place': place}) as spot from located group by text_sha256)"
     )
-    write_table(path, VERIFIED_PAIRS, rows)
 
 
-def _write_tables(
-    folder: Path, found: NearPairs, labels: np.ndarray, texts: Sequence[SignedText], members: dict[str, list[str]]
-) -> str:
-    """Write pairs and clusters; returns the digest of both."""
-    sizes = np.bincount(labels, weights=[len(members[text.text_sha256]) for text in texts], minlength=len(texts))
-    near = []
-    for one, other, similarity in _pairs(found.pairs):
-        first, second = (min(members[texts[place].text_sha256]) for place in (one, other))
-        near.append({"doc_id": first, "other_id": second, "similarity": similarity})
-    write_table(folder / PAIRS_FILE, NEAR_PAIRS, near)
-    found_in = sorted(
-        (doc_id, text.text_sha256, label)
-        for text, label in zip(texts, labels.tolist(), strict=True)
-        for doc_id in members[text.text_sha256]
+def _minhashes(corpus: Corpus, signed: Sequence[str], path: Path) -> MinhashFile:
+    """MinHash values of the texts; 13-grams and paragraphs stay where they are, they are much larger."""
+    part, place = corpus.columns("select part, place from texts order by number")
+    minhashes = MinhashFile(path, len(part))
+    bounds = np.searchsorted(part, np.arange(len(signed) + 1)).tolist()
+    for number, folder in enumerate(signed):
+        for start in range(bounds[number], bounds[number + 1], SIGNED_AT_ONCE):
+            found = load_signatures(Path(folder))
+            own = place[start : min(start + SIGNED_AT_ONCE, bounds[number + 1])]
+            minhashes.append(found.minima[own], found.n_shingles[own])
+    return minhashes
+
+
+def _read_texts(corpus: Corpus, wanted: Sequence[int], tables: Sequence[SegmentTable]) -> list[str]:
+    """Texts by their ascending numbers, each table read once."""
+    corpus.insert("asked", pa.table({"number": pa.array(wanted, pa.int64())}))
+    part, place = corpus.columns("select part, place from texts semi join asked using (number) order by number")
+    corpus.sql("drop table asked")
+    texts: list[str] = []
+    for number in distinct(part).tolist():
+        own = place[part == number].tolist()
+        read = read_places(Path(tables[number].folder) / DOCUMENTS_FILE, "text", own)
+        texts += (read[row] for row in own)
+    return texts
+
+
+def _known_pairs(corpus: Corpus, table: str) -> Pairs | None:
+    """Pairs verified by an earlier run, in the numbers of this one."""
+    first, second, similarity = corpus.columns(
+        f"select one.number, other.number, similarity from {parquet(Path(table))} as known join texts one on "
+        "one.text_sha256 = known.text_sha256 join texts other on other.text_sha256 = known.other_sha256"
     )
-    columns = {
-        "doc_id": [doc_id for doc_id, _, _ in found_in],
-        "text_sha256": [text for _, text, _ in found_in],
-        "cluster": [texts[label].text_sha256 for _, _, label in found_in],  # the lowest digest of all members
-        "cluster_size": [int(sizes[label]) for _, _, label in found_in],
-    }
-    write_columns(folder / CLUSTERS_FILE, CLUSTERS, columns)
-    near_digest = sha256_json([[row["doc_id"], row["other_id"], row["similarity"]] for row in near])
-    return sha256_json([near_digest, rows_digest(zip(columns["doc_id"], columns["cluster"], strict=True))])
+    return Pairs.sorted(first, second, similarity) if len(first) else None
 
 
-def _counts(found: NearPairs, texts: Sequence[SignedText], members: dict[str, list[str]]) -> dict[str, int]:
-    n_documents = sum(map(len, members.values()))
-    return {
-        "rows": n_documents,
-        "texts": len(texts),
-        "exact_duplicates": n_documents - len(texts),
-        "near_pairs": len(found.pairs),
-        "candidates": found.n_candidates,
-        "giant_buckets": found.n_giant_buckets,
-        "largest_bucket": found.largest_bucket,
-    }
+def _pair_table(pairs: Pairs) -> pa.Table:
+    return pa.table({"first": pairs.first, "second": pairs.second, "similarity": pairs.similarity})
+
+
+def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
+    """Make the table `clusters` of the texts that have near-duplicates; returns counts of the giant ones."""
+    ends: I64 = distinct(np.concatenate([pairs.first, pairs.second]))
+    one, other = np.searchsorted(ends, pairs.first), np.searchsorted(ends, pairs.second)
+    labels = clusters(len(ends), Pairs(one, other, pairs.similarity))
+    corpus.insert("labels", pa.table({"number": ends, "label": labels}))
+    corpus.sql(
+        "create table clusters as select number, min(text_sha256) over label as cluster, "
+        "sum(n_documents) over label as cluster_size from labels join texts using (number) "
+        "window label as (partition by label)"
+    )
+    giants = giant_clusters(labels, GIANT_CLUSTER)
+    return {"giant_clusters": len(giants), "largest_cluster": max((size for _, size in giants), default=0)}
+
+
+def _write(corpus: Corpus, folder: Path, threshold: float) -> str:
+    """Write the tables; returns the digest of near pairs and clusters."""
+    pairs = (
+        "select one.text_sha256 as text_sha256, other.text_sha256 as other_sha256, similarity, one.doc_id as doc_id, "
+        "other.doc_id as other_id from verified join texts one on one.number = verified.first join texts other "
+        "on other.number = verified.second"
+    )
+    # of two texts, that of the lower digest comes first
+    corpus.sql(
+        f"create table named as from ({pairs}) where text_sha256 < other_sha256 union all select other_sha256, "
+        f"text_sha256, similarity, other_id, doc_id from ({pairs}) where text_sha256 > other_sha256"
+    )
+    corpus.write(
+        folder / VERIFIED_FILE,
+        VERIFIED_PAIRS,
+        "select text_sha256, other_sha256, similarity from named order by text_sha256, other_sha256",
+    )
+    near = (
+        f"select doc_id, other_id, similarity from named where similarity >= {threshold!r} "
+        "order by text_sha256, other_sha256"
+    )
+    corpus.write(folder / PAIRS_FILE, NEAR_PAIRS, near)
+    found = (
+        "select located.doc_id, text_sha256, coalesce(cluster, text_sha256) as cluster, "
+        "coalesce(cluster_size, n_documents)::bigint as cluster_size from located join texts using (text_sha256) "
+        "left join clusters using (number) order by located.doc_id"
+    )
+    corpus.write(folder / CLUSTERS_FILE, CLUSTERS, found)
+    near_digest = list_digest(map(list, corpus.rows(near)))
+    return sha256_json([near_digest, sorted_rows_digest((row[0], row[2]) for row in corpus.rows(found))])
 
 
 def last_dedup(run: Run) -> ArtifactRef | None:

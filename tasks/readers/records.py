@@ -191,6 +191,11 @@ class Limits:
         "Memory that a worker process, and each OCR child, may add to what it has at its start.",
         ge=LEAST_MEMORY_BYTES,
     )
+    query_memory_bytes: int = option(
+        2 * 1024**3,
+        "Memory of queries over a whole corpus, as for near-duplicates and curation; beyond it they use the disk.",
+        ge=2**28,
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON-able values."""

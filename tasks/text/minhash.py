@@ -66,6 +66,10 @@ class Signatures:
         """Hashes of paragraphs, document by document."""
         return Hashes(self.paragraphs, self.paragraph_offsets)
 
+    def column(self, number: int) -> U32:
+        """Return (n,) values of all documents under one permutation."""
+        return self.minima[:, number]
+
     def take(self, documents: Chosen) -> Signatures:
         """Copy the signatures of some documents, in the order given; an array of bool selects as in NumPy."""
         rows = np.asarray(documents, None if len(documents) else np.int64)
@@ -105,13 +109,6 @@ def join_signatures(parts: Sequence[Signatures]) -> Signatures:
         np.concatenate([nothing, *(part.paragraph_lengths for part in parts)]),
         paragraphs.offsets,
     )
-
-
-def without_text(minima: U32, n_shingles: I64) -> Signatures:
-    """Return signatures that know the MinHash values alone."""
-    places, nothing = np.zeros(len(n_shingles) + 1, np.int64), np.zeros(0, np.int64)
-    hashes = np.zeros(0, np.uint64)
-    return Signatures(minima, n_shingles, hashes, places, hashes, nothing, nothing, places)
 
 
 def signatures(texts: Sequence[str]) -> Signatures:

@@ -1,9 +1,10 @@
 """Near-duplicates: pairs of documents whose sets of shingles have at least a given Jaccard similarity.
 
-In go signatures and a way to get at the texts; out come pairs, each verified against the texts, so that no pair is a
-guess. Candidates are documents that share all values of a band of their MinHash signatures (locality-sensitive
-hashing); bands are sorted, not put into dictionaries. The time is that of sorting, unless documents resemble each other
-in masses: a bucket larger than `max_bucket` is compared with its best few members only, and reported.
+Candidates are documents that share all values of a band of their MinHash signatures (locality-sensitive hashing); bands
+are sorted, not put into dictionaries, and every candidate is verified against the texts, so that no pair is a guess.
+The time is that of sorting, unless documents resemble each other in masses: a bucket larger than `max_bucket` is
+compared with its best few members only, and reported. Memory holds some numbers of each document and one of its 120
+MinHash values at a time.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.text.groups import Pairs, clusters
-from tasks.text.minhash import N_PERMUTATIONS, U32, Signatures, estimate, shingle_sets
+from tasks.text.minhash import N_PERMUTATIONS, U32, shingle_sets
 from tasks.text.words import I64, U64, distinct
 
 TextsOf = Callable[[Sequence[int]], list[str]]
@@ -27,20 +30,60 @@ FOUND_SHARE = 0.995  # least probability that a pair at the threshold becomes a 
 BLOCK_SHINGLES = 1 << 22  # shingles in memory while candidates are verified
 MARGIN = 3.7  # standard errors below the threshold at which an estimate rules a pair out: 1 in 10,000
 
-_ESTIMATED_AT_ONCE = 1 << 14
+_PENDING_PAIRS = 1 << 24  # that wait for their estimate
 _BASE = np.uint64(0xD1342543DE82EF95)
+
+
+class Minhashes(Protocol):
+    """MinHash signatures of n documents: `Signatures` in memory, or `MinhashFile` on disk."""
+
+    @property
+    def n_shingles(self) -> I64:
+        """(n,) number of distinct shingles of each document."""
+
+    def column(self, number: int) -> U32:
+        """Return (n,) values of all documents under one permutation."""
+
+
+class MinhashFile:
+    """MinHash signatures of n documents in a file, column by column, so that memory holds one of 120 at a time.
+
+    Args:
+        path: Written anew.
+        n: Number of documents.
+    """
+
+    def __init__(self, path: Path, n: int) -> None:
+        self.n_shingles: I64 = np.zeros(n, np.int64)
+        self._path = path
+        self._n = n
+        self._done = 0
+        path.write_bytes(b"")
+
+    def append(self, minima: U32, n_shingles: I64) -> None:
+        """Add the (m, 120) values of the next documents."""
+        with self._path.open("r+b") as file:
+            for number in range(N_PERMUTATIONS):
+                file.seek((number * self._n + self._done) * minima.itemsize)
+                file.write(np.ascontiguousarray(minima[:, number]).data)
+        self.n_shingles[self._done : self._done + len(minima)] = n_shingles
+        self._done += len(minima)
+
+    def column(self, number: int) -> U32:
+        """Return (n,) values of all documents under one permutation."""
+        return np.fromfile(self._path, np.uint32, self._n, offset=number * self._n * np.dtype(np.uint32).itemsize)
 
 
 @dataclass(frozen=True)
 class NearPairs:
-    """What was found.
+    """Near-duplicates and how they were found.
 
     Attributes:
-        pairs: those of at least the threshold.
-        verified: every pair whose similarity was computed; given as `known` to a later call, none is computed again.
-        n_candidates: pairs that shared a band and passed the estimate.
-        n_giant_buckets: buckets that were too large to compare all against all.
-        largest_bucket: members of the largest.
+        pairs: Pairs of at least the threshold.
+        verified: Every candidate with its similarity; given as `known` to a later call, none is computed again.
+        n_candidates: Pairs that shared a band and passed the estimate.
+        n_giant_buckets: Buckets that were too large to compare all against all.
+        largest_bucket: Members of the largest bucket.
     """
 
     pairs: Pairs
@@ -51,34 +94,33 @@ class NearPairs:
 
 
 def near_pairs(
-    signatures: Signatures,
+    signatures: Minhashes,
     texts_of: TextsOf,
     threshold: float = 0.8,
     *,
-    rank: npt.NDArray[np.generic] | None = None,
+    tie: npt.NDArray[np.generic] | None = None,
     max_bucket: int = MAX_BUCKET,
     known: Pairs | None = None,
 ) -> NearPairs:
-    """All pairs of documents that are near-duplicates (a pair at the threshold is missed once in 200 or more rarely).
+    """Return all near-duplicates; a pair at the threshold is missed once in 200 or more rarely.
 
     Args:
-        signatures: of n documents. Documents with the same text should be left out before; they cost time, no more.
-        texts_of: texts of documents given by ascending indices; called with some thousands at a time.
-        threshold: least Jaccard similarity of a pair, above 0 and at most 1.
-        rank: of each document, lower is better; the best members of a giant bucket are those that the others are
-            compared with. By default the longest. Documents of equal rank go by length and words, and only those
-            of the same words by index: with ranks all different, the order of the documents never matters.
-        max_bucket: largest number of documents that share a band and are compared all against all.
-        known: similarities of pairs from earlier calls, in the indices of this one. They save time and change nothing.
+        signatures: Of n documents. Documents with the same text should be left out before; they cost time, no more.
+        texts_of: Texts of documents given by ascending indices; called with some thousands at a time.
+        threshold: Least Jaccard similarity of a pair, above 0 and at most 1.
+        tie: Of each document, a number, no two alike. The others of a giant bucket are compared with its longest
+            members; of equal length those go by words, and only of the same words by this. By default the index.
+        max_bucket: Largest number of documents that share a band and are compared all against all.
+        known: Similarities of pairs from earlier calls, in the indices of this one. They save time and change nothing.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold {threshold} is no Jaccard similarity: expected a number above 0 and at most 1")
-    order = _best_first(signatures, rank)
-    found = _candidates(signatures, order, threshold, max_bucket)
-    first, second = np.divmod(found.codes, max(len(signatures), 1))
+    n = len(signatures.n_shingles)
+    found = _candidates(signatures, _best_first(signatures, tie), threshold, max_bucket)
+    first, second = np.divmod(found.codes, max(n, 1))
     similarity = np.full(len(first), np.nan)
     if known is not None:
-        _recall(found.codes, len(signatures), known, similarity)
+        _recall(found.codes, n, known, similarity)
     unknown = np.flatnonzero(np.isnan(similarity))
     similarity[unknown] = _verify(first[unknown], second[unknown], signatures.n_shingles, texts_of)
     verified = Pairs.sorted(first, second, similarity)
@@ -86,7 +128,7 @@ def near_pairs(
 
 
 def band_rows(threshold: float) -> int:
-    """Values per band: as many as still make a pair at the threshold share a band with probability `FOUND_SHARE`.
+    """Return the values per band: as many as still make a pair at the threshold share a band with `FOUND_SHARE`.
 
     The probability is 1 - (1 - s**rows)**bands (Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4).
     """
@@ -105,37 +147,42 @@ class _Found:
     largest: int = 0
 
 
-def _best_first(signatures: Signatures, rank: npt.NDArray[np.generic] | None) -> I64:
-    """Documents with words, by rank, then length, then content."""
-    content = _combined(signatures.minima)
-    keys = [content, -signatures.n_shingles, *([] if rank is None else [rank])]
-    order = np.lexsort(keys)
-    return order[np.asarray(signatures.n_shingles)[order] > 0]
+def _best_first(signatures: Minhashes, tie: npt.NDArray[np.generic] | None) -> I64:
+    """Documents with words, by length, then content, then the tie."""
+    content = _combined(signatures, 0, N_PERMUTATIONS)
+    order = np.lexsort([*([] if tie is None else [tie]), content, -signatures.n_shingles])
+    return order[signatures.n_shingles[order] > 0]
 
 
-def _combined(minima: U32) -> U64:
-    """One hash for the values of each row."""
-    combined = np.zeros(len(minima), np.uint64)
-    for column in range(minima.shape[1]):
+def _combined(signatures: Minhashes, start: int, stop: int) -> U64:
+    """One hash for some of the values of each document."""
+    combined = np.zeros(len(signatures.n_shingles), np.uint64)
+    for number in range(start, stop):
         combined *= _BASE
-        combined += minima[:, column]
+        combined += signatures.column(number)
         combined ^= combined >> np.uint64(29)
-    return combined * _BASE
+    combined *= _BASE
+    return combined
 
 
-def _candidates(signatures: Signatures, order: I64, threshold: float, max_bucket: int) -> _Found:
+def _candidates(signatures: Minhashes, order: I64, threshold: float, max_bucket: int) -> _Found:
     """Pairs that share a band and may reach the threshold by their estimates and by their sizes."""
-    n = len(signatures)
+    n = len(signatures.n_shingles)
     rows = band_rows(threshold)
     found = _Found(np.zeros(0, np.int64))
+    pending = [found.codes]
     for start in range(0, N_PERMUTATIONS - rows + 1, rows):
-        keys = _combined(signatures.minima[:, start : start + rows])[order]
-        fresh = [found.codes]
+        keys = _combined(signatures, start, start + rows)[order]
         for one, other in _bucket_pairs(keys, max_bucket, found):
             one, other = order[one], order[other]
-            codes = np.minimum(one, other) * n + np.maximum(one, other)
-            fresh.append(codes[_may_reach(signatures, one, other, threshold)])
-        found.codes = distinct(np.concatenate(fresh))
+            ours, theirs = signatures.n_shingles[one], signatures.n_shingles[other]
+            reach = np.minimum(ours, theirs) / np.maximum(ours, theirs) >= threshold  # divided, as the similarity is
+            pending.append((np.minimum(one, other) * n + np.maximum(one, other))[reach])
+        pending = [distinct(np.concatenate(pending))]
+        if len(pending[0]) > _PENDING_PAIRS or start + 2 * rows > N_PERMUTATIONS:
+            fresh = np.setdiff1d(pending[0], found.codes, assume_unique=True)
+            found.codes = np.union1d(found.codes, fresh[_may_reach(signatures, fresh, threshold)])
+            pending = [np.zeros(0, np.int64)]
     return found
 
 
@@ -146,9 +193,11 @@ def _bucket_pairs(keys: U64, max_bucket: int, found: _Found) -> Iterator[tuple[I
     is left of a key tells buckets apart well enough: a wrong pair does not survive its estimate.
     """
     low = np.uint64(max(len(keys) - 1, 1).bit_length())
-    packed = np.sort((keys >> low << low) | np.arange(len(keys), dtype=np.uint64))
-    places = (packed & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
-    keys = packed >> low
+    keys = keys >> low << low
+    keys |= np.arange(len(keys), dtype=np.uint64)
+    keys.sort()
+    places = (keys & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
+    keys >>= low
     begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else np.zeros(0, np.int64)
     sizes = np.diff(np.append(begins, len(keys)))
     found.largest = max(found.largest, int(sizes.max(initial=0)))
@@ -172,15 +221,15 @@ def _all_pairs(
         yield np.repeat(places[begins + leader], counts), places[np.repeat(begins + leader + 1, counts) + within]
 
 
-def _may_reach(signatures: Signatures, one: I64, other: I64, threshold: float) -> npt.NDArray[np.bool_]:
-    """Whether neither sizes nor estimate rule a pair out."""
-    ours, theirs = signatures.n_shingles[one], signatures.n_shingles[other]
-    reach = np.minimum(ours, theirs) / np.maximum(ours, theirs) >= threshold  # divided, as the similarity will be
+def _may_reach(signatures: Minhashes, codes: I64, threshold: float) -> npt.NDArray[np.bool_]:
+    """Pairs that their estimates do not rule out."""
     least = threshold - MARGIN * math.sqrt(threshold * (1 - threshold) / N_PERMUTATIONS)
-    open_pairs = np.flatnonzero(reach)
-    for start in range(0, len(open_pairs), _ESTIMATED_AT_ONCE):
-        part = open_pairs[start : start + _ESTIMATED_AT_ONCE]
-        reach[part] = estimate(signatures.minima[one[part]], signatures.minima[other[part]]) >= least
+    one, other = np.divmod(codes, max(len(signatures.n_shingles), 1))
+    equal = np.zeros(len(codes), np.uint8)
+    for number in range(N_PERMUTATIONS if len(codes) else 0):
+        values = signatures.column(number)
+        equal += values[one] == values[other]
+    reach: npt.NDArray[np.bool_] = equal / N_PERMUTATIONS >= least
     return reach
 
 
@@ -199,20 +248,27 @@ def _verify(first: I64, second: I64, sizes: I64, texts_of: TextsOf) -> npt.NDArr
     similarity = np.zeros(len(first))
     if not len(first):
         return similarity
-    labels = clusters(int(second.max()) + 1, Pairs(first, second, similarity))
-    order = np.lexsort((first, second, labels[first]))
+    ends = distinct(np.concatenate([first, second]))
+    one, other = np.searchsorted(ends, first), np.searchsorted(ends, second)
+    labels = clusters(len(ends), Pairs(one, other, similarity))
+    order = np.lexsort((first, second, labels[one]))
     for block in _blocks(first[order].tolist(), second[order].tolist(), sizes):
         pairs = order[block]
-        documents = distinct(np.concatenate([first[pairs], second[pairs]]))
-        sets = shingle_sets(texts_of(documents.tolist()))
-        bounds = sets.offsets.tolist()
-        ours = np.searchsorted(documents, first[pairs]).tolist()
-        theirs = np.searchsorted(documents, second[pairs]).tolist()
-        for pair, a, b in zip(pairs.tolist(), ours, theirs, strict=True):
-            both = np.concatenate((sets.values[bounds[a] : bounds[a + 1]], sets.values[bounds[b] : bounds[b + 1]]))
-            both.sort()
-            common = np.count_nonzero(both[1:] == both[:-1])
-            similarity[pair] = common / (len(both) - common)
+        similarity[pairs] = _jaccard(first[pairs], second[pairs], texts_of)
+    return similarity
+
+
+def _jaccard(first: I64, second: I64, texts_of: TextsOf) -> npt.NDArray[np.float64]:
+    documents = distinct(np.concatenate([first, second]))
+    sets = shingle_sets(texts_of(documents.tolist()))
+    bounds = sets.offsets.tolist()
+    ours, theirs = np.searchsorted(documents, first).tolist(), np.searchsorted(documents, second).tolist()
+    similarity = np.zeros(len(first))
+    for pair, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        both = np.concatenate((sets.values[bounds[a] : bounds[a + 1]], sets.values[bounds[b] : bounds[b + 1]]))
+        both.sort()
+        common = np.count_nonzero(both[1:] == both[:-1])
+        similarity[pair] = common / (len(both) - common)
     return similarity
 
 

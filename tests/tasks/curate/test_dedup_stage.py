@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = dedup._read_texts
 
-    def note(wanted: Sequence[Any], shelves: Sequence[Any]) -> list[str]:
-        seen.extend(text.text_sha256 for text in wanted)
-        return original(wanted, shelves)
+    def note(*arguments: Any) -> list[str]:
+        texts = original(*arguments)
+        seen.extend(hashlib.sha256(text.encode()).hexdigest() for text in texts)
+        return texts
 
     monkeypatch.setattr(dedup, "_read_texts", note)
     return seen

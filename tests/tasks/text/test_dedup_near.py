@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tasks.text import (
     near_pairs,
     signatures,
 )
+from tasks.text.near import MinhashFile
 
 SHARES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 
@@ -76,12 +78,12 @@ def test_the_order_of_documents_changes_nothing(corpus: list[str], max_bucket: i
     assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
 
 
-def test_the_order_of_documents_of_the_same_words_changes_nothing_if_they_are_ranked() -> None:
+def test_the_order_of_documents_of_the_same_words_changes_nothing_if_a_number_tells_them_apart() -> None:
     texts = ["The same words in all of these", "the same words in all of these", "THE SAME WORDS IN ALL OF THESE!"] * 30
-    rank = np.arange(90)
+    tie = np.arange(90)
     shuffled = np.random.default_rng(1).permutation(90)
-    before = as_dict(find(texts, max_bucket=3, rank=rank).pairs)
-    after = as_dict(find([texts[place] for place in shuffled], max_bucket=3, rank=rank[shuffled]).pairs)
+    before = as_dict(find(texts, max_bucket=3, tie=tie).pairs)
+    after = as_dict(find([texts[place] for place in shuffled], max_bucket=3, tie=tie[shuffled]).pairs)
     assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
 
 
@@ -109,12 +111,14 @@ def test_masses_of_one_page_are_compared_with_few(masses: list[str]) -> None:
     assert giant_clusters(clusters(len(masses), found.pairs), 1_000) == [(0, 5_000)]
 
 
-def test_one_of_a_mass_is_kept(masses: list[str]) -> None:
-    rank = np.arange(len(masses))[::-1]
-    found = find(masses, rank=rank)
-    kept, stands_for = keep_best(len(masses), found.pairs, rank)
-    assert np.flatnonzero(kept[:5_000]).tolist() == [4_999]
-    assert (stands_for[:5_000] == 4_999).all()
+@pytest.mark.parametrize("threshold", [0.6, 0.8])
+def test_signatures_in_a_file_give_the_same_pairs(corpus: list[str], threshold: float, tmp_path: Path) -> None:
+    signed = signatures(corpus)
+    filed = MinhashFile(tmp_path / "minhashes", len(corpus))
+    for start in range(0, len(corpus), 100):
+        filed.append(signed.minima[start : start + 100], signed.n_shingles[start : start + 100])
+    found = near_pairs(filed, Reader(corpus), threshold)
+    assert as_dict(found.verified) == as_dict(find(corpus, threshold).verified)
 
 
 def test_the_same_text_many_times_is_no_trouble() -> None:
