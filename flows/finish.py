@@ -16,8 +16,8 @@ from storage.tracking import pages_under
 from tasks.core.executor import in_flow
 from tasks.core.run import Run
 from tasks.report.completions import write as generation_page
-from tasks.report.corpus.page import write as corpus_page
-from tasks.report.dataset.page import write as dataset_page
+from tasks.report.corpus import write as corpus_page
+from tasks.report.dataset import write as dataset_page
 from tasks.report.evaluation import write as evaluation_page
 from tasks.report.gates import write as gates_page
 from tasks.report.training import write as training_page

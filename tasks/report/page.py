@@ -1,7 +1,8 @@
-"""Report pages: a template of `templates/` rendered to one HTML file that needs no network and no other file.
+"""Report pages and cards: templates of `templates/`, rendered to Markdown or to one HTML file that needs no other file.
 
-Whatever a template prints is escaped, and characters that hide or reorder others are replaced by signs, unless it is
-markup already. The head forbids the browser to fetch or run anything; only the page of `inspect` has a script.
+Whatever a template prints is escaped for its language, and characters that hide or reorder others are replaced by
+signs, unless it is markup already. The head forbids the browser to fetch or run anything; only the page of `inspect`
+has a script.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tasks.report import wording
+from tasks.report.markdown import MAX_WORDS, plain
 
 TEMPLATES = Path(__file__).with_name("templates")
 FILTERS = (
@@ -31,28 +33,36 @@ FILTERS = (
 
 
 def render(template: str, **values: object) -> str:
-    """Return a page as text.
+    """Return a page or a card as text.
 
     Args:
-        template: file name in `templates/`; a report extends `base.html`, which says what every page has to be given.
+        template: file name in `templates/`; a page extends `base.html`, which says what every page has to be given; a
+            card ends in `.md`.
         values: names that the template uses; one that is missing is an error.
     """
-    return _environment().get_template(template).render(values)
+    return _environment(template.endswith(".md")).get_template(template).render(values)
 
 
 @cache
-def _environment() -> Environment:
+def _environment(is_markdown: bool) -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
-        finalize=wording.shown,
+        finalize=_markdown if is_markdown else wording.shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     made.filters.update({function.__name__: function for function in FILTERS})
+    made.filters["plain"] = _markdown
     made.globals["source"] = _source
     return made
+
+
+def _markdown(value: object, length: int = MAX_WORDS) -> Markup:
+    """A value as Markdown shows it; nothing for None."""
+    return value if isinstance(value, Markup) else Markup(plain("" if value is None else str(value), length))
 
 
 def _source(name: str) -> Markup:

@@ -17,15 +17,15 @@ from PIL import Image
 
 from tasks.report.comparison import SECTIONS as PAIR_SECTIONS
 from tasks.report.comparison import pair_page
+from tasks.report.corpus import SECTIONS as CORPUS_SECTIONS
 from tasks.report.corpus import collect, corpus_page
-from tasks.report.corpus.page import SECTIONS as CORPUS_SECTIONS
-from tasks.report.corpus.thumbnails import Thumbnails
+from tasks.report.dataset import SECTIONS as DATASET_SECTIONS
 from tasks.report.dataset import collect_dataset, dataset_page
-from tasks.report.dataset.page import SECTIONS as DATASET_SECTIONS
 from tasks.report.evaluation import SECTIONS as EVALUATION_SECTIONS
 from tasks.report.evaluation import evaluation_page
 from tasks.report.gates import SECTIONS as GATE_SECTIONS
 from tasks.report.gates import gates_page
+from tasks.report.thumbnails import Thumbnails
 
 
 class Report(NamedTuple):

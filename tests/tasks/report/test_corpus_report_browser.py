@@ -29,18 +29,18 @@ def test_the_name_of_a_file_is_seen_as_it_is(chromium: Any, page_file: Path) -> 
 
 def test_the_bar_of_all_files_is_drawn_in_proportion(chromium: Any, page_file: Path) -> None:
     opened = Opened(chromium, page_file)
-    widths = opened.page.eval_on_selector_all(
-        ".fates .fate", "parts => parts.map(p => p.getBoundingClientRect().width)"
-    )
-    whole = opened.page.locator(".fates").bounding_box()["width"]
+    widths = opened.page.eval_on_selector_all(".whole i", "parts => parts.map(p => p.getBoundingClientRect().width)")
+    whole = opened.page.locator(".whole").bounding_box()["width"]
     assert sum(widths) == pytest.approx(whole, abs=len(widths))
-    kept, failed = (opened.page.locator(f".fates .{name}").bounding_box()["width"] for name in ("train", "failed"))
+    kept, failed = (
+        opened.page.locator(f".whole .{name}").bounding_box()["width"] for name in ("tone-ink", "tone-contrary")
+    )
     assert kept / failed == pytest.approx(4, rel=0.1)
 
 
 def test_histograms_have_a_bar_for_every_layer_of_a_bin(chromium: Any, page_file: Path) -> None:
     opened = Opened(chromium, page_file)
-    bars = [opened.page.locator(f"#histogram-n-chars .{name}").count() for name in ("ink", "dropped-ink")]
+    bars = [opened.page.locator(f"#histogram-n-chars .{name}").count() for name in ("tone-ink", "tone-contrary")]
     assert bars == [2, 2], "hundred and hundred thousand characters; three and a hundred of those that were dropped"
 
 

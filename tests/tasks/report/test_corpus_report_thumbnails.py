@@ -17,8 +17,8 @@ from corpus_report_samples import CORPUS, Sample
 from PIL import Image
 
 from tasks.report.corpus import collect, corpus_page
-from tasks.report.corpus.drawing import MAX_SIZE
-from tasks.report.corpus.thumbnails import Thumbnail, Thumbnails
+from tasks.report.drawing import MAX_SIZE
+from tasks.report.thumbnails import Thumbnail, Thumbnails
 
 
 def pdf(width: float = 200, height: float = 100, drawing: str = "0 0 100 100 re f") -> bytes:

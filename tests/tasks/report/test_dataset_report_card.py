@@ -15,7 +15,6 @@ from storage import schemas
 from storage.catalog import Catalog
 from tasks.report.corpus import collect
 from tasks.report.dataset import collect_dataset, data_card, provenance
-from tasks.report.dataset.limits import limits
 
 HEADINGS = [
     "At a glance", "Sources", "Licences", "Kinds and languages", "From files to documents", "Duplicates", "Split",
@@ -100,8 +99,7 @@ def test_settings_keys_and_digests_say_how_to_make_it_again(card: str, catalog: 
 
 
 def known_limits(sample: Prepared) -> str:
-    catalog = sample.catalog()
-    return "\n".join(limits(collect_dataset(catalog, CORPUS), collect(catalog)))
+    return section_of(card_of(sample.catalog()), "Known limits")
 
 
 def test_ocr_and_unknown_languages_are_known_limits(tmp_path: Path) -> None:

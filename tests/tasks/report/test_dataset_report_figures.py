@@ -9,9 +9,8 @@ from corpus_report_samples import CORPUS
 from dataset_report_samples import Prepared, rich
 
 from storage.store import StoreError
-from tasks.report.dataset import collect_dataset
-from tasks.report.dataset.figures import DatasetFigures, Slice
-from tasks.report.dataset.notes import notes
+from tasks.report.dataset import collect_dataset, notes
+from tasks.report.queries import Row
 from tasks.tokens.tokenizers import AsciiTokenizer
 
 
@@ -21,7 +20,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 @pytest.fixture(scope="module")
-def figures(sample: Prepared) -> DatasetFigures:
+def figures(sample: Prepared) -> Row:
     return collect_dataset(sample.catalog(), CORPUS)
 
 
@@ -29,11 +28,11 @@ def tokens_of(sample: Prepared, *doc_ids: str) -> int:
     return sum(len(sample.ids_of(doc_id)) for doc_id in doc_ids)
 
 
-def counted(slices: list[Slice]) -> dict[str, tuple[int, int]]:
+def counted(slices: list[Row]) -> dict[str, tuple[int, int]]:
     return {item.name: (item.documents, item.tokens) for item in slices}
 
 
-def test_tokens_are_counted_by_side_kind_and_source(sample: Prepared, figures: DatasetFigures) -> None:
+def test_tokens_are_counted_by_side_kind_and_source(sample: Prepared, figures: Row) -> None:
     assert counted(figures.splits) == {
         "train": (4, tokens_of(sample, "a1", "a2", "b1", "c1")),
         "validation": (1, tokens_of(sample, "v1")),
@@ -44,29 +43,31 @@ def test_tokens_are_counted_by_side_kind_and_source(sample: Prepared, figures: D
     assert counted(figures.sources)["books"] == (3, tokens_of(sample, "a1", "c1", "v1"))
 
 
-def test_every_division_adds_up_to_all_tokens(figures: DatasetFigures) -> None:
+def test_every_division_adds_up_to_all_tokens(figures: Row) -> None:
     for division in (figures.splits, figures.kinds, figures.sources, figures.licences):
-        sums = [sum(column) for column in list(zip(*division, strict=True))[1:]]
-        assert sums == list(figures.total)[1:]
+        for name in ("documents", "tokens", "n_bytes", "lost_bytes", "held_out"):
+            assert sum(getattr(item, name) for item in division) == getattr(figures.total, name)
 
 
-def test_bytes_a_token_are_those_of_the_text(sample: Prepared, figures: DatasetFigures) -> None:
+def test_bytes_a_token_are_those_of_the_text(sample: Prepared, figures: Row) -> None:
     (code,) = figures.programming_languages
     assert code.n_bytes == len(sample.texts["b1"][0].encode())
-    assert code.bytes_per_token == pytest.approx(code.n_bytes / tokens_of(sample, "b1"))
+    assert code.tokens == tokens_of(sample, "b1")
 
 
-def test_lengths_count_each_document_once_on_its_side(sample: Prepared, figures: DatasetFigures) -> None:
-    for data in (figures.lengths.tokens, figures.lengths.bytes_per_token):
-        assert sum(data.train) == 4 and sum(data.validation) == 1
-        assert len(data.edges) == len(data.train) + 1 == len(data.validation) + 1
+def test_lengths_count_each_document_once_on_its_side(sample: Prepared, figures: Row) -> None:
+    for plot in figures.plots:
+        train, validation = (layer.counts for layer in plot.layers)
+        assert sum(train) == 4 and sum(validation) == 1
+        assert len(plot.edges) == len(train) + 1 == len(validation) + 1
     lengths = sorted(tokens_of(sample, doc_id) for doc_id in sample.texts)
-    assert figures.lengths.tokens.edges[0] <= lengths[0] and lengths[-1] < figures.lengths.tokens.edges[-1]
-    assert (figures.lengths.longest, figures.lengths.tokens.median) == (lengths[-1], lengths[2])
-    assert figures.lengths.longer == sum(length > sample.seq_len for length in lengths)
+    tokens = figures.plots[0]
+    assert tokens.edges[0] <= lengths[0] and lengths[-1] < tokens.edges[-1]
+    assert (figures.total.longest, tokens.median) == (lengths[-1], lengths[2])
+    assert figures.total.longer == sum(length > sample.seq_len for length in lengths)
 
 
-def test_all_sums_come_out(figures: DatasetFigures) -> None:
+def test_all_sums_come_out(figures: Row) -> None:
     assert len(figures.checks) == 10
     assert [check for check in figures.checks if not check.holds] == []
 
@@ -91,21 +92,21 @@ def _one_more(files: dict, name: str) -> dict:
     return files | {"dataset.json": json.dumps(record)}
 
 
-def test_a_mix_shows_what_was_asked_and_what_came_of_it(figures: DatasetFigures) -> None:
+def test_a_mix_shows_what_was_asked_and_what_came_of_it(figures: Row) -> None:
     rest, code = figures.packed.groups
-    assert (code.name, code.asked, code.share, code.passes) == ("code", 0.5, 0.5, 2.0)
-    assert (rest.asked, rest.share, rest.passes) == (0.5, 0.5, 0.5)
+    assert (code.name, code.share_asked, code.share_realised, code.passes) == ("code", 0.5, 0.5, 2.0)
+    assert (rest.share_asked, rest.share_realised, rest.passes) == (0.5, 0.5, 0.5)
 
 
 def test_without_a_mix_everything_is_read_once(tmp_path: Path) -> None:
     made = Prepared(tmp_path)
     made.text("a", "one text")
     packed = collect_dataset(made.catalog(), CORPUS).packed
-    assert not packed.mixed
-    assert [(group.name, group.passes, group.asked) for group in packed.groups] == [("all", 1.0, None)]
+    assert packed.mix is None
+    assert [(group.name, group.passes, group.share_asked) for group in packed.groups] == [("all", 1.0, None)]
 
 
-def test_the_vocabulary_is_counted_over_what_training_predicts(sample: Prepared, figures: DatasetFigures) -> None:
+def test_the_vocabulary_is_counted_over_what_training_predicts(sample: Prepared, figures: Row) -> None:
     used = figures.vocabulary
     predicted = [index for doc_id in ("a1", "a2", "b1", "c1") for index in sample.ids_of(doc_id)[1:]]
     assert used.predicted == len(predicted)
@@ -126,7 +127,7 @@ def test_lost_bytes_and_unknown_tokens_are_counted_and_noted(tmp_path: Path) -> 
     assert any(note.title.startswith("2 bytes of the text") and note.level == "check" for note in notes(found))
 
 
-def test_samples_are_the_documents_as_the_shard_holds_them(sample: Prepared, figures: DatasetFigures) -> None:
+def test_samples_are_the_documents_as_the_shard_holds_them(sample: Prepared, figures: Row) -> None:
     by_path = {item.path: item for item in figures.samples}
     assert len(figures.samples) == 3 and "held.txt" not in by_path
     code = next(item for item in figures.samples if item.kind == "code")
@@ -147,7 +148,7 @@ def test_documents_that_are_not_encoded_yet_are_noted(tmp_path: Path) -> None:
     made.text("a", "a text")
     made.document("new", "new.txt")
     found = collect_dataset(made.catalog(), CORPUS)
-    assert found.not_encoded == 1
+    assert found.total.not_encoded == 1
     assert any("1 document of the corpus" in note.title for note in notes(found))
 
 

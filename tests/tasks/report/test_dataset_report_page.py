@@ -12,10 +12,7 @@ from dataset_report_samples import HOSTILE, Prepared, byte_level, rich
 from html_tags import Tags, assert_alone
 
 from storage.catalog import Catalog
-from tasks.report.dataset import collect_dataset, dataset_page, dataset_summary
-from tasks.report.dataset.figures import Packed
-from tasks.report.dataset.page import SECTIONS
-from tasks.report.dataset.sections import packing_words
+from tasks.report.dataset import SECTIONS, collect_dataset, dataset_page, dataset_summary
 from tasks.tokens.tokenizers import AsciiTokenizer
 
 Make = Callable[[Path], Catalog]
@@ -108,10 +105,10 @@ def test_the_account_and_its_sums_stand_on_the_page(tmp_path: Path) -> None:
         ({"packing": "concat", "drop_last": True}, "Sequences have 8 input places, and a last short one is dropped."),
     ],
 )
-def test_the_page_says_how_documents_became_sequences(change: dict, words: str) -> None:
-    plain = {"packing": "chunk", "seq_len": 8, "stride": 8, "drop_last": False, "mixed": False}
-    empty = {"accounts": [], "indexed": {}, "groups": [], "notes": []}
-    assert packing_words(Packed(**{**plain, **empty, **change})).endswith(words)
+def test_the_page_says_how_documents_became_sequences(tmp_path: Path, change: dict, words: str) -> None:
+    figures = collect_dataset(rich(tmp_path).catalog(), CORPUS)
+    vars(figures.packed).update(change)
+    assert f"{words}</p>" in dataset_page(figures, CORPUS)
 
 
 def test_no_word_of_a_text_is_markup_in_the_summary(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from tiny_run import Ran, direct_run, home_at, run_prepare, text_of, tiny_settin
 
 from storage.catalog import Catalog, read_state
 from storage.home import Home
-from tasks.report.dataset import collect_dataset
-from tasks.report.dataset.figures import DatasetFigures
-from tasks.report.dataset.page import write
+from tasks.report.dataset import collect_dataset, write
+from tasks.report.queries import Row
 from tasks.report.written import Outcome
 
 CODE = "def f_{0}(x):\n    # the sum of {0} and x\n    return {0} + x\n\n\n"
@@ -39,7 +38,7 @@ def ran(home: Home, source: Path) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def figures(ran: Ran) -> DatasetFigures:
+def figures(ran: Ran) -> Row:
     return collect_dataset(Catalog(ran.run.store, "default"), "default")
 
 
@@ -52,9 +51,9 @@ def written(home: Home) -> tuple[Path, Path, str]:
     return page, card, made.summary
 
 
-def test_all_sums_come_out(figures: DatasetFigures) -> None:
+def test_all_sums_come_out(figures: Row) -> None:
     assert [check for check in figures.checks if not check.holds] == []
-    assert figures.not_encoded == 0
+    assert figures.total.not_encoded == 0
 
 
 def test_all_sums_come_out_for_every_packing_and_mix(source: Path, tmp_path: Path) -> None:
@@ -70,14 +69,14 @@ def test_all_sums_come_out_for_every_packing_and_mix(source: Path, tmp_path: Pat
         assert [check for check in found.checks if not check.holds] == [], settings
 
 
-def test_tokens_equal_the_ids_in_the_shards(ran: Ran, figures: DatasetFigures) -> None:
+def test_tokens_equal_the_ids_in_the_shards(ran: Ran, figures: Row) -> None:
     shards = [np.load(ran.folder(ref) / "tokens.npy", allow_pickle=False) for ref in ran.prepared.shards]
     assert figures.total.documents == 15
     assert figures.total.tokens == sum(len(shard) for shard in shards)
     assert {item.name: item.documents for item in figures.kinds} == {"text": 12, "code": 3}
 
 
-def test_what_is_predicted_equals_the_labels_of_training(figures: DatasetFigures) -> None:
+def test_what_is_predicted_equals_the_labels_of_training(figures: Row) -> None:
     (train,) = (account for account in figures.packed.accounts if account.split == "train")
     assert figures.vocabulary.predicted == train.labels == train.ids - train.documents
 

@@ -11,7 +11,7 @@ from dataset_report_samples import byte_level
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from tasks.report.dataset.vocabulary import Spelling, usage
+from tasks.report.vocabulary import Spelling, usage
 from tasks.tokens.tokenizers import (
     AsciiTokenizer,
     ByteTokenizer,

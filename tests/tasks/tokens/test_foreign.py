@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
-from tasks.report.dataset.artefacts import special_names
+from tasks.report.vocabulary import special_names
 from tasks.tokens.engines import (
     ADDED_CHARS,
     ALL_ADDED_CHARS,

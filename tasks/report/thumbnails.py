@@ -106,7 +106,7 @@ class Thumbnails:
 
 
 def _start() -> ChildProcess:
-    child = ChildProcess(module_command("tasks.report.corpus.drawing"), stderr=subprocess.DEVNULL)
+    child = ChildProcess(module_command("tasks.report.drawing"), stderr=subprocess.DEVNULL)
     try:
         child.receive(time.monotonic() + START_SECONDS)
     except (TimeoutError, ChildEnded, ProtocolError):

@@ -1,6 +1,6 @@
 """The child process of `thumbnails`: draws one page for each request it reads, as a small grey JPEG.
 
-    python -P -m tasks.report.corpus.drawing       requests on standard input, answers on standard output
+    python -P -m tasks.report.drawing       requests on standard input, answers on standard output
 
 It may be killed at any moment, has a limit of memory, and goes by itself when its parent is gone.
 """

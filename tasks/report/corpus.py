@@ -1,0 +1,515 @@
+"""The report of a corpus: a page that shows what became of every file, and a summary in Markdown.
+
+What is needed of each document (no text, a few hundred bytes) is joined once into a temporary table; everything else is
+an aggregate or the first few rows of an order. The memory it takes follows the number of documents, not their length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from storage.catalog import Catalog, quoted, read_state
+from storage.store import open_store
+from tasks.report.charts import BarPlot, Layer, bar_figure
+from tasks.report.page import render
+from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
+from tasks.report.thumbnails import Thumbnail, Thumbnails
+from tasks.report.wording import counted, share, size_of
+from tasks.report.worries import Level, Worry, ordered
+
+if TYPE_CHECKING:
+    from tasks.report.written import Outcome, Page
+
+SECTIONS = {
+    "worries": "Look at first",
+    "files": "Every file",
+    "kinds": "What they are",
+    "split": "Split and tokens",
+    "dropped": "Dropped, cut, redacted",
+    "duplicates": "Duplicates",
+    "pages": "Pages",
+    "measures": "Measures",
+    "archives": "Archives",
+}
+# what became of a file, with its tone: what is used comes first, what was lost last
+STATUSES = {
+    "train": ("used for training", "tone-ink"),
+    "validation": ("held out for validation", "tone-mix"),
+    "document": ("read, not curated yet", "tone-norm"),
+    "container": ("archives and tables", "tone-norm"),
+    "duplicate": ("same bytes as another file", "tone-pale"),
+    "dropped": ("dropped by curation", "tone-feed"),
+    "skipped": ("not looked into", "tone-hatched"),
+    "rejected": ("refused", "tone-pale-contrary"),
+    "failed": ("failed", "tone-contrary"),
+}
+NO_LANGUAGE = {"und": "not determined", "zxx": "no language"}
+BYTES_PER_TOKEN = 4.0  # of text in the Latin alphabet for a large vocabulary: the estimate where nothing is encoded
+DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
+LISTED = 15  # rows of a list of examples
+WORST_PAGES = 12
+PICTURES_BYTES = 1_500_000  # of all pictures together; the page stays small enough to send
+
+FEW_HELD_OUT = 0.02  # share of the text below which a measured loss says little
+MUCH_DROPPED = 0.25  # share of the documents that one threshold may drop before it is to be looked at
+GIANT_CLUSTER = 0.05  # share of the documents in one cluster
+FEW = 20  # documents below which shares say nothing
+
+
+class Reason(NamedTuple):
+    """The meaning of a reason code.
+
+    Attributes:
+        weight: `lost`: text is missing that can be had; `check`: somebody should look; `by design`: as it should be.
+        meaning: description for people, after "n files: ".
+        advice: what to do; empty where there is nothing to do.
+    """
+
+    weight: str
+    meaning: str
+    advice: str = ""
+
+
+_AGAIN = "Run the same command with --retry-failed on a quieter machine; if it fails again, look at the file."
+_PASSWORDS = "Write their passwords into a file, name it by the setting passwords.file and run again."
+_LARGER = "Raise extract.max_file_bytes or extract.archive_max_bytes if they are wanted."
+REASONS = {
+    "empty": Reason("by design", "empty files"),
+    "unsupported": Reason("by design", "files of a type that is not read"),
+    "not_walked": Reason("by design", "not looked into: no regular files, excluded, or unreachable"),
+    "forgotten": Reason("by design", "asked to be forgotten"),
+    "duplicate_bytes": Reason("by design", "the same bytes as another file"),
+    "encrypted": Reason("lost", "encrypted", _PASSWORDS),
+    "no_ocr_engine": Reason("lost", "scans without an OCR engine", "Install Tesseract's language data and run again."),
+    "timeout": Reason("lost", "stopped by the deadline", _AGAIN),
+    "memory": Reason("lost", "stopped by the memory limit", _AGAIN),
+    "crashed": Reason("lost", "crashed the extractor", _AGAIN),
+    "changed": Reason("lost", "changed or vanished while they were read", "Run the same command again."),
+    "unreadable": Reason("lost", "could not be read from disk", "Mend the permissions or the disk and run again."),
+    "too_large": Reason("lost", "larger than allowed", _LARGER),
+    "too_many": Reason("lost", "with too many members", "Raise extract.archive_max_members if they are wanted."),
+    "too_deep": Reason("lost", "archives nested too deep", "Raise extract.archive_depth if they are wanted."),
+    "corrupt": Reason("check", "damaged", "Open them in their own program; get another copy if that fails too."),
+    "no_text": Reason("check", "nothing to read on any page", "Look whether they show text that OCR should have read."),
+    "unsafe_path": Reason("check", "a name that climbs out of its archive", "Ask where the archive is from."),
+    "no_column": Reason(
+        "lost", "tables without a column of text", "Name the column in extract.table_columns and run again."
+    ),
+    "duplicate_text": Reason("by design", "the same text as another document"),
+    "near_duplicate": Reason("by design", "nearly the same text as another document"),
+    "evaluation_set": Reason("by design", "mostly text of an external evaluation set"),
+    "contained_in_training": Reason("by design", "held-out text that stands in training text as well"),
+    "contained_in_validation": Reason("by design", "training text that stands in held-out text as well"),
+    "language": Reason("by design", "in a language that is not wanted"),
+    "licence": Reason("by design", "under a licence that is not wanted"),
+    "low_score": Reason("by design", "scored low by the classifier"),
+}
+# reasons for dropping a document beside the thresholds of the policy
+GROUPS = {
+    "duplicate_text": "duplicates",
+    "near_duplicate": "duplicates",
+    "evaluation_set": "evaluation set",
+    "contained_in_training": "containment",
+    "contained_in_validation": "containment",
+}
+
+
+def reason_of(code: str) -> Reason:
+    """Return the meaning of a code; one that is not known here says its own name."""
+    return REASONS.get(code) or Reason("check", code.replace("_", " "))
+
+
+_PROSE = "kind <> 'code'"
+# histograms of documents: title, note, end of the last bin (0: bins in powers of ten), documents
+MEASURES = {
+    "n_chars": ("Length", "characters, in powers of ten", 0, "true"),
+    "language_confidence": ("Language confidence", "how sure the language is; prose", 1, _PROSE),
+    "alpha_word_share": ("Words with a letter", "share of words; low in tables and badly read scans", 1, _PROSE),
+    "mean_word_length": ("Length of words", "characters a word on average, from 20 on in one bar", 20, _PROSE),
+    "symbol_share": ("Symbols", "share of characters; high in garbled text", 1, _PROSE),
+    "terminal_line_share": ("Lines that end a sentence", "share of lines; low in lists and tables", 1, _PROSE),
+    "distinct_share": ("Distinct 5-grams", "share of 5-grams; low in repetitive text", 1, "true"),
+    "compression_ratio": (
+        "Size when compressed",
+        "share of its size that is left; low where text repeats itself",
+        1,
+        "true",
+    ),
+    "duplicate_line_char_share": ("Repeated lines", "share of characters in repeated lines", 1, "true"),
+    "blob_share": ("Encoded data", "share of characters in base64 or hexadecimal data", 1, "true"),
+    "comment_share": ("Comments", "share of lines of code", 1, "kind = 'code'"),
+}
+_OCR = "method in ('ocr', 'both')"
+_CLUSTERS = "select cluster, count(*) as size from clusters group by 1 having size > 1"
+_BY_N = "group by 1 order by n desc, name"
+
+
+def _tally(column: str, where: str = "true") -> str:
+    kept = "count(*) filter (coalesce(kept, true)) as kept"
+    return f"select {column} as name, count(*) as n, {kept} from report_documents where {where} {_BY_N}"
+
+
+# Each query gives the rows of one list of the page; Python adds what SQL cannot say.
+QUERIES = {
+    "statuses": (
+        "select status as name, count(*) as n, sum(size)::bigint as size from report_files group by 1 "
+        f"order by list_position({list(STATUSES)}, name), name"
+    ),
+    # `ok` with a reason is a file that was read in part
+    "outcomes": (
+        "select file_status as status, reason_code as code, count(*) as n, sum(size)::bigint as size, "
+        "min(path) as path, arg_min(reason, path) as reason from report_files group by 1, 2 order by n desc, 1, 2"
+    ),
+    "dropped": (
+        "select 'dropped' as status, q.reason_code as code, count(*) as n, sum(f.size)::bigint as size, "
+        "min(q.path) as path, arg_min(q.reason, q.path) as reason from quarantine q join report_files f using (path) "
+        "where q.stage = 'curate' group by 2 order by n desc, 2"
+    ),
+    "sources": f"select source as name, count(*) as n from files {_BY_N}",
+    "media_types": f"select coalesce(media_type, 'unknown') as name, count(*) as n from report_files {_BY_N}",
+    "kinds": _tally("kind"),
+    "languages": _tally("language", _PROSE),
+    "programming_languages": _tally("coalesce(programming_language, 'unknown')", "kind = 'code'"),
+    "licences": _tally("coalesce(licence, 'unknown')"),
+    "pages": (
+        f"select method, engine, {_OCR} as by_ocr, count(*) as n, count(error) as errors, "
+        f"avg(confidence) as confidence, count(*) filter ({_OCR} and confidence < {DOUBTFUL}) as doubtful "
+        "from report_pages group by all order by n desc, method, engine"
+    ),
+    "page_errors": (
+        "select f.path, p.page, p.error from (select doc_id, page, error from report_pages where error is not null "
+        f"order by doc_id, page limit {LISTED}) p join report_files f using (doc_id) "
+        "where f.file_status <> 'duplicate' order by all"
+    ),
+    "clusters": (
+        f"with largest as ({_CLUSTERS} order by size desc, cluster limit {LISTED}) "
+        "select l.size, count(*) filter (f.kept) as kept, count(distinct c.text_sha256) as texts, "
+        "min(f.path, 4) as paths from largest l join clusters c using (cluster) "
+        "join report_files f on f.doc_id = c.doc_id and f.file_status = 'ok' "
+        "group by l.cluster, l.size order by l.size desc, paths"
+    ),
+    "pairs": (
+        "select p.similarity, least(a.path, b.path) as path, greatest(a.path, b.path) as other from "
+        f"(from near_pairs order by similarity desc, doc_id, other_id limit {LISTED}) p "
+        "join report_files a on a.doc_id = p.doc_id and a.file_status = 'ok' "
+        "join report_files b on b.doc_id = p.other_id and b.file_status = 'ok' order by 1 desc, 2, 3"
+    ),
+    "archives": (
+        "select m.container as path, coalesce(f.media_type, 'unknown') as media_type, m.members, m.documents, m.size "
+        "from (select container, count(*) as members, count(*) filter (file_status = 'ok' and doc_id is not null) "
+        "as documents, sum(size)::bigint as size from report_files where container is not null group by 1 "
+        f"order by members desc, container limit {LISTED}) m left join report_files f on f.path = m.container "
+        "order by m.members desc, path"
+    ),
+    "cuts": (
+        "select reason_code as code, count(*) as spans, count(distinct doc_id) as documents, "
+        "sum(length)::bigint as chars from cuts group by 1 order by chars desc, code"
+    ),
+    "private": (
+        "select kind, count(*) as spans, count(distinct doc_id) as documents from (select doc_id, "
+        "unnest(private) as kind from report_documents where coalesce(kept, true)) group by 1 order by spans desc, kind"
+    ),
+    # `encoded`: bytes of the documents that were tokenised, into `tokens`
+    "sides": (
+        "select split as name, count(*) as documents, count(distinct cluster) as clusters, "
+        "coalesce(sum(n_bytes), 0)::bigint as size, "
+        "coalesce(sum(n_bytes) filter (n_tokens is not null), 0)::bigint as encoded, "
+        "coalesce(sum(n_tokens), 0)::bigint as tokens from report_documents where kept group by 1 "
+        "order by name = 'validation', name"
+    ),
+}
+_TOTAL = (
+    "select count(*) as files, count(container) as members, count(distinct container) as archives, "
+    "coalesce(sum(size) filter (container is null), 0)::bigint as size, "
+    "count(*) filter (file_status = 'ok' and doc_id is not null) as documents, "
+    "count(*) filter (status in ('train', 'validation')) as kept, "
+    "count(*) filter (status in ('failed', 'rejected')) as lost, "
+    "count(*) filter (status = 'duplicate') as duplicates, (select count(*) from near_pairs) as pairs, "
+    f"(select count(*) from ({_CLUSTERS})) as clusters, "
+    f"(select coalesce(sum(size), 0)::bigint from ({_CLUSTERS})) as in_clusters from report_files"
+)
+
+
+def collect(catalog: Catalog) -> Row:
+    """Return all figures of a corpus.
+
+    Returns:
+        The rows of each of `QUERIES` under its name, and `total` (counts of everything), `counts` (dropped documents by
+        reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `bytes_per_token` and its `basis`
+        (`counted` where every document is tokenised, `measured` where some are, `rule` where none is), `capped`
+        (buckets of look-alikes that were too many to be compared in full) and `preset` (the policy that was applied).
+    """
+    _join(catalog)
+    found = Row(**{name: rows(catalog, query) for name, query in QUERIES.items()})
+    (found.total,) = rows(catalog, _TOTAL)
+    found.worst_pages = _worst_pages(catalog)
+    found.histograms = list(_histograms(catalog))
+    found.counts = Counter({item.code: item.n for item in found.dropped})
+    for item in found.statuses:
+        item.title, item.tone = STATUSES.get(item.name, (item.name, "tone-quiet"))
+        item.note = size_of(item.size)
+    judged = [(item.confidence, item.n) for item in found.pages if item.by_ocr and item.confidence is not None]
+    found.ocr_confidence = sum(value * n for value, n in judged) / (sum(n for _, n in judged) or 1)
+    for item in (*found.outcomes, *found.dropped):
+        item.group, item.meaning = GROUPS.get(item.code, "policy"), _meaning(item)
+    redacted = _settings(catalog, "refine").get("redact", ())
+    for item in found.private:
+        item.redacted = item.kind in redacted
+    found.preset = _settings(catalog, "curate").get("policy", {}).get("preset", "")
+    manifests = [catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get("dedup", [])]
+    found.capped = sum(manifest.counts.get("giant_buckets", 0) for manifest in manifests if manifest)
+    size, encoded, tokens = (sum(getattr(side, name) for side in found.sides) for name in ("size", "encoded", "tokens"))
+    found.basis = ("counted" if encoded == size else "measured") if encoded and tokens else "rule"
+    found.bytes_per_token = encoded / tokens if found.basis != "rule" else BYTES_PER_TOKEN
+    for side in found.sides:
+        side.tokens = side.tokens if found.basis == "counted" else round(side.size / found.bytes_per_token)
+    return found
+
+
+def _join(catalog: Catalog) -> None:
+    """Make the tables that are asked again and again: `report_documents`, `report_files`, `report_pages`."""
+    live = {stage: live_table(catalog, stage) for stage in ("normalise", "measure", "refine", "tokenise")}
+    measures = ", ".join(f"m.{measure}" for measure in MEASURES)
+    first = (
+        f"select m.doc_id, m.kind, m.language, {measures}, list_sort([p.kind for p in m.pii]) as private, m.licence "
+        f"from {live['measure']} m semi join (select doc_id from files where status = 'ok') f using (doc_id)"
+    )
+    chosen = (
+        "d.* replace (coalesce(s.licence, d.licence) as licence, coalesce(d.n_bytes, s.n_bytes) as n_bytes), "
+        "s.kept, s.split, s.cluster"
+    )
+    joins = (
+        (f"{live['normalise']} n", "d.*, n.programming_language"),
+        (f"{live['refine']} r", "d.*, r.redactions, r.n_bytes"),
+        ("all_selection s", chosen),
+        (f"{live['tokenise']} t", "d.*, t.length as n_tokens"),
+    )
+    join_in_steps(catalog, "report_documents", first, joins)
+    pages = "select * from pages"
+    if live["normalise"] == "all_normalise":  # no document lies in two segments
+        pages = (
+            "select p.* from all_extract p semi join (select doc_id from files where status = 'ok') f using (doc_id)"
+        )
+    catalog.connection.execute(f"create or replace temp view report_pages as {pages}")
+    catalog.connection.execute(
+        "create or replace temp table report_files as select f.path, f.container, f.status as file_status, "
+        "f.reason_code, f.reason, f.size, f.sha256, f.media_type, f.doc_id, d.kept, "
+        "case when f.status <> 'ok' then f.status when f.doc_id is null then 'container' when d.kept is null then "
+        "'document' when not d.kept then 'dropped' else d.split end as status "
+        "from files f left join report_documents d on f.doc_id = d.doc_id and f.status = 'ok'"
+    )
+
+
+def _worst_pages(catalog: Catalog) -> list[Row]:
+    worst = rows(
+        catalog,
+        "select p.doc_id, f.path, f.container, f.sha256, f.media_type, p.page, p.confidence, f.kept, '' as text from "
+        f"(select doc_id, page, confidence from report_pages where {_OCR} and confidence is not null "
+        f"order by confidence, doc_id, page limit {WORST_PAGES}) p "
+        "join report_files f on f.doc_id = p.doc_id and f.file_status = 'ok' order by p.confidence, f.path, p.page",
+    )
+    # texts by themselves: the query above would read those of all pages
+    if worst:
+        listed = ", ".join(f"({quoted(page.doc_id)}, {page.page})" for page in worst)
+        texts = rows(
+            catalog,
+            f"select doc_id, page, left(text, 240) as text from report_pages where (doc_id, page) in ({listed}) "
+            f"and {_OCR} and confidence <= {worst[-1].confidence!r}",
+        )
+        found = {(row.doc_id, row.page): row.text for row in texts}
+        for page in worst:
+            page.text = found.get((page.doc_id, page.page), "")
+    return worst
+
+
+def _histograms(catalog: Catalog) -> Iterator[BarPlot]:
+    dropped = "not coalesce(kept, true)"
+    for measure, (title, note, top, where) in MEASURES.items():
+        data = histogram(catalog, "report_documents", measure, dropped, top=top, where=where)
+        if data.edges:
+            layers = [Layer("kept", "tone-ink", data.lower), Layer("dropped", "tone-contrary", data.upper)]
+            name = f"histogram-{measure.replace('_', '-')}"
+            yield BarPlot(name, title, note, data.edges, layers, data.log, data.median)
+    data = histogram(catalog, "report_pages", "confidence", "false", top=1, where=_OCR)
+    if data.edges:
+        layers = [Layer("kept", "tone-ink", data.lower)]
+        note = "mean confidence of a page's words"
+        yield BarPlot("histogram-ocr-confidence", "OCR confidence", note, data.edges, layers)
+
+
+def _meaning(item: Row) -> str:
+    """The meaning of a code, or the first one's own reason where that says more."""
+    if not item.code:
+        return "Read." if item.status == "ok" else item.reason
+    reason = reason_of(item.code)
+    words = f"{reason.meaning[0].upper()}{reason.meaning[1:]}"
+    # ids of documents say nothing to a person
+    if reason.weight == "by design" or item.reason in ("", item.code.replace("_", " ")):
+        return f"{words}."
+    return f"{words}{'. The first' if item.n > 1 else ''}: {item.reason}"
+
+
+def _settings(catalog: Catalog, stage: str) -> dict[str, Any]:
+    """The settings that a stage of the last run was called with."""
+    manifests = (catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get(stage, []))
+    return next((manifest.settings for manifest in manifests if manifest), {})
+
+
+def worries(found: Row) -> list[Worry]:
+    """Return what a person should look at, the gravest first; empty if there is nothing."""
+    return ordered([*_of_files(found), *_of_pages(found), *_of_curation(found), *_of_split(found), *_of_text(found)])
+
+
+def _of_files(found: Row) -> Iterator[Worry]:
+    if not found.total.files:
+        yield Worry("lost", 1, "No file was found", "Look at the sources, patterns and ignore files.", "", "files")
+    elif not found.total.documents:
+        yield Worry("lost", found.total.files, "No file gave any text", "The reasons are below.", "", "files")
+    for item in found.outcomes:
+        reason = reason_of(item.code)
+        if item.code and reason.weight != "by design":
+            what = "read only in part" if item.status == "ok" else "not read"
+            title = f"{counted(item.n, 'file')} {what}: {reason.meaning}"
+            level: Level = "lost" if reason.weight == "lost" else "check"
+            yield Worry(level, item.n, title, reason.advice, item.path, "files")
+
+
+def _of_pages(found: Row) -> Iterator[Worry]:
+    if errors := sum(item.errors for item in found.pages):
+        first = found.page_errors[0].path if found.page_errors else ""
+        title = f"{counted(errors, 'page')} could not be read, or only in part"
+        yield Worry("check", errors, title, "The errors are listed with the pages.", first, "pages")
+    if doubtful := sum(item.doubtful for item in found.pages):
+        title = f"{counted(doubtful, 'page')} read by OCR with a confidence below {share(DOUBTFUL, 1)}"
+        remedy = "Look at their pictures in the report: a better scan, another language for OCR, or leave them out."
+        yield Worry("check", doubtful, title, remedy, found.worst_pages[0].path if found.worst_pages else "", "pages")
+
+
+def _of_curation(found: Row) -> Iterator[Worry]:
+    documents, kept = found.total.documents, found.total.kept
+    if documents and not found.sides and not found.dropped:
+        yield Worry("check", 1, "Nothing was curated yet", "Run sheepfold ingest to the end.", "", "split")
+    elif documents and not kept:
+        remedy = "Look at the thresholds: the reasons are below."
+        yield Worry("lost", documents, "Curation dropped every document", remedy, "", "dropped")
+    for item in found.dropped:
+        if item.group == "policy" and documents >= FEW and item.n > MUCH_DROPPED * documents and kept:
+            title = f"{counted(item.n, 'document')} dropped by one rule: {item.code.replace('_', ' ')}"
+            yield Worry("check", item.n, title, f"Is that meant? The first: {item.reason}.", item.path, "dropped")
+    if found.capped:
+        title = f"{counted(found.capped, 'group')} of look-alikes too large to be compared in full"
+        yield Worry("note", found.capped, title, "Raise dedup.max_bucket if duplicates are left.", "", "duplicates")
+    for largest in found.clusters[:1]:
+        if documents >= FEW and largest.size > GIANT_CLUSTER * documents:
+            title = f"One cluster of near-duplicates holds {largest.size:,} of {documents:,} documents"
+            remedy = "A template or a cover page may make different documents look alike."
+            yield Worry("check", largest.size, title, remedy, largest.paths[0], "duplicates")
+
+
+def _of_split(found: Row) -> Iterator[Worry]:
+    size = sum(side.size for side in found.sides)
+    held_out = next((side for side in found.sides if side.name == "validation"), None)
+    if found.total.kept and held_out is None:
+        remedy = "Without one, no loss on unseen text can be measured."
+        yield Worry("check", 1, "No document is held out", remedy, "", "split")
+    elif held_out and size and held_out.size < FEW_HELD_OUT * size:
+        documents = counted(held_out.documents, "document")
+        title = f"Only {share(held_out.size, size)} of the text is held out ({documents})"
+        yield Worry("note", 1, title, "Raise curate.validation_share for a steadier loss.", "", "split")
+    elif held_out and held_out.size > size / 2:
+        title = f"{share(held_out.size, size)} of the text is held out, because a few long documents fell there"
+        yield Worry("check", 1, title, "Another curate.salt splits otherwise.", "", "split")
+
+
+def _of_text(found: Row) -> Iterator[Worry]:
+    left = [item for item in found.private if not item.redacted]
+    if left:
+        spans = sum(item.spans for item in left)
+        kinds = ", ".join(item.kind for item in left)
+        title = f"{counted(spans, 'span')} of personal data left in the text: {kinds}"
+        yield Worry("note", spans, title, "Add the kinds to refine.redact if they must go.", "", "dropped")
+    unknown = next((item.kept for item in found.languages if item.name == "und"), 0)
+    prose = sum(item.kept for item in found.languages)
+    if prose >= FEW and unknown > prose / 4:
+        title = f"The language of {unknown:,} of {prose:,} documents could not be determined"
+        remedy = "They are short, or no prose; policy.languages can leave them out."
+        yield Worry("note", unknown, title, remedy, "", "kinds")
+
+
+def corpus_page(found: Row, corpus: str, thumbnails: Thumbnails | None = None) -> str:
+    """Return the page.
+
+    Args:
+        found: what `collect` returns.
+        corpus: its name.
+        thumbnails: draws the pages that OCR was least sure of; without it they are listed without pictures.
+    """
+    return render(
+        "corpus.html",
+        corpus=corpus,
+        sections=SECTIONS,
+        worries=worries(found),
+        pictures=_pictures(found.worst_pages, thumbnails),
+        names=NO_LANGUAGE,
+        folded=folded,
+        bar_figure=bar_figure,
+        doubtful=DOUBTFUL,
+        **vars(found),
+    )
+
+
+def _pictures(worst: Sequence[Row], thumbnails: Thumbnails | None) -> list[Thumbnail]:
+    """A picture of each page, or a reason, within the bytes that the page may take."""
+    pictures, room = [], PICTURES_BYTES
+    for page in worst:
+        drawn = Thumbnail(reason="none was asked for")
+        if thumbnails is not None:
+            drawn = thumbnails.draw(page.sha256, page.media_type, page.page, page.container)
+        if len(drawn.uri) > room:
+            drawn = Thumbnail(reason="the page has enough of them")
+        room -= len(drawn.uri)
+        pictures.append(drawn)
+    return pictures
+
+
+def corpus_summary(found: Row) -> str:
+    """Return counts by status, reason, kind and language, duplicates and split: at most 40 lines of Markdown."""
+    warnings = [worry for worry in worries(found) if worry.level != "note"]
+    not_read = [item for item in found.outcomes if item.status not in ("ok", "duplicate")]
+    return render("corpus.md", warnings=warnings, not_read=not_read, **vars(found))
+
+
+def write(outcome: Outcome) -> Page | None:
+    """Write the page of a run's corpus: its files, documents and what was refused."""
+    run, sources = outcome.run, outcome.sources
+    if outcome.made("snapshot") is None:
+        return None
+    files = ({}, []) if sources is None else (dict(sources.paths), list(sources.passwords))
+
+    def draw() -> list[str]:
+        return outcome.draw_in_subprocess(draw_corpus, paths=files[0], passwords=files[1])
+
+    return outcome.draw_once("corpus", f"Corpus {run.corpus}", read_state(run.store, run.corpus), draw)
+
+
+def draw_corpus(
+    store: str,
+    cache: str,
+    corpus: str,
+    paths: Mapping[str, str],
+    passwords: Sequence[str],
+    progress: Callable[[int, int], None],
+) -> list[str]:
+    """Return page and summary of a corpus; called in a subprocess.
+
+    Args:
+        store, cache: address of the store, and folder for local copies.
+        paths: place of each file, by sha256.
+        passwords: tried on encrypted PDFs when a picture of a page is drawn.
+    """
+    found = collect(Catalog(open_store(store, Path(cache)), corpus))
+    with Thumbnails(paths, passwords) as thumbnails:
+        return [corpus_page(found, corpus, thumbnails), corpus_summary(found)]

@@ -1,0 +1,473 @@
+"""The report of a dataset: a page that shows what the model will read, a data card, and a summary in Markdown.
+
+What is needed of each document is joined once into a temporary table, without its text and without its ids; everything
+else is an aggregate of it, or comes from the manifests and the account of the sequences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from storage.catalog import Catalog, read_state
+from storage.digest import canonical_json, sha256_json
+from storage.lineage import manifest_of
+from storage.schemas import COUNTS_FILE, DATASET_FILE
+from storage.store import StoreError, open_store
+from tasks.report.charts import BarPlot, Layer, bar_figure
+from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
+from tasks.report.page import render
+from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
+from tasks.report.vocabulary import RARE, Spelling, special_names, usage
+from tasks.report.wording import counted, percent, share
+from tasks.report.worries import Level, Worry, ordered
+from tasks.tokens.index import read_record
+from tasks.tokens.mix import MixSettings, realised
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from storage.manifest import Manifest
+    from tasks.report.written import Outcome, Page
+
+CARD = "data-card.md"
+SECTIONS = {
+    "notes": "Look at first",
+    "tokens": "Tokens",
+    "lengths": "Documents",
+    "sequences": "Sequences",
+    "mix": "Mix",
+    "tokeniser": "Tokeniser",
+    "vocabulary": "Vocabulary",
+    "sample": "As the model reads it",
+}
+PACKINGS = {
+    "chunk": "every document by itself, in chunks; the last chunk of each is padded",
+    "concat": "all documents as one stream that is cut; labels run from one document into the next",
+    "pack": "documents put together so that hardly a place stays empty; each attends to itself alone",
+}
+# lines of the account of every id
+ACCOUNT = {
+    "ids of the documents": "ids",
+    "kept": "kept",
+    "repeated": "repeated",
+    "padded": "padded",
+    "= places": "places",
+    "cut": "cut",
+    "labels to predict": "labels",
+    "sequences": "sequences",
+    "documents": "documents",
+}
+# in the order of the flow; what trains, measures and generates is no part of a dataset
+STAGES = (
+    "import", "extract", "snapshot", "normalise", "measure", "classifier", "score", "dedup", "evaluation_sets",
+    "curate", "refine", "tokenizer", "tokenise", "groups", "dataset",
+)  # fmt: skip
+MAX_ITEMS = 12  # of a list of settings; a longer one, such as the contents of a segment, is named by its digest
+
+SAMPLE_KINDS = 3  # of which a document is shown
+SAMPLE_TOKENS = 320  # of it
+ENOUGH_TOKENS = 120  # a shorter document is shown only if its kind has no longer one
+
+MUCH_LOST = 0.001  # share of the text that no id gives back
+LOW_FILL = 0.9
+MANY_UNUSED = 0.2  # share of the entries that were merged from several bytes
+FEW_HELD_OUT = 0.02
+LARGE_DOCUMENT = 0.2  # share of the training tokens in one document
+FEW = 10  # documents below which each has a large share
+MANY_PASSES = 4.0  # of one group in an epoch
+
+# of documents that have something in common; `lost_bytes`: of the text that no id gives back, `held_out`: tokens
+_SUMS = (
+    "count(*) as documents, coalesce(sum(length), 0)::bigint as tokens, coalesce(sum(n_bytes), 0)::bigint as n_bytes, "
+    "coalesce(sum(lost_bytes), 0)::bigint as lost_bytes, "
+    "coalesce(sum(length) filter (split = 'validation'), 0)::bigint as held_out from dataset_documents"
+)
+SLICES = {
+    "splits": f"select split as name, {_SUMS} group by 1 order by name = 'validation', name",
+    "kinds": f"select kind as name, {_SUMS} group by 1 order by tokens desc, name",
+    "sources": f"select source as name, {_SUMS} group by 1 order by tokens desc, name",
+    "languages": (
+        f"select coalesce(language, 'und') as name, {_SUMS} where kind <> 'code' group by 1 order by tokens desc, name"
+    ),
+    "programming_languages": (
+        f"select coalesce(programming_language, 'unknown') as name, {_SUMS} where kind = 'code' group by 1 "
+        "order by tokens desc, name"
+    ),
+    "licences": f"select licence as name, {_SUMS} group by 1 order by tokens desc, name",
+}
+_TOTAL = (
+    "select 'all' as name, (select count(*) from all_selection where kept) - count(*) as not_encoded, "
+    "coalesce(sum(redactions), 0)::bigint as redactions, count(*) filter (redactions > 0) as redacted_documents, "
+    "coalesce(max(length), 0) as longest, coalesce(max(length) filter (split = 'train'), 0) as longest_train, "
+    f"count(*) filter (length > {{seq_len}}) as longer, {_SUMS}"
+)
+
+
+def collect_dataset(catalog: Catalog, corpus: str) -> Row:
+    """Return all figures of a corpus's dataset.
+
+    Returns:
+        The rows of each of `SLICES` under its name, `total` over all documents, `packed` (`dataset.json` with
+        `accounts` of both sides and mixed `groups`), `checks`, `tokenizer`, `vocabulary`, `plots` and `samples`.
+
+    Raises:
+        StoreError: if the corpus was not prepared yet.
+    """
+    missing = [stage for stage in ("tokenizer", "tokenise", "dataset") if not catalog.state.get(stage)]
+    if missing:
+        raise StoreError(
+            f"corpus {corpus!r} has no {missing[0]} artefact yet, so there is no dataset to report on: run `sheepfold "
+            "prepare SOURCE` or `run` first"
+        )
+    _join(catalog)
+    folder = catalog.store.folder(catalog.state["tokenizer"][0])
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    table = pq.read_table(catalog.store.folder(catalog.state["dataset"][0]) / COUNTS_FILE).sort_by("token")
+    found = Row(**{name: rows(catalog, query) for name, query in SLICES.items()})
+    found.packed = _packed(catalog)
+    (found.total,) = rows(catalog, _TOTAL.format(seq_len=int(found.packed.seq_len)))
+    found.checks = list(_checks(catalog, found))
+    found.tokenizer = _tokenizer_facts(catalog, tokenizer, folder)
+    found.vocabulary = usage(tokenizer, table.column("count").to_numpy())
+    found.plots = list(_plots(catalog))
+    found.samples = _samples(catalog, tokenizer)
+    return found
+
+
+def side(found: Row, split: str) -> Row:
+    """Return the documents of one side of the split; zeros where it has none."""
+    return next((row for row in found.splits if row.name == split), Row(documents=0, tokens=0))
+
+
+def _join(catalog: Catalog) -> None:
+    """Make the table of the documents in use."""
+    first = (
+        "select s.doc_id, s.split, s.licence, t.length, t.n_bytes, t.lost_bytes "
+        f"from all_selection s join {live_table(catalog, 'tokenise')} t using (doc_id) where s.kept"
+    )
+    # a folder's licence goes before what a text declares
+    licence = "d.* replace (coalesce(d.licence, m.licence, 'unknown') as licence), m.language"
+    joins = (
+        (f"{live_table(catalog, 'refine')} r", "d.*, r.kind, r.redactions"),
+        (f"{live_table(catalog, 'measure')} m", licence),
+        (f"{live_table(catalog, 'normalise')} n", "d.*, n.programming_language"),
+        # a document with several paths counts under the first; the others are its duplicates
+        (
+            "(select doc_id, source, path from files where status = 'ok') f",
+            "d.*, coalesce(f.source, 'unknown') as source, f.path",
+        ),
+    )
+    join_in_steps(catalog, "dataset_documents", first, joins)
+
+
+def _packed(catalog: Catalog) -> Row:
+    """The record of the sequences, with `accounts` of both sides and what came of the mix."""
+    ref = catalog.state["dataset"][0]
+    folder = catalog.store.folder(ref)
+    if not (folder / DATASET_FILE).is_file():
+        raise StoreError(
+            f"dataset {ref.key[:12]} was made by an older version and has no {DATASET_FILE}: run `sheepfold prepare "
+            "SOURCE` again"
+        )
+    record = read_record(folder)
+    accounts = []
+    for split in ("train", "validation"):
+        if split in record["splits"]:
+            account = Row(split=split, **record["splits"][split])
+            account.places = account.kept + account.repeated + account.padded
+            account.fill = (account.kept + account.repeated) / account.places if account.places else 0.0
+            accounts.append(account)
+    return Row(**record | {"accounts": accounts, "groups": _mixed(record["groups"], record["mix"])})
+
+
+def _mixed(groups: list[dict[str, Any]], mix: Mapping[str, Any] | None) -> list[Row]:
+    """The groups with the shares they have, and those that were asked for where the settings say them."""
+    documents, tokens, sequences, reads = (
+        {item["name"]: int(item[column]) for item in groups} for column in ("documents", "tokens", "count", "reads")
+    )
+    asked = bool(mix and (mix.get("weights") or mix.get("temperature") or mix.get("epochs")))
+    found = [
+        Row(**vars(item) | {"documents": documents[item.name]} | ({} if asked else {"share_asked": None}))
+        for item in realised(tokens, sequences, reads, MixSettings(**(mix or {})))
+    ]
+    return sorted(found, key=lambda group: (-group.share_realised, group.name))
+
+
+def _checks(catalog: Catalog, found: Row) -> Iterator[Row]:
+    """Every sum that must come out: documents, sequences and the index have to agree."""
+    sums = "sum(length - ahead)::bigint as ids, count(distinct sequence) as sequences"
+    indexed = {row.split: row for row in rows(catalog, f"select split, {sums} from dataset group by 1")}
+    for account in found.packed.accounts:
+        index = indexed.get(account.split, Row(ids=0, sequences=0))
+        places, read = account.sequences * found.packed.seq_len, account.kept + account.repeated
+        for words, one, other in (
+            ("places of all sequences = kept + repeated + padded", places, account.places),
+            ("ids of the documents = kept + cut", account.ids, account.kept + account.cut),
+            ("ids of the documents = tokens counted", account.ids, side(found, account.split).tokens),
+            ("kept + repeated = ids in the index", read, index.ids),
+            ("sequences = sequences in the index", account.sequences, index.sequences),
+        ):
+            yield Row(split=account.split, words=words, one=one, other=other, holds=one == other)
+
+
+def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Row:
+    """Kind, size and fingerprint of a tokeniser, and sentences on why it was chosen and what encoded with it."""
+    encoded = [manifest_of(catalog.store, ref) for ref in catalog.state["tokenise"]]
+    fitted = manifest_of(catalog.store, catalog.state["tokenizer"][0]).tools
+    choice = folder / "choice.json"
+    why = json.loads(choice.read_text(encoding="utf-8")).get("why", "") if choice.is_file() else ""
+    words = [f"Why this one: {why}."] if why else []
+
+    special = special_names(tokenizer)
+    kinds = Counter(special.values())
+    named = [f"{name} {index:,}" for index, name in special.items() if name not in ("reserved", "special")]
+    named += [
+        f"{kinds[name]:,} {words}" for name, words in (("reserved", "reserved"), ("special", "others")) if kinds[name]
+    ]
+    ends = {(True, True): "begins and ends with a special id", (True, False): "begins with a special id",
+            (False, True): "ends with a special id", (False, False): "has no special id at its ends"}  # fmt: skip
+    bos = tokenizer.start_id is not None and bool(encoded[0].settings.get("bos", True))
+    eos = tokenizer.eos_id is not None and bool(encoded[0].settings.get("eos", True))
+    words.append(f"Special ids: {', '.join(named) or 'none'}. Every document {ends[bos, eos]}.")
+
+    if "trainer" in fitted:
+        words.append(f"Fitted by {fitted['trainer']}{_because(fitted.get('trainer_reason'))}.")
+    engines = Counter((found.tools.get("engine", ""), found.tools.get("engine_reason", "")) for found in encoded)
+    words += [
+        f"Encoded by {name} ({counted(n, 'segment')}){_because(reason)}."
+        for (name, reason), n in sorted(engines.items())
+        if name
+    ]
+    return Row(kind=tokenizer.kind, size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint, words=words)
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _plots(catalog: Catalog) -> Iterator[BarPlot]:
+    for name, title, note, value, top in (
+        ("tokens", "Length of documents", "tokens, in powers of ten", "length", 0),
+        ("bytes-a-token", "Bytes a token", "by document, the last bar for all above", "n_bytes / nullif(length, 0)", 6),
+    ):
+        data = histogram(catalog, "dataset_documents", value, "split = 'validation'", top=top, bins=24)
+        layers = [Layer("in training", "tone-ink", data.lower), Layer("held out", "tone-contrary", data.upper)]
+        if data.edges:
+            yield BarPlot(f"histogram-{name}", title, note, data.edges, layers, data.log, data.median)
+
+
+def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
+    """A training document of each of the kinds with the most tokens: of those that are long enough, the lowest id.
+
+    Ids are hashes, so the choice is nobody's, and is the same every time.
+    """
+    chosen = rows(
+        catalog,
+        "with kinds as (select kind, sum(length) as tokens from dataset_documents where split = 'train' group by 1 "
+        f"order by tokens desc, kind limit {SAMPLE_KINDS}), chosen as (select d.kind, d.path, d.length as tokens, "
+        "d.doc_id, k.tokens as of_kind from dataset_documents d join kinds k using (kind) where d.split = 'train' "
+        f"qualify row_number() over (partition by kind order by least(d.length, {ENOUGH_TOKENS}) desc, d.doc_id) = 1) "
+        "select c.kind, c.path, c.tokens, "
+        f'token_ids(a.filename, a."offset", least(a.length, {SAMPLE_TOKENS})) as ids from chosen c '
+        "join holders_tokenise h using (doc_id) join all_tokenise a on a.doc_id = h.doc_id and a.filename = h.filename "
+        "order by c.of_kind desc, c.kind",
+    )
+    spelling = Spelling(tokenizer)
+    return [Row(**vars(row), pieces=[spelling.token(index) for index in row.ids]) for row in chosen]
+
+
+def notes(found: Row) -> list[Worry]:
+    """Return what a person should look at, the gravest first; empty if there is nothing."""
+    return ordered([*_of_sums(found), *_of_text(found), *_of_sequences(found)])
+
+
+def _of_sums(found: Row) -> Iterator[Worry]:
+    for check in found.checks:
+        if not check.holds:
+            title = f"A sum does not come out ({check.split}): {check.words}: {check.one:,} and {check.other:,}"
+            remedy = "Run sheepfold verify, and prepare with --refresh dataset."
+            yield Worry("lost", 1, title, remedy, "", "sequences")
+    if left := found.total.not_encoded:
+        title = f"{counted(left, 'document')} of the corpus are not in this dataset"
+        yield Worry("check", left, title, "Run sheepfold prepare to take them in.", "", "tokens")
+
+
+def _of_text(found: Row) -> Iterator[Worry]:
+    total, train, held_out = found.total, side(found, "train"), side(found, "validation")
+    if total.lost_bytes:
+        title = f"{counted(total.lost_bytes, 'byte')} of the text ({share(total.lost_bytes, total.n_bytes)}) are lost"
+        remedy = "They became the unknown token. A byte-level tokeniser (kind bpe or bytes) loses nothing."
+        level: Level = "check" if total.lost_bytes > MUCH_LOST * total.n_bytes else "note"
+        yield Worry(level, total.lost_bytes, title, remedy, "", "tokeniser")
+    if not held_out.tokens:
+        remedy = "Without one, no loss on unseen text can be measured."
+        yield Worry("check", 1, "No token is held out", remedy, "", "tokens")
+    elif held_out.tokens < FEW_HELD_OUT * total.tokens:
+        title = f"Only {share(held_out.tokens, total.tokens)} of the tokens are held out"
+        yield Worry("note", 1, title, "Raise curate.validation_share for a steadier loss.", "", "tokens")
+    if train.documents >= FEW and found.total.longest_train > LARGE_DOCUMENT * train.tokens:
+        title = f"One document holds {share(found.total.longest_train, train.tokens)} of the training tokens"
+        yield Worry("note", 1, title, "The model will sound like it.", "", "lengths")
+    if found.vocabulary.unused_merges > MANY_UNUSED:
+        part = share(found.vocabulary.unused_merges, 1)
+        title = f"{part} of the tokens of more than a byte never occur in training text"
+        remedy = "A smaller tokenizer.vocab_size would do; such tokens keep random embeddings."
+        yield Worry("note", 1, title, remedy, "", "vocabulary")
+
+
+def _of_sequences(found: Row) -> Iterator[Worry]:
+    for words in found.packed.notes:
+        yield Worry("note", 2, words[:1].upper() + words[1:], "", "", "sequences")
+    for account in found.packed.accounts:
+        if account.places and account.fill < LOW_FILL and account.split == "train":
+            title = f"{share(account.padded, account.places)} of the places in training sequences are padding"
+            remedy = "Documents are short beside the sequences: dataset.packing=pack fills them."
+            yield Worry("note", 1, title, remedy, "", "sequences")
+    for group in found.packed.groups:
+        if group.passes > MANY_PASSES:
+            title = f"The group {group.name} is read {group.passes:.1f} times in an epoch"
+            yield Worry("note", 1, title, "A model learns it by heart; more text of its kind helps more.", "", "mix")
+
+
+def provenance(catalog: Catalog) -> list[Row]:
+    """Return what each stage made for the corpus's dataset, in the order of the flow.
+
+    Returns:
+        Rows of `stage`, `versions`, `artefacts` (several of a stage that works by segments), `key` and `digest` (over
+        those of all), `settings` (those that all share; others and long lists by their digest) and `tools`.
+    """
+    found: dict[str, list[Manifest]] = {}
+    for stage in STAGES:
+        if refs := catalog.state.get(stage):
+            found[stage] = [manifest_of(catalog.store, ref) for ref in sorted(set(refs))]
+    # inputs that a run does not note by themselves
+    for stage, argument, of in (("evaluation_sets", "evaluation", "curate"), ("classifier", "classifier", "score")):
+        if of in found and argument in found[of][0].inputs:
+            found[stage] = [manifest_of(catalog.store, ref) for ref in found[of][0].input_refs(argument)]
+    return [_made(stage, found[stage]) for stage in STAGES if found.get(stage)]
+
+
+def _made(stage: str, manifests: list[Manifest]) -> Row:
+    tools: dict[str, set[str]] = {}
+    for manifest in manifests:
+        for name, version in manifest.tools.items():
+            if version and not name.endswith("_reason"):  # such sentences stand with the tokeniser
+                tools.setdefault(name, set()).add(version)
+    keys, digests = ([getattr(manifest, name) for manifest in manifests] for name in ("key", "digest"))
+    return Row(
+        stage=stage,
+        versions=sorted({manifest.version for manifest in manifests}),
+        artefacts=len(manifests),
+        key=keys[0] if len(keys) == 1 else sha256_json(sorted(keys)),
+        digest=digests[0] if len(digests) == 1 else sha256_json(sorted(digests)),
+        settings=_shared_settings([manifest.settings for manifest in manifests]),
+        tools={name: ", ".join(sorted(versions)) for name, versions in sorted(tools.items())},
+    )
+
+
+def _shared_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Settings by name, without those that are left open."""
+    shared: dict[str, Any] = {}
+    for name in sorted({name for item in settings for name in item}):
+        values = sorted({canonical_json(item.get(name)) for item in settings})
+        several = f"{len(values):,} different values, sha256 {sha256_json(values)}"
+        shared[name] = several if len(values) > 1 else _short(settings[0][name])
+    return {name: value for name, value in shared.items() if value is not None}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        return f"{len(value):,} values, sha256 {sha256_json(value)}"
+    return value
+
+
+def dataset_page(found: Row, corpus: str) -> str:
+    """Return the page.
+
+    Args:
+        found: what `collect_dataset` returns.
+        corpus: its name.
+    """
+    return render("dataset.html", corpus=corpus, sections=SECTIONS, rare=RARE, bar_figure=bar_figure, **_shown(found))
+
+
+def dataset_summary(found: Row) -> str:
+    """Return tokens by split, kind and language, sequences, tokeniser: at most 40 lines of Markdown."""
+    return render("dataset.md", **_shown(found))
+
+
+def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
+    """Return the data card, for whoever gets the model and not the documents.
+
+    It says what was counted and nothing else, and holds no time: the same sources with the same settings give the same
+    card.
+
+    Args:
+        found: what `collect_dataset` returns.
+        files: what `corpus.collect` returns.
+        made: what `provenance` returns.
+        corpus: its name.
+    """
+    settings = {item.stage: item.settings for item in made if item.settings}
+    # no line of it can end the block that it stands in
+    block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
+    return render(
+        "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block,
+        reason_of=reason_of, doubtful=DOUBTFUL, **_shown(found),
+    )  # fmt: skip
+
+
+def _shown(found: Row) -> dict[str, Any]:
+    """What the templates of page, card and summary share."""
+    packed = found.packed
+    packing = f"Packing {packed.packing}: {PACKINGS.get(packed.packing, 'as the settings say')}. Sequences have "
+    packing += f"{packed.seq_len:,} input places"
+    packing += f", and a chunk begins every {packed.stride:,} ids" if packed.stride != packed.seq_len else ""
+    packing += ", and a last short one is dropped." if packed.drop_last else "."
+    lines = {words: [f"{getattr(account, name):,}" for account in packed.accounts] for words, name in ACCOUNT.items()}
+    lines["fill"] = [percent(account.fill) for account in packed.accounts]
+    return {
+        **vars(found),
+        "notes": notes(found),
+        "train": side(found, "train"),
+        "held_out": side(found, "validation"),
+        "folded": folded,
+        "names": NO_LANGUAGE,
+        "packing": packing,
+        "account_lines": lines,
+    }
+
+
+def write(outcome: Outcome) -> Page | None:
+    """Write the page and the data card of a run's dataset."""
+    run = outcome.run
+    if outcome.made("dataset") is None:
+        return None
+    state = {stage: refs for stage, refs in read_state(run.store, run.corpus).items() if stage in STAGES}
+
+    def draw() -> list[str]:
+        page, summary, card = outcome.draw_in_subprocess(draw_dataset)
+        return [page, f"{summary}\n\nThe data card: `{outcome.folder / CARD}`", card]
+
+    return outcome.draw_once("dataset", f"Dataset of {run.corpus}", state, draw, CARD)
+
+
+def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
+    """Return page, summary and card of a dataset; called in a subprocess.
+
+    Args:
+        store, cache: address of the store, and folder for local copies.
+    """
+    opened = open_store(store, Path(cache))
+    files = collect(Catalog(opened, corpus))
+    # a second catalogue, because the first returns the memory of its tables only when it is closed
+    catalog = Catalog(opened, corpus)
+    found = collect_dataset(catalog, corpus)
+    return [dataset_page(found, corpus), dataset_summary(found), data_card(found, files, provenance(catalog), corpus)]

@@ -1,0 +1,141 @@
+"""Entries of a vocabulary as a person can see them, and how often they are used.
+
+An id stands for bytes: an entry of a byte-level vocabulary may be a part of a character. Bytes that are no text by
+themselves are shown as \\xNN, spaces and line ends by signs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tasks.report.wording import cut, visible
+from tasks.tokens.subword import byte_spellings, spelled_bytes
+from tasks.tokens.tokenizers import N_SPECIAL, Tokenizer
+
+FREQUENT, LONGEST, UNUSED = 40, 30, 80  # entries that are listed
+RARE = 10  # occurrences below which a network sees an entry too seldom to learn it
+SHOWN = 48  # characters of an entry
+COVERED = (0.5, 0.9, 0.99)
+MOST_BYTES = 4096  # of an entry that are looked at
+_RUN = re.compile(r"([^0-9A-Fa-fx\\<>+U])\1{11,}")  # of one sign; not of what numbers of bytes are written with
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def special_names(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the role of each special id: pad, unk, bos or eos, `reserved` for later use, or `special`."""
+    roles = {"pad": tokenizer.pad_id, "unk": tokenizer.unk_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    names = {index: "special" if index < tokenizer.used_ids else "reserved" for index in tokenizer.special_ids}
+    names |= {index: role for role, index in roles.items() if index is not None}
+    return dict(sorted(names.items()))
+
+
+class Spelling:
+    """Bytes and readable text of each id of a tokeniser."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._size = tokenizer.vocab_size
+        self._special = special_names(tokenizer)
+        record = tokenizer.record()
+        if "spec" in record:
+            self._entries = _engine_entries(record["spec"])
+        elif tokenizer.kind == "bytes":
+            self._entries = {N_SPECIAL + byte: bytes([byte]) for byte in range(256)}
+        else:
+            self._entries = {index: tokenizer.decode([index]).encode() for index in range(self._size)}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def bytes_of(self, index: int) -> bytes:
+        """Return the bytes of one id; none for special ids."""
+        return b"" if index in self._special else self._entries.get(index, b"")
+
+    def text_of(self, index: int) -> str:
+        """Return one id as a person can see it."""
+        if index in self._special:
+            role = self._special[index]
+            return f"<{role}>" if role not in ("special", "reserved") else f"<special {index}>"
+        # an entry of thousands of bytes is cut before it is made visible
+        seen = visible(self.bytes_of(index)[:MOST_BYTES].decode("utf-8", "backslashreplace"))
+        return cut(_RUN.sub(lambda run: f"{run[1]}×{len(run[0])}", seen), SHOWN)
+
+    def token(self, index: int, count: int = 0) -> SimpleNamespace:
+        """Return one id with its `text`, the hexadecimal `code` of its first bytes, `n_bytes`, `count`, `special`."""
+        code = self.bytes_of(index)
+        hexed, special = code[:SHOWN].hex(" "), index in self._special
+        return SimpleNamespace(
+            index=index, text=self.text_of(index), code=hexed, n_bytes=len(code), count=count, special=special
+        )
+
+
+def _engine_entries(spec: dict[str, Any]) -> dict[int, bytes]:
+    """The entries of a vocabulary in the layout of `tokenizers`, as they are before a decoder joins them."""
+    written = spec["model"].get("vocab", {})
+    named = list(written.items()) if isinstance(written, dict) else [(item[0], n) for n, item in enumerate(written)]
+    parts = set(_types([spec.get("pre_tokenizer"), spec.get("decoder")]))
+    if "ByteLevel" in parts:
+        alphabet = set(byte_spellings())
+        entries = {index: spelled_bytes(text) if alphabet >= set(text) else text.encode() for text, index in named}
+    else:
+        spaced = "\u2581" if parts & {"ByteFallback", "Metaspace"} else ""
+        entries = {}
+        for text, index in named:
+            byte = _BYTE.fullmatch(text) if "ByteFallback" in parts else None
+            plain = text.replace(spaced, " ") if spaced else text
+            entries[index] = bytes([int(byte[1], 16)]) if byte else plain.encode("utf-8", "replace")
+    return entries | {item["id"]: item["content"].encode() for item in spec.get("added_tokens", [])}
+
+
+def _types(part: Any) -> Iterator[str]:
+    """Types of a part of an engine, and of those within it."""
+    if isinstance(part, dict):
+        if isinstance(part.get("type"), str):
+            yield part["type"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            yield from _types(inner)
+
+
+def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
+    """Return how the training split uses a vocabulary.
+
+    Args:
+        counts: (vocab_size,) occurrences of each id as a label.
+
+    Returns:
+        `size`; `spelled`, ids that stand for text; `predicted` and `unknown`, occurrences of all ids and of the unknown
+        one; the tokens `frequent`, `longest`, `unused`; `n_unused`; `unused_merges`, share of the ids of more than a
+        byte that never occur; `rare`; `covering`, the number of most frequent ids that make up a share of all.
+    """
+    spelling = Spelling(tokenizer)
+    lengths = np.array([len(spelling.bytes_of(index)) for index in range(len(spelling))])
+    spelled = np.flatnonzero(lengths)
+    unused = spelled[counts[spelled] == 0]
+    merged = spelled[lengths[spelled] > 1]
+    by_count = np.lexsort((np.arange(len(counts)), -counts))
+    by_length = spelled[np.lexsort((spelled, -counts[spelled], -lengths[spelled]))]
+    # those that were merged for nothing come first; single bytes only make sure that no text is lost
+    by_merge = unused[np.argsort(lengths[unused] == 1, kind="stable")]
+    lists = {
+        "frequent": by_count[: min(FREQUENT, np.count_nonzero(counts))],
+        "longest": by_length[:LONGEST],
+        "unused": by_merge[:UNUSED],
+    }
+    total, reached = int(counts.sum()), np.cumsum(counts[by_count])
+    return SimpleNamespace(
+        size=tokenizer.vocab_size,
+        spelled=len(spelled),
+        predicted=total,
+        unknown=int(counts[tokenizer.unk_id]) if tokenizer.unk_id is not None else 0,
+        n_unused=len(unused),
+        unused_merges=float(np.mean(counts[merged] == 0)) if len(merged) else 0.0,
+        rare=int(np.count_nonzero((counts[spelled] > 0) & (counts[spelled] < RARE))),
+        covering=[(share, int(np.searchsorted(reached, share * total)) + 1) for share in COVERED if total],
+        **{name: [spelling.token(int(index), int(counts[index])) for index in ids] for name, ids in lists.items()},
+    )
