@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,8 @@ from model.gains import Gain, local_gains
 from model.trace import MAX_TRACED_TOKENS, Trace, trace
 from storage.errors import UserError
 from tasks.report.inspect.architecture import control_elements, sentence
+from tasks.report.inspect.labels import token_labels
 from tasks.report.inspect.subject import Subject
-from tasks.report.wording import visible
-from tasks.tokens.tokenizers import Tokenizer
 
 
 class InspectError(UserError):
@@ -101,25 +99,6 @@ def _encode(subject: Subject, prompt: str) -> list[int]:
         why = "more cannot be shown" if limit == MAX_TRACED_TOKENS else "that is the model's context"
         raise InspectError(f"the prompt has {len(ids)} tokens; at most {limit} are expected ({why}): shorten it")
     return ids
-
-
-def token_label(tokenizer: Tokenizer, index: int) -> str:
-    """One id as text: a special token by its name, a piece of a character by its number."""
-    if index in tokenizer.special_ids:
-        roles = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "unk": tokenizer.unk_id}
-        return next((f"<{role}>" for role, special in roles.items() if special == index), f"<special {index}>")
-    text = tokenizer.decode([index])
-    return visible(text) if text and "\ufffd" not in text else f"#{index}"
-
-
-def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """A label for each id."""
-    return [token_label(tokenizer, index) for index in ids]
-
-
-def short(label: str, length: int = 9) -> str:
-    """A label that fits beside a row of a chart."""
-    return label if len(label) <= length else label[: length - 1] + "…"
 
 
 def project(vectors: Tensor) -> Plane:

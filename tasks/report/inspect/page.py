@@ -17,7 +17,8 @@ from model.trace import Step
 from storage.errors import UserError
 from tasks.report.inspect import diagrams
 from tasks.report.inspect.architecture import control_elements, sentence, title
-from tasks.report.inspect.inspection import Inspection, next_tokens, rounded, short
+from tasks.report.inspect.inspection import Inspection, next_tokens, rounded
+from tasks.report.inspect.labels import short
 from tasks.report.inspect.pictures import BINS, dimension_map, increment_map, mask_map, norms_chart, scatter, square_map
 from tasks.report.inspect.subject import Subject
 from tasks.report.page import render

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from tasks.report.charts import Axes, Point, Scale, drawing, element, label, path, scale_of
-from tasks.report.inspect.inspection import short
+from tasks.report.inspect.labels import short
 from tasks.report.wording import number
 
 BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map

@@ -16,7 +16,8 @@ from html_tags import Tags
 
 from model import ModelConfig, Transformer
 from tasks.report.inspect.architecture import control_elements
-from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json, token_labels
+from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json
+from tasks.report.inspect.labels import token_labels
 from tasks.report.inspect.page import SECTIONS, page_data, to_html
 from tasks.report.inspect.subject import Subject
 from tasks.report.wording import visible

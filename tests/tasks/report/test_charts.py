@@ -1,4 +1,4 @@
-"""Line charts: nothing that happened is hidden, whatever the values; scales end in round numbers."""
+"""Charts: nothing that happened is hidden, whatever the values, and words stay words."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.report.curves import (
+from tasks.report.charts import (
     NARROW,
+    BarPlot,
+    Layer,
     LinePlot,
     Mark,
     Series,
+    bar_chart,
+    bar_figure,
     line_chart,
     line_figure,
 )
-from tasks.report.ticks import exact, rounded_step, scale_of, short
-
-NUMBER = r"[-\d.]+"
 
 
 def plot(*values: float, **more: object) -> LinePlot:
@@ -43,7 +44,7 @@ def test_a_spike_of_one_step_among_a_hundred_thousand_is_drawn(log: bool) -> Non
     values = [2.0] * 100_000
     values[54_321] = 9.0
     drawn = line_chart(plot(*values, log=log))
-    (points,) = paths(drawn.body)
+    (points,) = paths(drawn)
     assert len(points) < 4 * NARROW, "few enough for a page"
     heights = [y for _, y in points]
     assert min(heights) < min(sorted(heights)[1:]) - 50, "one point stands far above all others"
@@ -51,55 +52,56 @@ def test_a_spike_of_one_step_among_a_hundred_thousand_is_drawn(log: bool) -> Non
 
 def test_what_is_no_number_breaks_the_line_and_is_told() -> None:
     drawn = line_chart(plot(3, 2, math.nan, 2, 1, math.inf, 5))
-    assert [len(points) for points in paths(drawn.body)] == [2, 2]
-    assert dots(drawn.body) == 5, "a value between gaps is a dot"
-    assert "2 values that cannot be drawn" in drawn.description
+    assert [len(points) for points in paths(drawn)] == [2, 2]
+    assert dots(drawn) == 5, "a value between gaps is a dot"
+    assert "2 values that cannot be drawn" in drawn
 
 
 def test_gaps_do_not_make_the_drawing_grow() -> None:
     values = [1.0, math.nan] * 50_000
-    assert len(line_chart(plot(*values)).body) < 200_000
+    assert len(line_chart(plot(*values))) < 200_000
 
 
 def test_zero_and_less_have_no_place_on_a_logarithmic_axis() -> None:
     drawn = line_chart(plot(100, 0, -1, 10, log=True))
-    assert "2 values that cannot be drawn" in drawn.description
-    assert "logarithmic" in drawn.body
+    assert "2 values that cannot be drawn" in drawn
+    assert "logarithmic" in drawn
 
 
 @pytest.mark.parametrize("values", [(), (math.nan,), (math.inf, -math.inf)])
 def test_nothing_to_draw_is_said_in_words(values: tuple[float, ...]) -> None:
     drawn = line_chart(plot(*values))
-    assert "value" in drawn.body and "<path" not in drawn.body
+    assert "value" in drawn and "<path" not in drawn
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(), max_size=30), st.booleans())
 def test_any_values_can_be_drawn_within_the_drawing(values: list[float], log: bool) -> None:
     drawn = line_chart(plot(*values, log=log))
-    assert "nan" not in re.sub(r"<title>[^<]*</title>", "", drawn.body)
-    for points in paths(drawn.body):
-        assert all(-1 <= x <= drawn.width + 1 and -1 <= y <= drawn.height + 1 for x, y in points)
+    assert "nan" not in re.sub(r"<(title|desc)[^<]*</(title|desc)>", "", drawn)
+    width, height = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)"', drawn)[0])
+    for points in paths(drawn):
+        assert all(-1 <= x <= width + 1 and -1 <= y <= height + 1 for x, y in points)
 
 
 def test_a_pointer_finds_the_values_of_all_lines() -> None:
     series = [Series("training", [1, 2, 3], [5, 4, 3]), Series("validation", [2], [4.5])]
-    body = line_chart(LinePlot("p", "Loss", "", series)).body
+    body = line_chart(LinePlot("p", "Loss", "", series))
     assert "<title>training 4 at step 2; validation 4.5 at step 2</title>" in body
     assert "<title>training 3 at step 3</title>" in body
 
 
 def test_the_words_of_a_drawing_tell_its_course() -> None:
-    words = line_chart(plot(5, 1, 2)).description
-    assert "3 values, 5 at step 1, 2 at 3, lowest 1 at 2, highest 5 at 1" in words
+    words = line_chart(plot(5, 1, 2))
+    assert "3 values, first 5 at 1, last 2 at 3, lowest 1 at 2, highest 5 at 1" in words
 
 
 def test_marks_are_lines_with_words_and_those_beyond_the_steps_are_left_out() -> None:
     marks = [Mark(3, "<resumed>"), Mark(90, "later")]
     drawn = line_chart(plot(*range(10), marks=marks))
-    assert drawn.body.count('class="mark"') == 1
-    assert "<title>&lt;resumed&gt;, at 3</title>" in drawn.body
-    assert "later at step 90" in drawn.description
+    assert drawn.count('class="mark"') == 1
+    assert "<title>&lt;resumed&gt;, at 3</title>" in drawn
+    assert "later at step 90" in drawn
 
 
 def test_names_and_words_are_only_text() -> None:
@@ -109,23 +111,32 @@ def test_names_and_words_are_only_text() -> None:
     assert "<script" not in drawn and drawn.count("</svg>") == 3, "two of the legend, one chart"
 
 
-@pytest.mark.parametrize(
-    ("values", "intervals", "ticks"),
-    [
-        ([0, 10], 5, [0, 2, 4, 6, 8, 10]),
-        ([0.02, 0.29], 3, [0, 0.1, 0.2, 0.3]),
-        ([-3, 4], 4, [-4, -2, 0, 2, 4]),
-        ([7, 7], 2, [6, 7, 8]),
-        ([0, 0], 2, [0, 0.5, 1]),
-    ],
-)
-def test_ticks_are_round_numbers_around_all_values(values: list[float], intervals: int, ticks: list[float]) -> None:
-    assert list(scale_of(values, intervals).ticks) == ticks
+def bars(*counts: int, **more: object) -> BarPlot:
+    """A histogram with edges 0, 1, 2, ..."""
+    layers = [Layer("kept", "tone-ink", counts), Layer("dropped", "tone-contrary", [1] + [0] * (len(counts) - 1))]
+    return BarPlot("b", "Lengths", "a note", list(range(len(counts) + 1)), layers, **more)  # type: ignore[arg-type]
 
 
-def test_numbers_are_short_but_not_wrong() -> None:
-    assert [short(value) for value in (-0.00031, 3e-05, 1234.56, -2e120, 0.1)] == [
-        "−0.00031", "3e-5".replace("-", "−"), "1235", "−2e120", "0.1"
-    ]  # fmt: skip
-    assert [rounded_step(step) for step in (0, 9500, 10_250, 1_250_000)] == ["0", "9,500", "10.25k", "1.25M"]
-    assert [exact(step) for step in (1000.0, 0.5)] == ["1,000", "0.5"]
+def test_a_bin_with_a_single_value_beside_a_million_is_seen() -> None:
+    drawn = bar_chart(bars(1_000_000, 1, 0))
+    heights = [float(found) for found in re.findall(r'height="([\d.]+)" class="bar tone-ink"', drawn)]
+    assert len(heights) == 2 and min(heights) >= 1.5
+    assert "<title>1 to 2: 1 kept, 0 dropped</title>" in drawn
+    assert "1,000,002 values; most lie between 0 and 1" in drawn
+
+
+def test_bars_of_nothing_say_so() -> None:
+    nothing = BarPlot("b", "Lengths", "", [0, 1], [Layer("kept", "tone-ink", [0])])
+    assert "There is no value of it." in bar_chart(nothing)
+
+
+def test_bars_over_powers_of_ten_have_powers_as_ticks() -> None:
+    edges = [10 ** (place / 4) for place in range(4, 21)]
+    drawn = bar_chart(BarPlot("b", "Lengths", "", edges, [Layer("kept", "tone-ink", [5] * 16)], log=True))
+    assert all(f">{tick}</text>" in drawn for tick in ("10", "100", "1k", "10k", "100k"))
+
+
+def test_names_of_bars_are_only_text() -> None:
+    hostile = "</svg><script>1</script>"
+    drawn = bar_figure(BarPlot("p", hostile, hostile, [0, 1], [Layer(hostile, "tone-ink", [1])]), legend=True)
+    assert "<script" not in drawn and drawn.count("</svg>") == 1
