@@ -66,9 +66,9 @@ def why(
 
         tree = explain(*open_home(home), thing, corpus)
         if "completion" in tree:
-            from tasks.lineage.memorised import explain_echoes
+            from tasks.lineage.memorised import explain_memorised
 
-            tree |= explain_echoes(open_home(home)[0], tree, min_words)
+            tree |= explain_memorised(open_home(home)[0], tree, min_words)
     answer(tree, as_json)
 
 

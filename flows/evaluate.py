@@ -27,8 +27,8 @@ from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents, read_metrics
 from tasks.evaluation.texts import evaluation_texts, texts_name
 from tasks.lineage.contamination import ContaminationSettings, contamination
-from tasks.lineage.echoes import EchoSettings, echoes
 from tasks.lineage.gram_overlap import OverlapSettings, gram_overlap
+from tasks.lineage.memorised import MemorisedSettings, memorised
 from tasks.lineage.trace_index import trace_indexes
 from tasks.lineage.training_texts import trained_texts
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
@@ -126,12 +126,12 @@ def trace_model(
     """Find completions, and the documents that a model is measured on, in its training text.
 
     Returns:
-        Artefacts of `echoes` and `contamination`; None where the settings leave it out, or nobody knows the text.
+        Artefacts of `memorised` and `contamination`; None where the settings leave it out, or nobody knows the text.
     """
     texts = trained_texts(run, checkpoint) if settings.trace else None
     if texts is None:
         return None, None
-    found = echoes(run, EchoSettings(), completions=completions, texts=texts, indexes=trace_indexes(run, texts))
+    found = memorised(run, MemorisedSettings(), completions=completions, texts=texts, indexes=trace_indexes(run, texts))
     calls = []
     for ref, trained in zip(texts.refs, texts.live or (), strict=True):
         inputs = {"evalset": evalset, "documents": ref, "trained": set(trained)}

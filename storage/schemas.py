@@ -207,11 +207,11 @@ SCORES = _schema("scores", "doc_id score:float64 digest")
 TRACED = _schema("traced", "doc_id anchors:int64")
 
 # How much of each completion stands word for word in training text; `longest` is in words, the rest in characters.
-ECHOES = _schema("echoes", "id sample:int32 n_chars:int64 covered_chars:int64 longest:int64")
+MEMORISED = _schema("memorised", "id sample:int32 n_chars:int64 covered_chars:int64 longest:int64")
 
 # One row for every span of a completion that stands in a training document; places are in characters.
-ECHO_SPANS = _schema(
-    "echo_spans",
+MEMORISED_SPANS = _schema(
+    "memorised_spans",
     "id sample:int32 start:int64 length:int64 words:int64 doc_id doc_start:int64 doc_length:int64",
 )
 

@@ -33,7 +33,7 @@ from tasks.evaluation.tables import (
 )
 from tasks.lineage.attribution import first_paths
 from tasks.lineage.contamination import Exposure, by_exposure, read_contamination
-from tasks.lineage.echoes import read_echo_metrics
+from tasks.lineage.memorised import read_memorised_metrics
 from tasks.lineage.training_texts import datasets_of
 from tasks.report.charts import BarPlot, Layer, LinePlot, Series, bar_figure, element, line_figure
 from tasks.report.markdown import plain, table
@@ -84,7 +84,7 @@ class Measured:
         model: what it is called.
         rival: what another champion is called, and its evaluation on the same documents.
         completions: an artefact of the stage `generate`.
-        echoes, contamination: artefacts of these stages, where training text was looked at.
+        memorised, contamination: artefacts of these stages, where training text was looked at.
         texts: what the documents are called; empty for the frozen evaluation set.
         read: whether the model was trained on some of them.
     """
@@ -95,7 +95,7 @@ class Measured:
     evaluation: ArtifactRef
     rival: tuple[str, ArtifactRef] | None = None
     completions: ArtifactRef | None = None
-    echoes: ArtifactRef | None = None
+    memorised: ArtifactRef | None = None
     contamination: ArtifactRef | None = None
     texts: str = ""
     read: bool = False
@@ -182,7 +182,7 @@ class EvaluationFigures:
         rival: None where there is no other champion, or it cannot be compared.
         exposures: bits per byte by how much of a document stands in training text; empty where that was not measured.
         completions: a few.
-        echoes: figures of the stage `echoes`; empty where there are none.
+        memorised: figures of the stage `memorised`; empty where there are none.
         pages: files of other reports that lie beside this one.
         texts: what the documents are called; empty for the frozen evaluation set.
         read: whether the model was trained on some of them.
@@ -198,7 +198,7 @@ class EvaluationFigures:
     rival: Rival | None = None
     exposures: Sequence[Exposure] = ()
     completions: Sequence[Completion] = ()
-    echoes: Mapping[str, float] = field(default_factory=dict)
+    memorised: Mapping[str, float] = field(default_factory=dict)
     pages: Sequence[str] = ()
     texts: str = ""
     read: bool = False
@@ -239,7 +239,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         rival=_rival(store, measured),
         exposures=[] if seen is None else by_exposure(seen, _rows(documents)),
         completions=_completions(store, measured),
-        echoes=read_echo_metrics(store.folder(measured.echoes)) if measured.echoes else {},
+        memorised=read_memorised_metrics(store.folder(measured.memorised)) if measured.memorised else {},
         pages=sorted(pages),
         texts=measured.texts,
         read=measured.read,
@@ -309,9 +309,9 @@ def _completions(store: Store, measured: Measured) -> list[Completion]:
     if measured.completions is None:
         return []
     rows = first_completions(store, measured.completions)
-    if measured.echoes is None:
+    if measured.memorised is None:
         return [completion_of(row) for row in rows]
-    spans = read_rows(store.folder(measured.echoes) / SPANS_FILE)
+    spans = read_rows(store.folder(measured.memorised) / SPANS_FILE)
     paths: dict[str, str] = {}
     doc_ids = {span["doc_id"] for span in spans}
     for dataset in datasets_of(store, measured.checkpoint):  # those that a base was trained on among them
@@ -623,8 +623,8 @@ def facts(figures: EvaluationFigures) -> dict[str, str]:
         "Calibration error": f"{found['val/ece']:.4f}",
         "Documents": f"{found['val/documents']:,.0f}",
     }
-    if figures.echoes:
-        known["Completions that echo"] = share(figures.echoes["completions/echo_share"], 1)
+    if figures.memorised:
+        known["Completions with memorised text"] = share(figures.memorised["completions/memorised_share"], 1)
     return known
 
 
@@ -675,7 +675,7 @@ def _of_text(figures: EvaluationFigures) -> Iterator[Worry]:
     if error > MISCALIBRATED:
         remedy = "Its probabilities say more, or less, than they hold; a temperature other than 1 may help."
         yield _worry("note", f"Its calibration error is {error:.3f}", remedy, "curves")
-    echo_share = figures.echoes.get("completions/echo_share", 0.0)
-    if echo_share >= MEMORISED:
-        words = f"{share(echo_share, 1)} of the completions repeat thirteen words or more of the training text"
+    memorised_share = figures.memorised.get("completions/memorised_share", 0.0)
+    if memorised_share >= MEMORISED:
+        words = f"{share(memorised_share, 1)} of the completions repeat thirteen words or more of the training text"
         yield _worry("check", words, "It knows passages by heart: look at the marked spans.", "completions")

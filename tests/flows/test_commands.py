@@ -88,7 +88,7 @@ def test_prefect_keeps_the_log_of_a_run_and_the_terminal_stays_quiet(
 def test_a_run_ends_with_a_page_of_its_evaluation(first: dict[str, Any], home: Path) -> None:
     page = (home / "reports" / "default" / "evaluation.html").read_text(encoding="utf-8")
     assert f"{first['metrics']['val/bits_per_byte']:.4f}" in page
-    assert {"echoes", "contamination"} <= {stage["stage"] for stage in first["stages"]}
+    assert {"memorised", "contamination"} <= {stage["stage"] for stage in first["stages"]}
 
 
 def test_every_path_has_a_row_and_every_refusal_a_reason(first: dict[str, Any], home: Path, documents: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, An
         "where d.split = 'train' and d.kind = 'text' order by length(d.text) desc limit 1",
     )[0]
     text = row["text"][len(row["text"]) // 2 :][:600]
-    found = answer(home, "why", "--text", f"words of mine {text}")["echoes"]
+    found = answer(home, "why", "--text", f"words of mine {text}")["memorised"]
     assert row["path"] in {place["path"] for place in found["spans"][0]["found_in"]}
     assert found["covered"] > 0.9
 
@@ -181,7 +181,7 @@ def test_a_completion_is_traced_to_the_training_text_of_its_model(first: dict[st
     key = Path(first["completions"]).parent.name
     tree = answer(home, "why", f"{key}/{row['id']}")
     assert tree["completion"]["text"] == row["text"]
-    assert tree["echoes"]["characters"] == len(row["text"])
+    assert tree["memorised"]["characters"] == len(row["text"])
 
 
 def test_a_prompt_at_the_keyboard_commits_nothing(first: dict[str, Any], home: Path) -> None:

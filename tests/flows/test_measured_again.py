@@ -42,4 +42,4 @@ def test_it_is_measured_as_it_was_when_it_was_judged(tmp_path: Path, monkeypatch
     assert "drift/bits_per_byte" in found["metrics"]
     assert found["metrics"]["val/ngram_order"] == 3
     assert measured_otherwise(store, 8) == before
-    assert {stage["stage"] for stage in found["stages"]}.isdisjoint({"trace_index", "echoes", "contamination"})
+    assert {stage["stage"] for stage in found["stages"]}.isdisjoint({"trace_index", "memorised", "contamination"})

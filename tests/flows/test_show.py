@@ -14,9 +14,9 @@ SPAN = {
 
 
 def test_nested_values_are_indented_and_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_document({"echoes": {"covered": 0.8, "spans": [SPAN]}, "names": ["fold"], "left": []})
+    print_document({"memorised": {"covered": 0.8, "spans": [SPAN]}, "names": ["fold"], "left": []})
     assert capsys.readouterr().out.splitlines() == [
-        "echoes",
+        "memorised",
         "  covered: 0.8",
         "  spans",
         "    -",

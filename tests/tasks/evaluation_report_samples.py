@@ -97,7 +97,9 @@ def rich() -> EvaluationFigures:
             Completion("Two", "", "stop", []),
             Completion("", "", "error", [], f"the prompt is empty, {HOSTILE}"),
         ],
-        echoes={"completions/echo_share": 0.5, "completions/echo_chars": 0.2, "completions/longest_echo": 14.0},
+        memorised={
+            "completions/memorised_share": 0.5, "completions/memorised_chars": 0.2, "completions/longest_memorised": 14.0,
+        },
     )  # fmt: skip
 
 

@@ -20,8 +20,7 @@ from storage.tables import read_columns, read_rows, write_table
 from tasks.core.run import Run
 from tasks.core.settings import EvaluationSettings
 from tasks.lineage.contamination import by_exposure, read_contamination
-from tasks.lineage.echoes import ECHOES_FILE, read_echo_metrics
-from tasks.lineage.memorised import explain_echoes, explain_text
+from tasks.lineage.memorised import MEMORISED_FILE, explain_memorised, explain_text, read_memorised_metrics
 from tasks.lineage.trace_index import trace_indexes
 from tasks.lineage.training_texts import datasets_of, training_texts
 
@@ -80,7 +79,7 @@ def completions_of(run: Run, checkpoint: ArtifactRef, *texts: str) -> ArtifactRe
 def traced(
     run: Run, tiny: Ran, completions: ArtifactRef, evalset: ArtifactRef | None = None
 ) -> tuple[ArtifactRef | None, ArtifactRef | None]:
-    """The artefacts `echoes` and `contamination` of a model, each None if it was not made."""
+    """The artefacts `memorised` and `contamination` of a model, each None if it was not made."""
     assert tiny.checkpoint is not None
     return trace_model(run, EvaluationSettings(), tiny.checkpoint, evalset or tiny.prepared.evalset, completions)
 
@@ -100,7 +99,9 @@ def test_a_model_leads_to_the_texts_of_its_training_documents_alone(
     assert set().union(*texts.live) == set(sides["train"])
 
 
-def test_echoes_are_measured_marked_and_found_again(tiny: Ran, home: Home, sides: dict[str, dict[str, str]]) -> None:
+def test_memorised_spans_are_measured_marked_and_found_again(
+    tiny: Ran, home: Home, sides: dict[str, dict[str, str]]
+) -> None:
     assert tiny.checkpoint is not None
     doc_id, source = min(sides["train"].items())
     echo, short = words_of(source, 30, 20), words_of(source, 10, 9)
@@ -112,23 +113,23 @@ def test_echoes_are_measured_marked_and_found_again(tiny: Ran, home: Home, sides
         again = traced(run, tiny, made)[0]
         assert again == ref
         assert run.reports["trace_index"].computed == len(run.store.keys("trace_index"))
-    rows = {row["id"]: row for row in read_rows(folder / ECHOES_FILE)}
+    rows = {row["id"]: row for row in read_rows(folder / MEMORISED_FILE)}
     assert [rows[name]["longest"] >= least for name, least in (("0", 20), ("2", 9))] == [True, True]
     assert [rows[name]["longest"] for name in ("1", "3")] == [0, 0]
     assert rows["0"]["covered_chars"] >= len(echo.rstrip("."))
     spans = [row for row in read_rows(folder / SPANS_FILE) if row["id"] == "0"]
     assert doc_id in {row["doc_id"] for row in spans if row["words"] == rows["0"]["longest"]}
-    metrics = read_echo_metrics(folder)
-    assert metrics["completions/echo_share"] == sum(row["longest"] >= 13 for row in rows.values()) / 4
-    assert metrics["completions/longest_echo"] == rows["0"]["longest"]
+    metrics = read_memorised_metrics(folder)
+    assert metrics["completions/memorised_share"] == sum(row["longest"] >= 13 for row in rows.values()) / 4
+    assert metrics["completions/longest_memorised"] == rows["0"]["longest"]
     n_chars = sum(row["n_chars"] for row in rows.values())
-    assert metrics["completions/echo_chars"] == sum(row["covered_chars"] for row in rows.values()) / n_chars
+    assert metrics["completions/memorised_chars"] == sum(row["covered_chars"] for row in rows.values()) / n_chars
 
 
 def test_a_text_leads_to_the_files_that_it_repeats(home: Home, sides: dict[str, dict[str, str]]) -> None:
     number = next(n for n in range(12) if text_of(n).strip() in {text.strip() for text in sides["train"].values()})
     text = words_of(text_of(number), 25, 30)
-    found = explain_text(home, f"never seen {text.upper()}", "default", 8)["echoes"]
+    found = explain_text(home, f"never seen {text.upper()}", "default", 8)["memorised"]
     first = found["spans"][0]
     assert first["words"] == 30
     place = first["found_in"][0]
@@ -144,7 +145,7 @@ def test_a_completion_is_traced_to_what_its_model_read(tiny: Ran, home: Home, si
     with direct_run(home) as run:
         made = completions_of(run, tiny.checkpoint, words_of(source, 5, 25))
     tree = {"artifact": f"generate/{made.key}", "completion": {"text": words_of(source, 5, 25)}}
-    assert explain_echoes(home, tree, 8)["echoes"]["spans"][0]["words"] >= 25
+    assert explain_memorised(home, tree, 8)["memorised"]["spans"][0]["words"] >= 25
 
 
 def test_a_model_from_elsewhere_has_no_training_text(tiny: Ran, home: Home) -> None:
@@ -153,9 +154,9 @@ def test_a_model_from_elsewhere_has_no_training_text(tiny: Ran, home: Home) -> N
         (Path(home.store) / "generate" / made.key / "manifest.json").write_text(
             Manifest("generate", 1, made.key, made.key, {}, {}, []).to_json()
         )
-    found = explain_echoes(home, {"artifact": f"generate/{made.key}", "completion": {"text": "text"}}, 8)
-    assert found["echoes"] is None
-    assert "not trained in this home" in found["no_echoes"]
+    found = explain_memorised(home, {"artifact": f"generate/{made.key}", "completion": {"text": "text"}}, 8)
+    assert found["memorised"] is None
+    assert "not trained in this home" in found["memorised_unknown"]
 
 
 def test_a_corpus_that_was_never_prepared_is_told(home: Home) -> None:
@@ -217,7 +218,7 @@ def test_a_plan_says_that_tracing_waits_and_computes_nothing(tiny: Ran, home: Ho
         assert made is not None and not made.made
     reasons = {report.stage: report.reason for report in run.reports.values()}
     assert reasons == {
-        **dict.fromkeys(("trace_index", "echoes", "gram_overlap"), "waits for train"),
+        **dict.fromkeys(("trace_index", "memorised", "gram_overlap"), "waits for train"),
         "contamination": "waits for gram_overlap",
     }
 

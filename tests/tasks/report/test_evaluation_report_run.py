@@ -81,8 +81,8 @@ def test_a_plan_says_what_tracing_a_run_would_compute(home: Home, tiny_source: P
     with direct_run(home) as run:
         measured_of(run, tiny)
     planned = plan_of(home, tiny_source, tiny_settings("evaluate.trace=true"))
-    assert {name: planned[name].cached for name in ("trace_index", "echoes", "gram_overlap", "contamination")} == {
-        "trace_index": True, "echoes": True, "gram_overlap": True, "contamination": True,
+    assert {name: planned[name].cached for name in ("trace_index", "memorised", "gram_overlap", "contamination")} == {
+        "trace_index": True, "memorised": True, "gram_overlap": True, "contamination": True,
     }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_tracing_can_be_left_out(home: Home, tiny: Ran) -> None:
         found, _ = measure_beside(run, "a model", tiny.checkpoint, evalset, tiny.evaluation, tiny.completions, settings)
         assert "trace_index" not in run.reports
         figures = collect_evaluation(run.store, found)
-    assert (found.echoes, found.contamination, list(figures.exposures)) == (None, None, [])
+    assert (found.memorised, found.contamination, list(figures.exposures)) == (None, None, [])
 
 
 def test_a_challenger_stands_beside_the_champion_that_it_met(home: Home, tiny: Ran, worse: Ran) -> None:
