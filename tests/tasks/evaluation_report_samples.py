@@ -98,7 +98,9 @@ def rich() -> EvaluationFigures:
             Completion("", "", "error", [], f"the prompt is empty, {HOSTILE}"),
         ],
         memorised={
-            "completions/memorised_share": 0.5, "completions/memorised_chars": 0.2, "completions/longest_memorised": 14.0,
+            "completions/memorised_share": 0.5,
+            "completions/memorised_chars": 0.2,
+            "completions/longest_memorised": 14.0,
         },
     )  # fmt: skip
 
