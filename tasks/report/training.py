@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -331,16 +331,18 @@ def training_page(figures: TrainingFigures, corpus: str) -> str:
         if event.step > 0
     ]
     losses = [*_smoothed("training", figures.loss), _series("validation", figures.validation)]
-    loss = {"marks": marks, "width": WIDE, "height": TALL}
+    loss = LinePlot("curve-loss", "Loss", "nats a token", losses, marks, width=WIDE, height=TALL)
     memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
+    used = [_series(name, figures.curve(metric)) for name, metric in memory.items() if figures.curve(metric)]
+    rate = _series("learning rate", figures.curve("lr"))
+    norm = _smoothed("norm", figures.curve("grad_norm"))
+    speed = _smoothed("tokens/s", figures.curve("time/tokens_per_second"))
     pace = [
-        ("lr", "Learning rate", "as the schedule sets it", [_series("learning rate", figures.curve("lr"))]),
-        ("gradient", "Gradient norm", "before clipping", _smoothed("norm", figures.curve("grad_norm"))),
-        ("speed", "Tokens per second", "labels by the time of a step",
-         _smoothed("tokens/s", figures.curve("time/tokens_per_second"))),
-        ("memory", "Memory", "MB of the process that trains",
-         [_series(name, figures.curve(metric)) for name, metric in memory.items() if figures.curve(metric)]),
-    ]  # fmt: skip
+        LinePlot("curve-lr", "Learning rate", "as the schedule sets it", [rate], marks),
+        LinePlot("curve-gradient", "Gradient norm", "before clipping", norm, marks),
+        LinePlot("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
+        LinePlot("curve-memory", "Memory", "MB of the process that trains", used, marks),
+    ]
     samples: dict[str, list[Sample]] = {}
     for sample in sorted(figures.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)
@@ -353,10 +355,10 @@ def training_page(figures: TrainingFigures, corpus: str) -> str:
         figures=figures,
         warnings=worries(figures),
         loss_charts=[
-            line_figure(LinePlot("curve-loss", "Loss", "nats a token", losses, **loss)),
-            line_figure(LinePlot("curve-loss-log", "Loss, logarithmic", "nats a token", losses, log=True, **loss)),
+            line_figure(loss),
+            line_figure(replace(loss, name="curve-loss-log", title="Loss, logarithmic", log=True)),
         ],
-        pace_charts=[line_figure(LinePlot(f"curve-{name}", *plot, marks)) for name, *plot in pace],
+        pace_charts=list(map(line_figure, pace)),
         samples={prompt: _spread(found, _SAMPLES) for prompt, found in samples.items()},
         events=sorted(figures.notes.events, key=lambda event: (event.step, event.at)),
         event_name=event_name,
