@@ -90,8 +90,7 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The same merges in tiktoken's batch call, two threads."""
     import tiktoken as library
 
-    from tasks.tokens.subword import BpeTokenizer, spelled_bytes
-    from tasks.tokens.tokenizers import load_tokenizer
+    from tasks.tokens.tokenizers import BpeTokenizer, load_tokenizer, spelled_bytes
 
     loaded = load_tokenizer(tokenizer)
     assert isinstance(loaded, BpeTokenizer)

@@ -47,7 +47,7 @@ from tasks.readers.rows import GZIP, LINES, PARQUET, TEXT, ZSTD, Columns, Row, T
 from tasks.sources.hashing import FileState
 from tasks.sources.opening import open_regular
 from tasks.text.cleaning import normalise_text
-from tasks.tokens.text_arrays import text_array
+from tasks.tokens.engines import text_array
 
 KINDS = ("text", "code", "pdf", "image")
 MOST_BYTES = 2**62  # what a file's size is counted in has 64 bits

@@ -15,8 +15,14 @@ from itertools import islice
 from typing import Any
 
 from tasks.tokens.engines import EngineError, engine_errors
-from tasks.tokens.subword import byte_spellings, cut_text
-from tasks.tokens.tokenizers import MIN_BPE_VOCAB, SPECIAL_TOKENS, BpeTokenizer, check_vocab_size
+from tasks.tokens.tokenizers import (
+    MIN_BPE_VOCAB,
+    SPECIAL_TOKENS,
+    BpeTokenizer,
+    byte_spellings,
+    check_vocab_size,
+    cut_text,
+)
 
 WORTH_A_TRAINER = 2**22  # bytes of text; less is learned from by the reference in a moment
 SAMPLE_UNITS = 8

@@ -30,8 +30,20 @@ from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, TOKENS, TOKENS_FI
 from storage.schemas import SHARD_FILE as SHARD_FILE
 from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.core.stage import Work, stage
-from tasks.tokens.engines import Choice, Encoded, Engine, EngineError, Engines, engine_errors, sample_of
-from tasks.tokens.text_arrays import Texts, batches, number_array, text_array, texts_of
+from tasks.tokens.engines import (
+    Choice,
+    Encoded,
+    Engine,
+    EngineError,
+    Engines,
+    Texts,
+    batches,
+    engine_errors,
+    number_array,
+    sample_of,
+    text_array,
+    texts_of,
+)
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
 STRETCH_BYTES = 2**20  # of texts that are encoded and written before the next ones

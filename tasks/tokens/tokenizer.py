@@ -26,9 +26,9 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import by_table
+from tasks.tokens.engines import Texts, whole_characters
 from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import fit_bpe
-from tasks.tokens.text_arrays import Texts, whole_characters
 from tasks.tokens.tokenizers import (
     MIN_BPE_VOCAB,
     TOKENIZER_FILE,

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from tasks.readers.legibility import is_legible
+from tasks.readers.text_layer import is_legible
 
 ENGLISH = "Nothing is lost and nothing is silent. Kill it anywhere and run it again, and the result is the same.\n"
 LEGIBLE = {

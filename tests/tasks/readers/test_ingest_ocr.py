@@ -14,10 +14,9 @@ from extraction import extract_document
 from ingest_samples import picture_of, saved
 from PIL import Image
 
-from tasks.readers import ocr, tessdata
-from tasks.readers.ocr import OcrError, OcrUnavailable, ocr_image, ocr_ready
+from tasks.readers import ocr
+from tasks.readers.ocr import OcrError, OcrUnavailable, find_tessdata, ocr_image, ocr_ready
 from tasks.readers.records import ExtractOptions
-from tasks.readers.tessdata import find_tessdata
 
 OPTIONS = ExtractOptions()
 
@@ -117,12 +116,12 @@ def test_the_program_is_asked_where_the_usual_places_have_nothing(monkeypatch, t
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("TESSDATA_PREFIX", raising=False)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    monkeypatch.setattr(tessdata, "USUAL_PLACES", ())
-    tessdata._folders.cache_clear()
+    monkeypatch.setattr(ocr, "USUAL_PLACES", ())
+    ocr._folders.cache_clear()
     try:
         assert find_tessdata("eng") == data
     finally:
-        tessdata._folders.cache_clear()
+        ocr._folders.cache_clear()
 
 
 def test_loading_the_engine_leaves_the_thread_limit_of_the_process_alone():

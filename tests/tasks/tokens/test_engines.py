@@ -24,9 +24,10 @@ from tasks.tokens.engines import (
     GigatokenEngine,
     ReferenceEngine,
     TableEngine,
+    Texts,
+    texts_of,
 )
 from tasks.tokens.merges import learn_merges
-from tasks.tokens.text_arrays import Texts, texts_of
 from tasks.tokens.tokenizers import (
     SPECIAL_TOKENS,
     UNK,

@@ -21,17 +21,18 @@ from tasks.tokens.engines import (
     Engines,
     GigatokenEngine,
     ReferenceEngine,
+    texts_of,
 )
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.subword import WORD_PATTERNS, cut_text
-from tasks.tokens.text_arrays import texts_of
 from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer import FitSettings
 from tasks.tokens.tokenizers import (
+    WORD_PATTERNS,
     HfTokenizer,
     TokenizerError,
+    cut_text,
     load_tokenizer,
 )
 from tasks.upkeep.check_tokens import _framing_problems

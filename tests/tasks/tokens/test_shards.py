@@ -25,8 +25,8 @@ from tasks.core.run import Run
 from tasks.core.stage import Work, stage
 from tasks.tokens import engines
 from tasks.tokens import tokenise as module
+from tasks.tokens.engines import Texts, texts_of
 from tasks.tokens.merges import learn_merges
-from tasks.tokens.text_arrays import Texts, texts_of
 from tasks.tokens.tokenise import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
 from tasks.tokens.tokenizers import (
     BOS,

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.subword import PIECE_BYTES, cut_text
 from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer
 from tasks.tokens.tokenizers import (
     EOS,
     N_SPECIAL,
+    PIECE_BYTES,
     SPECIAL_TOKENS,
     UNK,
     AsciiTokenizer,
@@ -35,6 +35,7 @@ from tasks.tokens.tokenizers import (
     Tokenizer,
     TokenizerError,
     WordTokenizer,
+    cut_text,
     load_tokenizer,
 )
 

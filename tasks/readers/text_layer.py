@@ -1,0 +1,352 @@
+"""The text layer of a PDF page: whether it says what the page shows, and how it is joined with what OCR read.
+
+Routing takes a few calls into PDFium, because most pages are ordinary and must not pay for the others: whether text is
+drawn at all is asked of a sample of characters, and pictures are looked for only where there is little text or text
+that is invisible.
+
+A PDF whose fonts have no usable mapping to Unicode looks right on paper and gives garbage as text: private-use and
+unassigned characters, control characters, one letter for another, two scripts in one word. Each has a plain sign,
+counted line by line; none needs a dictionary or a trained model, so it works on any language. A false alarm costs a
+page of OCR, hence the thresholds are on the safe side: real text of any kind is well above them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from ctypes import byref
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Literal
+
+import pypdfium2 as pdfium
+import pypdfium2.raw as pdfium_c
+
+SHORT_TEXT = 100  # Visible characters; a page with fewer may be a scan with a stamp or a page number typed on it.
+HEADING_TEXT = 600  # As many may be a header and a footer typed on a scan, if the picture is plainly one.
+SCAN_COVERAGE = 0.5  # Share of a page that images must cover for it to be taken for a scan.
+PLAIN_SCAN_COVERAGE = 0.8
+PLAIN_SCAN_DPI = 100  # Backgrounds of slides are coarser, or in colour.
+GREY_BITS = 8
+OBJECTS_LOOKED_AT = 2000  # Enough to find a scan; a page of vector graphics may have millions.
+OBJECTS_OF_A_SCAN = 60  # A picture and the lines of its header.
+CHARACTERS_LOOKED_AT = 3
+CHARACTERS_COUNTED = 100
+
+Route = Literal["layer", "hidden layer", "picture", "picture or hidden layer", "better", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which way a page goes.
+
+    Attributes:
+        route: "layer": the text layer is the text. "hidden layer": so it is, though it is not drawn: an earlier OCR
+            of the scan on the page. "picture": there is no layer. "picture or hidden layer": a layer that is not
+            drawn, and no scan that it could belong to; it counts if the picture says the same. "better": the layer
+            is garbled; the better of both counts. "both": the layer is typed on a scan.
+        engine: What to name as the reader of the layer.
+    """
+
+    route: Route
+    engine: str = "pypdfium2"
+
+
+_LAYER = Routing("layer")
+_PICTURE = Routing("picture")
+
+
+def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> Routing:
+    """Decide about one page.
+
+    Args:
+        page: The page.
+        layer: Its text page.
+        text: The text layer with the control characters in it.
+        n_characters: What `layer` counts.
+
+    Raises:
+        pypdfium2.PdfiumError: An object on the page is damaged.
+    """
+    hidden = n_characters > 0 and _is_hidden(layer, n_characters)
+    if not hidden and len(text) > 2 * HEADING_TEXT and is_plain(text):
+        return _LAYER
+    visible = count_visible(text)
+    if visible == 0:
+        # Annotations are drawn too: a page may consist of them alone.
+        drawn = pdfium_c.FPDFPage_CountObjects(page) > 0 or pdfium_c.FPDFPage_GetAnnotCount(page) > 0
+        return _PICTURE if drawn else _LAYER
+    if hidden:
+        engine = "pypdfium2 (invisible layer)"
+        if image_coverage(page) < SCAN_COVERAGE:
+            return Routing("picture or hidden layer", engine)
+        return Routing("hidden layer" if is_legible(text) else "better", engine)
+    if not is_legible(text):
+        return Routing("better")
+    if visible < SHORT_TEXT and image_coverage(page) >= SCAN_COVERAGE:
+        return Routing("both")
+    if visible < HEADING_TEXT and _is_plain_scan(page):
+        return Routing("both")
+    return _LAYER
+
+
+def image_coverage(page: pdfium.PdfPage) -> float:
+    """Return the share of a page's area that images cover; overlaps count twice."""
+    width, height = page.get_size()
+    covered = 0.0
+    try:
+        for item in itertools.islice(page.get_objects(max_depth=3), OBJECTS_LOOKED_AT):
+            if item.type == pdfium_c.FPDF_PAGEOBJ_IMAGE:
+                left, bottom, right, top = item.get_bounds()
+                covered += max(0.0, min(right, width) - max(left, 0)) * max(0.0, min(top, height) - max(bottom, 0))
+    except pdfium.PdfiumError:
+        return 0.0  # A damaged object: the text layer is what there is.
+    return covered / max(width * height, 1.0)
+
+
+def _is_hidden(layer: pdfium.PdfTextPage, n_characters: int) -> bool:
+    """Whether most of the text is not drawn (render mode 3), as the text that OCR lays over a scan is not."""
+    # One hidden character among a few spread over the page makes it worthwhile to count.
+    if not any(_hidden_characters(layer, n_characters, CHARACTERS_LOOKED_AT)):
+        return False
+    counted = _hidden_characters(layer, n_characters, CHARACTERS_COUNTED)
+    return 2 * sum(counted) > len(counted)
+
+
+def _hidden_characters(layer: pdfium.PdfTextPage, n_characters: int, n_wanted: int) -> list[bool]:
+    """For characters spread over the page, whether they are not drawn; those that PDFium made up are left out."""
+    step = max(1, n_characters // n_wanted)
+    objects = (pdfium_c.FPDFText_GetTextObject(layer, index) for index in range(step // 2, n_characters, step))
+    return [
+        pdfium_c.FPDFTextObj_GetTextRenderMode(item) == pdfium_c.FPDF_TEXTRENDERMODE_INVISIBLE
+        for item in objects
+        if item
+    ]
+
+
+def _is_plain_scan(page: pdfium.PdfPage) -> bool:
+    """Whether a grey or black and white picture, fine enough to be read, covers the page, with little else on it."""
+    if not 0 < pdfium_c.FPDFPage_CountObjects(page) <= OBJECTS_OF_A_SCAN:
+        return False
+    width, height = page.get_size()
+    metadata = pdfium_c.FPDF_IMAGEOBJ_METADATA()
+    for item in page.get_objects(filter=[pdfium_c.FPDF_PAGEOBJ_IMAGE], max_depth=2):
+        left, bottom, right, top = item.get_bounds()
+        if (
+            (right - left) * (top - bottom) >= PLAIN_SCAN_COVERAGE * width * height
+            and pdfium_c.FPDFImageObj_GetImageMetadata(item, page, byref(metadata))
+            and 0 < metadata.bits_per_pixel <= GREY_BITS
+            and min(metadata.horizontal_dpi, metadata.vertical_dpi) >= PLAIN_SCAN_DPI
+        ):
+            return True
+    return False
+
+
+LEGIBLE_SHARE = 0.7  # Below this share of legible characters a text layer does not say what the page shows.
+
+# The eight most frequent letters of European languages make up 64 % of English and 50 % and more of all languages in
+# Latin script, and of source code. Of letters that stand for others, or for nothing, they are about 30 %.
+COMMON_LETTERS = b"etaoinsrETAOINSR"
+COMMON_SHARE = 0.3
+PLAINLY_COMMON_SHARE = 0.45
+LETTERS_JUDGED = 30  # Fewer letters are no sample.
+
+_ACCENTED_SHARE = 0.6  # Vietnamese has 0.3; Cyrillic bytes read as Latin-1 have nearly 1.
+_SIGNS_SHARE = 0.2
+_SALAD_SHARE = 0.6
+_SALAD_KINDS = 12
+_CONTROL_COST = 2  # Besides itself: where a glyph's number stands for one character, it does for its neighbours too.
+_JUNCTION_COST = 2  # Characters that a word in two scripts makes doubtful.
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_NOT_LETTERS = bytes(set(range(256)) - set(_LETTERS))
+_NOT_COMMON = bytes(set(range(256)) - set(COMMON_LETTERS))
+_CONTROLS = bytes(code for code in range(32) if code not in b"\t\n\r\f")
+_JUNK = re.compile(
+    "[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ue000-\uf8ff\ufff0-\ufffb\ufffd-\uffff\U000f0000-\U0010ffff]"
+)
+_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f]")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+_ACCENTED = re.compile("[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff]")
+_SIGNS = re.compile("[\u00a1-\u00a6\u00a8\u00aa\u00ac\u00ae\u00af\u00b2-\u00b6\u00b8-\u00ba\u00bc-\u00bf]")
+_SYMBOLS = re.compile(r"[!-,/:-<>-@\[-^`{}~]")
+_LEADERS = re.compile(r"[.=|_-]")  # Dots up to a page number, rules, frames of tables: any number of them is in order.
+_WORDS = re.compile(r"[A-Za-z]{3,}")  # Not the letters of formulae.
+_LATIN = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"
+_OTHER = "\u0400-\u052f\u0531-\u058f\u0590-\u05ff\u0600-\u06ff\u0900-\u0e7f\u10a0-\u10ff"
+_GREEK = "\u0370-\u03ff"
+# Of fixed width, so that a run of a million letters is looked at once. A Greek letter beside a Latin one is a formula.
+_JUNCTION = re.compile(
+    f"(?<=[{_LATIN}])[{_OTHER}]|(?<=[{_OTHER}])[{_LATIN}]"
+    f"|(?<=[{_LATIN}]{{2}})[{_GREEK}]{{2}}|(?<=[{_GREEK}]{{2}})[{_LATIN}]{{2}}"
+)
+
+
+def count_visible(text: str) -> int:
+    """Return the number of characters that are no white space."""
+    return sum(map(len, text.split()))
+
+
+def is_legible(text: str) -> bool:
+    """Whether a text layer says what its page shows, as far as the text alone can tell.
+
+    Args:
+        text: The layer as the PDF engine gives it, control characters included.
+
+    Returns:
+        True for an empty text too: that is missing, not garbled.
+    """
+    if is_plain(text) or _is_plainly_words(text):
+        return True
+    visible = count_visible(text)
+    return count_legible(text) >= LEGIBLE_SHARE * visible
+
+
+def is_plain(text: str) -> bool:
+    """Whether a glance settles that the text is legible, as it does for most pages in Latin script."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        return False
+    letters = len(encoded.translate(None, _NOT_LETTERS))
+    return (
+        letters >= max(LETTERS_JUDGED, 0.3 * len(text))
+        and len(encoded.translate(None, _NOT_COMMON)) >= PLAINLY_COMMON_SHARE * letters
+        and len(encoded) <= 1.1 * len(text)  # Each character beyond ASCII has one more byte, or two or three.
+        and len(encoded.translate(None, _CONTROLS)) >= 0.98 * len(encoded)
+    )
+
+
+def _is_plainly_words(text: str) -> bool:
+    """The same for pages with many figures, leaders or signs: what words there are settle it."""
+    if _JUNK.search(text) or _JUNCTION.search(text):
+        return False
+    words = "".join(_WORDS.findall(text)).encode()
+    others = len(text) - sum(map(text.count, ". _-=|\r\n"))  # Leaders up to a page number may be most of a page.
+    if len(words) < max(3 * LETTERS_JUDGED, 0.2 * others) or len(_ACCENTED.findall(text)) > 0.3 * len(words):
+        return False
+    return len(words.translate(None, _NOT_COMMON)) >= PLAINLY_COMMON_SHARE * len(words)
+
+
+def count_legible(text: str) -> int:
+    """Return the number of visible characters that belong to legible text.
+
+    Args:
+        text: The text; lines are judged one by one, those too short to judge together.
+    """
+    unassigned = _unassigned(text)
+    legible = 0
+    for line in _judged_together(text):
+        visible = count_visible(line)
+        junk = len(_JUNK.findall(line)) + _JUNCTION_COST * len(_JUNCTION.findall(line))
+        junk += _CONTROL_COST * len(_CONTROL.findall(line))
+        if unassigned:
+            junk += len(unassigned.findall(line))
+        if 2 * junk <= visible and not _is_garbled(line, visible):
+            legible += max(0, visible - junk)
+    return legible
+
+
+def _judged_together(text: str) -> Iterator[str]:
+    """The lines with enough letters to be judged alone, then the others as one."""
+    short = []
+    for line in text.splitlines():
+        if _count_letters(line) >= LETTERS_JUDGED:
+            yield line
+        else:
+            short.append(line)
+    yield "\n".join(short)
+
+
+def _count_letters(line: str) -> int:
+    return len(line.encode("ascii", "ignore").translate(None, _NOT_LETTERS))
+
+
+def _is_garbled(line: str, visible: int) -> bool:
+    """Whether the characters, each of them possible, form no text."""
+    words = "".join(_WORDS.findall(line)).encode()
+    letters = len(words)
+    if letters >= LETTERS_JUDGED and len(words.translate(None, _NOT_COMMON)) < COMMON_SHARE * letters:
+        return True
+    if not line.isascii():
+        accented = len(_ACCENTED.findall(line))
+        if accented >= LETTERS_JUDGED // 2 and accented >= _ACCENTED_SHARE * (accented + _count_letters(line)):
+            return True
+        signs = len(_SIGNS.findall(line))
+        if signs >= LETTERS_JUDGED // 2 and signs >= _SIGNS_SHARE * visible:
+            return True
+    symbols = _SYMBOLS.findall(line)
+    return (
+        len(symbols) >= LETTERS_JUDGED
+        and len(symbols) >= _SALAD_SHARE * (visible - len(_LEADERS.findall(line)))
+        and len(set(symbols)) >= _SALAD_KINDS
+    )
+
+
+def _unassigned(text: str) -> re.Pattern[str] | None:
+    """A pattern for the characters in the text that Unicode has given to nobody; None if there are none."""
+    found = sorted(
+        character for character in set(_BEYOND_ASCII.findall(text)) if unicodedata.category(character) == "Cn"
+    )
+    found = [character for character in found if not _JUNK.match(character)]
+    return re.compile("[" + re.escape("".join(found)) + "]") if found else None
+
+
+SAME_LINE = 0.75  # Similarity from which two lines are two readings of one.
+LINES_COMPARED = 400  # Of each reading; the pages in question have few typed lines.
+AGREEING_WORDS = 0.6
+
+_WORD = re.compile(r"\w+")
+
+
+def merge_lines(layer: str, read: str) -> str:
+    """Merge a layer with an OCR reading of the same page.
+
+    Args:
+        layer: The text layer.
+        read: What OCR made of the picture.
+
+    Returns:
+        Every line of either, each once.
+    """
+    typed = [line for line in layer.split("\n") if line.strip()][:LINES_COMPARED]
+    left = {index: _bare(line) for index, line in enumerate(typed)}
+    lines = []
+    for line in read.split("\n"):
+        match = _find(_bare(line), left)
+        if match is None:
+            lines.append(line)
+        else:
+            lines.append(typed[match])
+            del left[match]
+    rest = [typed[index] for index in left if left[index]]
+    return "\n".join([*rest, *lines])
+
+
+def agree(layer: str, read: str) -> bool:
+    """Whether most words of a layer are among those that OCR read, so that the layer says what the page shows."""
+    wanted = Counter(_WORD.findall(layer.casefold()))
+    found = Counter(_WORD.findall(read.casefold()))
+    return bool(wanted) and (wanted & found).total() >= AGREEING_WORDS * wanted.total()
+
+
+def _bare(line: str) -> str:
+    return "".join(line.casefold().split())
+
+
+def _find(bare: str, candidates: dict[int, str]) -> int | None:
+    """The candidate that is the same line; None if there is none."""
+    if not bare:
+        return None
+    matcher = SequenceMatcher(None, autojunk=False)
+    matcher.set_seq2(bare)
+    for index, candidate in candidates.items():
+        if 2 * abs(len(candidate) - len(bare)) > len(candidate) + len(bare):
+            continue
+        matcher.set_seq1(candidate)
+        if matcher.quick_ratio() >= SAME_LINE and matcher.ratio() >= SAME_LINE:
+            return index
+    return None
