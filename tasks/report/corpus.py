@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
-from tasks.report.page import render
+from tasks.report.page import Level, Notice, gravest_first, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
 from tasks.report.thumbnails import Thumbnail, Thumbnails
 from tasks.report.wording import counted, share, size_of
-from tasks.report.worries import Level, Worry, ordered
 
 if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
 
 SECTIONS = {
-    "worries": "Look at first",
+    "first": "Look at first",
     "files": "Every file",
     "kinds": "What they are",
     "split": "Split and tokens",
@@ -358,85 +357,87 @@ def _settings(catalog: Catalog, stage: str) -> dict[str, Any]:
     return next((manifest.settings for manifest in manifests if manifest), {})
 
 
-def worries(found: Row) -> list[Worry]:
+def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return ordered([*_of_files(found), *_of_pages(found), *_of_curation(found), *_of_split(found), *_of_text(found)])
+    return gravest_first(
+        [*_of_files(found), *_of_pages(found), *_of_curation(found), *_of_split(found), *_of_text(found)]
+    )
 
 
-def _of_files(found: Row) -> Iterator[Worry]:
+def _of_files(found: Row) -> Iterator[Notice]:
     if not found.total.files:
-        yield Worry("lost", 1, "No file was found", "Look at the sources, patterns and ignore files.", "", "files")
+        yield Notice("lost", "No file was found", "Look at the sources, patterns and ignore files.", "files")
     elif not found.total.documents:
-        yield Worry("lost", found.total.files, "No file gave any text", "The reasons are below.", "", "files")
+        yield Notice("lost", "No file gave any text", "The reasons are below.", "files", found.total.files)
     for item in found.outcomes:
         reason = reason_of(item.code)
         if item.code and reason.weight != "by design":
             what = "read only in part" if item.status == "ok" else "not read"
             title = f"{counted(item.n, 'file')} {what}: {reason.meaning}"
             level: Level = "lost" if reason.weight == "lost" else "check"
-            yield Worry(level, item.n, title, reason.advice, item.path, "files")
+            yield Notice(level, title, reason.advice, "files", item.n, item.path)
 
 
-def _of_pages(found: Row) -> Iterator[Worry]:
+def _of_pages(found: Row) -> Iterator[Notice]:
     if errors := sum(item.errors for item in found.pages):
         first = found.page_errors[0].path if found.page_errors else ""
         title = f"{counted(errors, 'page')} could not be read, or only in part"
-        yield Worry("check", errors, title, "The errors are listed with the pages.", first, "pages")
+        yield Notice("check", title, "The errors are listed with the pages.", "pages", errors, first)
     if doubtful := sum(item.doubtful for item in found.pages):
         title = f"{counted(doubtful, 'page')} read by OCR with a confidence below {share(DOUBTFUL, 1)}"
-        remedy = "Look at their pictures in the report: a better scan, another language for OCR, or leave them out."
-        yield Worry("check", doubtful, title, remedy, found.worst_pages[0].path if found.worst_pages else "", "pages")
+        advice = "Look at their pictures in the report: a better scan, another language for OCR, or leave them out."
+        yield Notice("check", title, advice, "pages", doubtful, found.worst_pages[0].path if found.worst_pages else "")
 
 
-def _of_curation(found: Row) -> Iterator[Worry]:
+def _of_curation(found: Row) -> Iterator[Notice]:
     documents, kept = found.total.documents, found.total.kept
     if documents and not found.sides and not found.dropped:
-        yield Worry("check", 1, "Nothing was curated yet", "Run sheepfold ingest to the end.", "", "split")
+        yield Notice("check", "Nothing was curated yet", "Run sheepfold ingest to the end.", "split")
     elif documents and not kept:
-        remedy = "Look at the thresholds: the reasons are below."
-        yield Worry("lost", documents, "Curation dropped every document", remedy, "", "dropped")
+        advice = "Look at the thresholds: the reasons are below."
+        yield Notice("lost", "Curation dropped every document", advice, "dropped", documents)
     for item in found.dropped:
         if item.group == "policy" and documents >= FEW and item.n > MUCH_DROPPED * documents and kept:
             title = f"{counted(item.n, 'document')} dropped by one rule: {item.code.replace('_', ' ')}"
-            yield Worry("check", item.n, title, f"Is that meant? The first: {item.reason}.", item.path, "dropped")
+            yield Notice("check", title, f"Is that meant? The first: {item.reason}.", "dropped", item.n, item.path)
     if found.capped:
         title = f"{counted(found.capped, 'group')} of look-alikes too large to be compared in full"
-        yield Worry("note", found.capped, title, "Raise dedup.max_bucket if duplicates are left.", "", "duplicates")
+        yield Notice("note", title, "Raise dedup.max_bucket if duplicates are left.", "duplicates", found.capped)
     for largest in found.clusters[:1]:
         if documents >= FEW and largest.size > GIANT_CLUSTER * documents:
             title = f"One cluster of near-duplicates holds {largest.size:,} of {documents:,} documents"
-            remedy = "A template or a cover page may make different documents look alike."
-            yield Worry("check", largest.size, title, remedy, largest.paths[0], "duplicates")
+            advice = "A template or a cover page may make different documents look alike."
+            yield Notice("check", title, advice, "duplicates", largest.size, largest.paths[0])
 
 
-def _of_split(found: Row) -> Iterator[Worry]:
+def _of_split(found: Row) -> Iterator[Notice]:
     size = sum(side.size for side in found.sides)
     held_out = next((side for side in found.sides if side.name == "validation"), None)
     if found.total.kept and held_out is None:
-        remedy = "Without one, no loss on unseen text can be measured."
-        yield Worry("check", 1, "No document is held out", remedy, "", "split")
+        advice = "Without one, no loss on unseen text can be measured."
+        yield Notice("check", "No document is held out", advice, "split")
     elif held_out and size and held_out.size < FEW_HELD_OUT * size:
         documents = counted(held_out.documents, "document")
         title = f"Only {share(held_out.size, size)} of the text is held out ({documents})"
-        yield Worry("note", 1, title, "Raise curate.validation_share for a steadier loss.", "", "split")
+        yield Notice("note", title, "Raise curate.validation_share for a steadier loss.", "split")
     elif held_out and held_out.size > size / 2:
         title = f"{share(held_out.size, size)} of the text is held out, because a few long documents fell there"
-        yield Worry("check", 1, title, "Another curate.salt splits otherwise.", "", "split")
+        yield Notice("check", title, "Another curate.salt splits otherwise.", "split")
 
 
-def _of_text(found: Row) -> Iterator[Worry]:
+def _of_text(found: Row) -> Iterator[Notice]:
     left = [item for item in found.private if not item.redacted]
     if left:
         spans = sum(item.spans for item in left)
         kinds = ", ".join(item.kind for item in left)
         title = f"{counted(spans, 'span')} of personal data left in the text: {kinds}"
-        yield Worry("note", spans, title, "Add the kinds to refine.redact if they must go.", "", "dropped")
+        yield Notice("note", title, "Add the kinds to refine.redact if they must go.", "dropped", spans)
     unknown = next((item.kept for item in found.languages if item.name == "und"), 0)
     prose = sum(item.kept for item in found.languages)
     if prose >= FEW and unknown > prose / 4:
         title = f"The language of {unknown:,} of {prose:,} documents could not be determined"
-        remedy = "They are short, or no prose; policy.languages can leave them out."
-        yield Worry("note", unknown, title, remedy, "", "kinds")
+        advice = "They are short, or no prose; policy.languages can leave them out."
+        yield Notice("note", title, advice, "kinds", unknown)
 
 
 def corpus_page(found: Row, corpus: str, thumbnails: Thumbnails | None = None) -> str:
@@ -451,7 +452,7 @@ def corpus_page(found: Row, corpus: str, thumbnails: Thumbnails | None = None) -
         "corpus.html",
         corpus=corpus,
         sections=SECTIONS,
-        worries=worries(found),
+        notices=notices(found),
         pictures=_pictures(found.worst_pages, thumbnails),
         names=NO_LANGUAGE,
         folded=folded,
@@ -477,7 +478,7 @@ def _pictures(worst: Sequence[Row], thumbnails: Thumbnails | None) -> list[Thumb
 
 def corpus_summary(found: Row) -> str:
     """Return counts by status, reason, kind and language, duplicates and split: at most 40 lines of Markdown."""
-    warnings = [worry for worry in worries(found) if worry.level != "note"]
+    warnings = [notice for notice in notices(found) if notice.level != "note"]
     not_read = [item for item in found.outcomes if item.status not in ("ok", "duplicate")]
     return render("corpus.md", warnings=warnings, not_read=not_read, **vars(found))
 

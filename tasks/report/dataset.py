@@ -21,11 +21,10 @@ from storage.schemas import COUNTS_FILE, DATASET_FILE
 from storage.store import StoreError, open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
 from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
-from tasks.report.page import render
+from tasks.report.page import Level, Notice, gravest_first, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
 from tasks.report.vocabulary import RARE, Spelling, special_names, usage
 from tasks.report.wording import counted, percent, share
-from tasks.report.worries import Level, Worry, ordered
 from tasks.tokens.index import read_record
 from tasks.tokens.mix import MixSettings, realised
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
@@ -281,57 +280,57 @@ def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
     return [Row(**vars(row), pieces=[spelling.token(index) for index in row.ids]) for row in chosen]
 
 
-def notes(found: Row) -> list[Worry]:
+def notes(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return ordered([*_of_sums(found), *_of_text(found), *_of_sequences(found)])
+    return gravest_first([*_of_sums(found), *_of_text(found), *_of_sequences(found)])
 
 
-def _of_sums(found: Row) -> Iterator[Worry]:
+def _of_sums(found: Row) -> Iterator[Notice]:
     for check in found.checks:
         if not check.holds:
             title = f"A sum does not come out ({check.split}): {check.words}: {check.one:,} and {check.other:,}"
-            remedy = "Run sheepfold verify, and prepare with --refresh dataset."
-            yield Worry("lost", 1, title, remedy, "", "sequences")
+            advice = "Run sheepfold verify, and prepare with --refresh dataset."
+            yield Notice("lost", title, advice, "sequences")
     if left := found.total.not_encoded:
         title = f"{counted(left, 'document')} of the corpus are not in this dataset"
-        yield Worry("check", left, title, "Run sheepfold prepare to take them in.", "", "tokens")
+        yield Notice("check", title, "Run sheepfold prepare to take them in.", "tokens", left)
 
 
-def _of_text(found: Row) -> Iterator[Worry]:
+def _of_text(found: Row) -> Iterator[Notice]:
     total, train, held_out = found.total, side(found, "train"), side(found, "validation")
     if total.lost_bytes:
         title = f"{counted(total.lost_bytes, 'byte')} of the text ({share(total.lost_bytes, total.n_bytes)}) are lost"
-        remedy = "They became the unknown token. A byte-level tokeniser (kind bpe or bytes) loses nothing."
+        advice = "They became the unknown token. A byte-level tokeniser (kind bpe or bytes) loses nothing."
         level: Level = "check" if total.lost_bytes > MUCH_LOST * total.n_bytes else "note"
-        yield Worry(level, total.lost_bytes, title, remedy, "", "tokeniser")
+        yield Notice(level, title, advice, "tokeniser", total.lost_bytes)
     if not held_out.tokens:
-        remedy = "Without one, no loss on unseen text can be measured."
-        yield Worry("check", 1, "No token is held out", remedy, "", "tokens")
+        advice = "Without one, no loss on unseen text can be measured."
+        yield Notice("check", "No token is held out", advice, "tokens")
     elif held_out.tokens < FEW_HELD_OUT * total.tokens:
         title = f"Only {share(held_out.tokens, total.tokens)} of the tokens are held out"
-        yield Worry("note", 1, title, "Raise curate.validation_share for a steadier loss.", "", "tokens")
+        yield Notice("note", title, "Raise curate.validation_share for a steadier loss.", "tokens")
     if train.documents >= FEW and found.total.longest_train > LARGE_DOCUMENT * train.tokens:
         title = f"One document holds {share(found.total.longest_train, train.tokens)} of the training tokens"
-        yield Worry("note", 1, title, "The model will sound like it.", "", "lengths")
+        yield Notice("note", title, "The model will sound like it.", "lengths")
     if found.vocabulary.unused_merges > MANY_UNUSED:
         part = share(found.vocabulary.unused_merges, 1)
         title = f"{part} of the tokens of more than a byte never occur in training text"
-        remedy = "A smaller tokenizer.vocab_size would do; such tokens keep random embeddings."
-        yield Worry("note", 1, title, remedy, "", "vocabulary")
+        advice = "A smaller tokenizer.vocab_size would do; such tokens keep random embeddings."
+        yield Notice("note", title, advice, "vocabulary")
 
 
-def _of_sequences(found: Row) -> Iterator[Worry]:
+def _of_sequences(found: Row) -> Iterator[Notice]:
     for words in found.packed.notes:
-        yield Worry("note", 2, words[:1].upper() + words[1:], "", "", "sequences")
+        yield Notice("note", words[:1].upper() + words[1:], "", "sequences", 2)
     for account in found.packed.accounts:
         if account.places and account.fill < LOW_FILL and account.split == "train":
             title = f"{share(account.padded, account.places)} of the places in training sequences are padding"
-            remedy = "Documents are short beside the sequences: dataset.packing=pack fills them."
-            yield Worry("note", 1, title, remedy, "", "sequences")
+            advice = "Documents are short beside the sequences: dataset.packing=pack fills them."
+            yield Notice("note", title, advice, "sequences")
     for group in found.packed.groups:
         if group.passes > MANY_PASSES:
             title = f"The group {group.name} is read {group.passes:.1f} times in an epoch"
-            yield Worry("note", 1, title, "A model learns it by heart; more text of its kind helps more.", "", "mix")
+            yield Notice("note", title, "A model learns it by heart; more text of its kind helps more.", "mix")
 
 
 def provenance(catalog: Catalog) -> list[Row]:

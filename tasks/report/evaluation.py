@@ -37,9 +37,8 @@ from tasks.lineage.memorised import read_memorised_metrics
 from tasks.lineage.training_texts import datasets_of
 from tasks.report.charts import BarPlot, Layer, LinePlot, Series, bar_figure, element, line_figure
 from tasks.report.markdown import plain, table
-from tasks.report.page import render
+from tasks.report.page import Notice, gravest_first, render
 from tasks.report.wording import counted, cut, cut_middle, decimals, lines, share, size_of
-from tasks.report.worries import Level, Worry, ordered
 from tasks.report.written import Outcome, Page
 
 SECTIONS = {
@@ -382,7 +381,7 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> str:
         facts=facts(figures),
         sections=SECTIONS,
         figures=figures,
-        warnings=worries(figures),
+        notices=notices(figures),
         models=models,
         less=_less,
         rival_verdict=verdict(figures.rival.difference, "It", figures.rival.name) if figures.rival else "",
@@ -459,9 +458,9 @@ def evaluation_summary(figures: EvaluationFigures) -> str:
     kinds = [item for item in figures.evaluation.slices if item.dimension == "kind"][:_SUMMARY_SLICES]
     cells = [[plain(item.value), f"{item.sums.bits_per_byte:.4f}", f"{item.sums.documents:,}"] for item in kinds]
     text += ["", *table(["kind", "bits per byte", "documents"], cells)]
-    listed = worries(figures)[:_SUMMARY_NOTES]
+    listed = notices(figures)[:_SUMMARY_NOTES]
     if listed:
-        text += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.remedy}'.strip())}" for item in listed)]
+        text += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.advice}'.strip())}" for item in listed)]
     return "\n".join(text) + "\n"
 
 
@@ -628,54 +627,50 @@ def facts(figures: EvaluationFigures) -> dict[str, str]:
     return known
 
 
-def worries(figures: EvaluationFigures) -> list[Worry]:
+def notices(figures: EvaluationFigures) -> list[Notice]:
     """What to look at first; the gravest first."""
-    return ordered([*_of_baselines(figures), *_of_documents(figures), *_of_text(figures)])
+    return gravest_first([*_of_baselines(figures), *_of_documents(figures), *_of_text(figures)])
 
 
-def _worry(level: Level, title: str, remedy: str, section: str, weight: int = 1) -> Worry:
-    return Worry(level, weight, title, remedy, "", section)
-
-
-def _of_baselines(figures: EvaluationFigures) -> Iterator[Worry]:
+def _of_baselines(figures: EvaluationFigures) -> Iterator[Notice]:
     found, bits = figures.metrics, figures.bits_per_byte
     better = [name for name, of in baselines_of(found) if bits >= found[f"val/{of}_bits_per_byte"]]
     if better:
-        remedy = "It has learned less than counting would: train longer, or look at the training's page."
-        yield _worry("check", f"It is no better than the {better[0]} model", remedy, "baselines")
+        advice = "It has learned less than counting would: train longer, or look at the training's page."
+        yield Notice("check", f"It is no better than the {better[0]} model", advice, "baselines")
     if bits >= found.get(ZSTD, math.inf):
-        remedy = "Of small corpora a compressor keeps much, for it reads the evaluation text as it goes."
-        yield _worry("note", "zstd -19 packs the same text into fewer bits", remedy, "baselines")
+        advice = "Of small corpora a compressor keeps much, for it reads the evaluation text as it goes."
+        yield Notice("note", "zstd -19 packs the same text into fewer bits", advice, "baselines")
     rival = figures.rival
     if rival is not None and rival.difference.is_clear and rival.difference.value > 0:
-        remedy = "See where: sheepfold compare champion challenger, or any two by name."
-        yield _worry("check", f"{_begun(rival.name)} is clearly better", remedy, "baselines")
+        advice = "See where: sheepfold compare champion challenger, or any two by name."
+        yield Notice("check", f"{_begun(rival.name)} is clearly better", advice, "baselines")
 
 
-def _of_documents(figures: EvaluationFigures) -> Iterator[Worry]:
+def _of_documents(figures: EvaluationFigures) -> Iterator[Notice]:
     found = figures.metrics
     if figures.read:
-        remedy = "Figures on them measure memory: measure it on others."
-        yield _worry("check", "It was trained on some of these documents", remedy, "documents")
+        advice = "Figures on them measure memory: measure it on others."
+        yield Notice("check", "It was trained on some of these documents", advice, "documents")
     if found["val/documents"] < FEW_DOCUMENTS:
         words = f"It was measured on {counted(int(found['val/documents']), 'document')}"
-        yield _worry("note", words, "Of so few documents, others like them may give other figures.", "documents")
+        yield Notice("note", words, "Of so few documents, others like them may give other figures.", "documents")
     if found["val/lost_bytes"]:
         words = f"The tokeniser cannot give back {size_of(found['val/lost_bytes'])} of the text"
-        yield _worry("note", words, "Each lost byte is charged 8 bits; see the dataset's page.", "slices")
+        yield Notice("note", words, "Each lost byte is charged 8 bits; see the dataset's page.", "slices")
     mostly = next((item for item in figures.exposures if item.name == "mostly seen" and item.documents), None)
     if mostly is not None:
         words = f"{counted(mostly.documents, 'evaluation document')} stand for the most part in the training text"
-        remedy = "Figures on them measure memory: see how the others do."
-        yield _worry("check", words, remedy, "contamination", mostly.documents)
+        advice = "Figures on them measure memory: see how the others do."
+        yield Notice("check", words, advice, "contamination", mostly.documents)
 
 
-def _of_text(figures: EvaluationFigures) -> Iterator[Worry]:
+def _of_text(figures: EvaluationFigures) -> Iterator[Notice]:
     error = figures.metrics.get("val/ece", 0.0)
     if error > MISCALIBRATED:
-        remedy = "Its probabilities say more, or less, than they hold; a temperature other than 1 may help."
-        yield _worry("note", f"Its calibration error is {error:.3f}", remedy, "curves")
+        advice = "Its probabilities say more, or less, than they hold; a temperature other than 1 may help."
+        yield Notice("note", f"Its calibration error is {error:.3f}", advice, "curves")
     memorised_share = figures.memorised.get("completions/memorised_share", 0.0)
     if memorised_share >= MEMORISED:
         words = f"{share(memorised_share, 1)} of the completions repeat thirteen words or more of the training text"
-        yield _worry("check", words, "It knows passages by heart: look at the marked spans.", "completions")
+        yield Notice("check", words, "It knows passages by heart: look at the marked spans.", "completions")

@@ -7,8 +7,10 @@ has a script.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -30,6 +32,34 @@ FILTERS = (
     wording.share,
     wording.size_of,
 )
+
+
+Level = Literal["lost", "check", "note"]
+
+
+class Notice(NamedTuple):
+    """One thing to look at first.
+
+    Attributes:
+        level: `lost`: text is missing that can be had; `check`: something looks wrong; `note`: good to know.
+        title: what it is, with its number.
+        advice: what to do.
+        section: id of the section with more.
+        weight: orders notices of one level; roughly the number of files.
+        path: an example; empty where there is none.
+    """
+
+    level: Level
+    title: str
+    advice: str
+    section: str
+    weight: int = 1
+    path: str = ""
+
+
+def gravest_first(notices: Iterable[Notice]) -> list[Notice]:
+    """Return notices in the order in which they should be read."""
+    return sorted(notices, key=lambda item: (("lost", "check", "note").index(item.level), -item.weight, item.title))
 
 
 def render(template: str, **values: object) -> str:

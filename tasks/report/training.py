@@ -22,9 +22,8 @@ from storage.schemas import DATASET_FILE
 from storage.store import Store
 from tasks.report.charts import TALL, WIDE, LinePlot, Mark, Series, line_figure, smooth
 from tasks.report.markdown import plain, table
-from tasks.report.page import render
+from tasks.report.page import Notice, gravest_first, render
 from tasks.report.wording import amount, counted, cut, decimals, legible, share
-from tasks.report.worries import Level, Worry, ordered
 from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
 from tasks.training.journal import TELEMETRY_FILE, Event, Notes, Sample, Start, read_notes
@@ -353,7 +352,7 @@ def training_page(figures: TrainingFigures, corpus: str) -> str:
         facts=facts(figures),
         sections=SECTIONS,
         figures=figures,
-        warnings=worries(figures),
+        notices=notices(figures),
         loss_charts=[
             line_figure(loss),
             line_figure(replace(loss, name="curve-loss-log", title="Loss, logarithmic", log=True)),
@@ -383,9 +382,9 @@ def training_summary(figures: TrainingFigures) -> str:
         shown = figures.notes.events[-_SUMMARY_NOTES:]
         lines += ["", "Events:", ""]
         lines += [f"- step {item.step:,}: {plain(event_name(item.kind))}: {plain(item.message)}" for item in shown]
-    found = worries(figures)[:_SUMMARY_NOTES]
+    found = notices(figures)[:_SUMMARY_NOTES]
     if found:
-        lines += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.remedy}'.strip())}" for item in found)]
+        lines += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.advice}'.strip())}" for item in found)]
     return "\n".join(lines) + "\n"
 
 
@@ -452,54 +451,50 @@ def facts(figures: TrainingFigures) -> dict[str, str]:
     return found if bits is None else {**found, "Bits per byte": f"{bits:.4f}"}
 
 
-def worries(figures: TrainingFigures) -> list[Worry]:
+def notices(figures: TrainingFigures) -> list[Notice]:
     """What to look at first; the gravest first."""
-    return ordered([*_of_losses(figures), *_of_events(figures), *_of_means(figures)])
+    return gravest_first([*_of_losses(figures), *_of_events(figures), *_of_means(figures)])
 
 
-def _worry(level: Level, title: str, remedy: str, section: str, weight: int = 1) -> Worry:
-    return Worry(level, weight, title, remedy, "", section)
-
-
-def _of_losses(figures: TrainingFigures) -> Iterator[Worry]:
+def _of_losses(figures: TrainingFigures) -> Iterator[Notice]:
     values, validation = figures.loss.values, figures.validation
     if any(not math.isfinite(value) for value in values):
-        remedy = "Lower the learning rate, or use precision fp32."
-        yield _worry("check", "The loss was not finite at some step", remedy, "loss")
+        advice = "Lower the learning rate, or use precision fp32."
+        yield Notice("check", "The loss was not finite at some step", advice, "loss")
     if len(values) > 1 and values[-1] >= values[0]:
         words = f"The loss did not fall: {values[0]:.3f} at first, {values[-1]:.3f} at the end"
-        remedy = "Look at the learning rate (train.lr) and at the text: it has learned nothing."
-        yield _worry("check", words, remedy, "loss")
+        advice = "Look at the learning rate (train.lr) and at the text: it has learned nothing."
+        yield Notice("check", words, advice, "loss")
     step, lowest = validation.lowest
     if lowest > 0 and validation.last / lowest - 1 > WORSE:
         words = f"The validation loss rose again: {lowest:.3f} at step {step:,}, {validation.last:.3f} at the end"
-        remedy = "The network learns the training text by heart: train shorter, on more text, or with train.patience."
-        yield _worry("check", words, remedy, "loss")
+        advice = "The network learns the training text by heart: train shorter, on more text, or with train.patience."
+        yield Notice("check", words, advice, "loss")
     elif validation and step == validation.steps[-1]:
-        remedy = "It was lowest at the last step: longer training may lower it further."
-        yield _worry("note", "The validation loss was still falling", remedy, "loss")
+        advice = "It was lowest at the last step: longer training may lower it further."
+        yield Notice("note", "The validation loss was still falling", advice, "loss")
     if not validation:
-        remedy = "Nothing says how it does on text it has not read."
-        yield _worry("note", "No validation loss was measured", remedy, "loss")
+        advice = "Nothing says how it does on text it has not read."
+        yield Notice("note", "No validation loss was measured", advice, "loss")
     if figures.curve("val_sample/source_changed"):
         step = figures.curve("val_sample/source_changed").steps[0]
         words = f"From step {step:,} on, validation losses are measured on other sequences than before"
-        yield _worry("note", words, "Losses before and after that step do not compare.", "loss")
+        yield Notice("note", words, "Losses before and after that step do not compare.", "loss")
 
 
-def _of_events(figures: TrainingFigures) -> Iterator[Worry]:
+def _of_events(figures: TrainingFigures) -> Iterator[Notice]:
     kinds = Counter(event.kind for event in figures.notes.events if event.kind not in _ONLY_LISTED)
     for kind, n in sorted(kinds.items()):
         first: Event = next(event for event in figures.notes.events if event.kind == kind)
         words = event_name(kind).capitalize()
         words += f": {counted(n, 'time')}, first at step {first.step:,}" if n > 1 else f" at step {first.step:,}"
-        yield _worry("note" if kind in _GOOD_TO_KNOW else "check", words, first.message, "events", n)
+        yield Notice("note" if kind in _GOOD_TO_KNOW else "check", words, first.message, "events", n)
 
 
-def _of_means(figures: TrainingFigures) -> Iterator[Worry]:
+def _of_means(figures: TrainingFigures) -> Iterator[Notice]:
     if figures.epochs is not None and figures.epochs > MANY_EPOCHS:
-        remedy = "From about four readings on, repeated text teaches much less than new text."
-        yield _worry("note", f"Each training document was read {figures.epochs:.1f} times", remedy, "data")
+        advice = "From about four readings on, repeated text teaches much less than new text."
+        yield Notice("note", f"Each training document was read {figures.epochs:.1f} times", advice, "data")
     if figures.share is not None and figures.share < LITTLE_SHARE:
-        remedy = "Small networks and batches leave a machine waiting; a larger train.batch_size may help."
-        yield _worry("note", f"It used {share(figures.share, 1)} of what the machine can compute", remedy, "pace")
+        advice = "Small networks and batches leave a machine waiting; a larger train.batch_size may help."
+        yield Notice("note", f"It used {share(figures.share, 1)} of what the machine can compute", advice, "pace")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.report.wording import legible as legible
-from tasks.report.wording import visible as visible
+from tasks.report.wording import visible
 
 if TYPE_CHECKING:
     from tasks.tokens.tokenizers import Tokenizer

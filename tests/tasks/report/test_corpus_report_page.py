@@ -10,8 +10,8 @@ from corpus_report_samples import CORPUS, HOSTILE, LONG, Sample, rich
 from html_tags import Tags, assert_alone
 
 from storage.catalog import Catalog
-from tasks.report.corpus import SECTIONS, collect, corpus_page, corpus_summary, worries
-from tasks.report.worries import Worry
+from tasks.report.corpus import SECTIONS, collect, corpus_page, corpus_summary, notices
+from tasks.report.page import Notice
 
 
 def without_files(folder: Path) -> Catalog:
@@ -82,17 +82,17 @@ def test_the_page_says_how_the_tokens_are_known(tmp_path: Path) -> None:
     )
 
 
-def found(catalog: Catalog) -> list[Worry]:
-    return worries(collect(catalog))
+def found(catalog: Catalog) -> list[Notice]:
+    return notices(collect(catalog))
 
 
 def test_worries_come_gravest_first_and_point_at_a_section(tmp_path: Path) -> None:
     listed = found(everything(tmp_path))
-    levels = [worry.level for worry in listed]
+    levels = [notice.level for notice in listed]
     assert levels == sorted(levels, key=["lost", "check", "note"].index)
-    assert {worry.path for worry in listed if worry.level == "lost"} == {"locked.pdf", "slow.pdf"}
-    assert {worry.section for worry in listed} <= SECTIONS.keys()
-    assert any("confidence below" in worry.title and worry.title.startswith("8 pages") for worry in listed)
+    assert {notice.path for notice in listed if notice.level == "lost"} == {"locked.pdf", "slow.pdf"}
+    assert {notice.section for notice in listed} <= SECTIONS.keys()
+    assert any("confidence below" in notice.title and notice.title.startswith("8 pages") for notice in listed)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_worries_come_gravest_first_and_point_at_a_section(tmp_path: Path) -> No
     ],
 )
 def test_a_corpus_that_came_to_nothing_says_so(tmp_path: Path, make: type, title: str) -> None:
-    assert title in [worry.title for worry in found(make(tmp_path))]
+    assert title in [notice.title for notice in found(make(tmp_path))]
 
 
 def test_a_sound_corpus_is_no_reason_to_worry(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path
     for n in range(20):
         gone = {"dropped": "language", "reason": "its language is de"} if n % 2 else {}
         sample.document(f"d{n}", f"{n}.txt", split="validation" if n == 8 else "train", cluster="same", **gone)
-    titles = [worry.title for worry in found(sample.catalog())]
+    titles = [notice.title for notice in found(sample.catalog())]
     assert "10 documents dropped by one rule: language" in titles
     assert "One cluster of near-duplicates holds 20 of 20 documents" in titles
 

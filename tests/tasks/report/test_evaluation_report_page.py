@@ -23,8 +23,8 @@ from tasks.report.evaluation import (
     interval,
     interval_words,
     lead,
+    notices,
     verdict,
-    worries,
     written,
 )
 
@@ -100,7 +100,7 @@ def test_other_documents_are_named_and_what_it_read_of_them_is_told() -> None:
     assert "30 documents of letters (" in lead(replace(rich(), texts="letters"))
     seen = replace(rich(), texts="the train split", read=True)
     assert "30 documents of the train split, of which it has read some, (" in lead(seen)
-    assert "It was trained on some of these documents" in [worry.title for worry in worries(seen)]
+    assert "It was trained on some of these documents" in [notice.title for notice in notices(seen)]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
 
 def test_what_makes_figures_doubtful_is_told() -> None:
     weak = changed(rich(), bits_per_byte=4.5, documents=3.0, ece=0.3)
-    found = "\n".join(worry.title for worry in worries(weak))
+    found = "\n".join(notice.title for notice in notices(weak))
     for title in ("no better than the 5-gram model", "zstd -19 packs", "on 3 documents", "cannot give back 12 bytes"):
         assert title in found
     assert "50 % of the completions repeat thirteen words" in found
-    assert worries(bare())[0].title == "It was measured on 1 document"
+    assert notices(bare())[0].title == "It was measured on 1 document"
     assert "the 5-gram model of the same tokens takes 2.4000" in lead(rich())
 
 

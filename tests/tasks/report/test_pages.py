@@ -6,8 +6,8 @@ import pytest
 from markupsafe import Markup
 
 from tasks.report.markdown import plain
+from tasks.report.page import Notice, gravest_first
 from tasks.report.wording import lines, percent, share, shown
-from tasks.report.worries import Worry, ordered
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ def test_long_words_are_cut_before_they_are_escaped() -> None:
 
 
 def test_warnings_come_gravest_first() -> None:
-    listed = ordered([
-        Worry("note", 9, "good <i>", "", "", "a"), Worry("lost", 1, "gone", "look", "\u202epath", "b"),
-        Worry("lost", 2, "more gone", "", "", "b"),
+    listed = gravest_first([
+        Notice("note", "good <i>", "", "a", 9), Notice("lost", "gone", "look", "b", 1, "\u202epath"),
+        Notice("lost", "more gone", "", "b", 2),
     ])  # fmt: skip
-    assert [worry.title for worry in listed] == ["more gone", "gone", "good <i>"]
+    assert [notice.title for notice in listed] == ["more gone", "gone", "good <i>"]
 
 
 def test_what_a_template_prints_is_escaped_and_what_hides_or_reorders_words_is_a_sign() -> None:

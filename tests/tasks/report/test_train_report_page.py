@@ -16,9 +16,9 @@ from tasks.report.training import (
     TrainingFigures,
     facts,
     lead,
+    notices,
     training_page,
     training_summary,
-    worries,
 )
 from tasks.training.journal import Event, Notes, Sample
 
@@ -31,7 +31,7 @@ def words_of(figures: TrainingFigures) -> str:
 
 
 def titles(figures: TrainingFigures) -> str:
-    return "\n".join(worry.title for worry in worries(figures))
+    return "\n".join(notice.title for notice in notices(figures))
 
 
 @pytest.mark.parametrize("make", TRAININGS)
@@ -105,8 +105,8 @@ def test_losses_that_are_no_numbers_and_those_that_did_not_fall_are_told() -> No
 def test_events_are_counted_by_kind_and_the_graver_ones_come_first() -> None:
     spikes = [Event(step, "spike", "it leapt", 0.0) for step in (30, 40)]
     figures = replace(rich(), notes=Notes([], [*spikes, Event(10, "resumed", "went on", 0.0)], []))
-    found = [worry for worry in worries(figures) if worry.section == "events"]
-    assert [(worry.level, worry.title) for worry in found] == [
+    found = [notice for notice in notices(figures) if notice.section == "events"]
+    assert [(notice.level, notice.title) for notice in found] == [
         ("check", "Loss spike: 2 times, first at step 30"),
         ("note", "Resumed at step 10"),
     ]
