@@ -282,7 +282,7 @@ def _join(catalog: Catalog) -> None:
     )
     joins = (
         (f"{live['normalise']} n", "d.*, n.programming_language"),
-        (f"{live['refine']} r", "d.*, r.redactions, r.n_bytes"),
+        (f"{live['refine']} r", "d.*, r.n_bytes"),
         ("all_selection s", chosen),
         (f"{live['tokenise']} t", "d.*, t.length as n_tokens"),
     )
