@@ -21,7 +21,7 @@ from storage.digest import sha256_json
 from storage.tables import read_rows as read_table
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
-from tasks.generation.template import ID_COLUMN, Prompt, PromptsError, Template, TemplateError
+from tasks.generation.completions import ID_COLUMN, Prompt, PromptsError, Template, TemplateError
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import SUFFIXES, Row, Table, encoding_fault, read_rows
 

@@ -20,7 +20,7 @@ from storage.registry import find_version, registered_versions
 from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
-from tasks.generation.template import given_id
+from tasks.generation.completions import given_id
 from tasks.lineage.training_membership import continued, exposure_report, exposures
 from tasks.upkeep.forget_targets import find_targets
 

@@ -23,8 +23,8 @@ from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.core.settings import GenerateSettings, Settings
+from tasks.generation.completions import Prompt, PromptsError, encodable, given_id
 from tasks.generation.prompts import cut_prompts, read_prompts
-from tasks.generation.template import Prompt, PromptsError, encodable, given_id
 from tasks.registry.models import checkpoint_of
 from tasks.tokens.tokenizers import BpeTokenizer, HfTokenizer
 
