@@ -266,8 +266,7 @@ def continue_prompt(
     from storage.manifest import Manifest
     from storage.store import MANIFEST_NAME
     from tasks.core.machine import Machine
-    from tasks.generation.completions import BATCH_SIZES, complete_prompts
-    from tasks.generation.template import one_prompt
+    from tasks.generation.completions import BATCH_SIZES, complete_prompts, one_prompt
     from tasks.training.bundle import Bundle
 
     settings = options.load().generate
@@ -291,8 +290,8 @@ def continue_prompt(
 
 def _generate_file(options: Any, as_json: bool) -> None:
     from storage.tables import read_rows
+    from tasks.generation.completions import given_id
     from tasks.generation.prompts import read_prompts
-    from tasks.generation.template import given_id
 
     read_prompts(absolute(options.prompts), options.template or "")  # a broken file is refused before anything starts
     completions = run_flow("flows.generate:generate", options)["completions"]

@@ -1,17 +1,157 @@
-"""Completions of prompts by a loaded model, as rows; without stages and tables, which a single prompt does not need."""
+"""Prompts and their completions by a loaded model, without stages and tables, which a single prompt does not need."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from storage.errors import UserError
 from tasks.training.bundle import Bundle, TextCompletion
 
 BATCH_SIZES = {"cpu": 32, "cuda": 256}  # continuations that grow at once
+ID_COLUMN = "id"
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        id: how the caller knows it, as text.
+        prompt: the text; where that is no UTF-8, with signs of replacement.
+        fields: the other columns of its record as JSON, with an id that is not text; None where there are none.
+        error: why it cannot be continued by any model; None if it can.
+    """
+
+    id: str
+    prompt: str
+    fields: str | None = None
+    error: str | None = None
+
+
+class PromptsError(UserError):
+    """A prompts file that cannot be used."""
+
+
+class TemplateError(UserError):
+    """A template that cannot be used, or that asks for a column that is not there."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with columns in it; made by `parse`.
+
+    Attributes:
+        parts: pieces of text and the column behind each, None where none is.
+    """
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """A template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+
+        Raises:
+            TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
+        """
+        try:
+            found = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise TemplateError(
+                f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
+                "a column, and {{ or }} for a brace"
+            ) from error
+        parts: list[tuple[str, str | None]] = []
+        for literal, name, form, conversion in found:
+            if name is not None and (not name or form or conversion):
+                shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
+                raise TemplateError(
+                    f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                    "between braces, and {{ or }} for a brace"
+                )
+            parts.append((literal, name))
+        return cls(tuple(parts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it names, each once."""
+        return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
+
+    def check(self, columns: Iterable[str], place: str) -> None:
+        """Refuse a record that lacks a column.
+
+        Args:
+            columns: those that are there.
+            place: names the record for people.
+
+        Raises:
+            TemplateError: if one is missing.
+        """
+        known = list(columns)
+        for name in self.columns:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
+                listed = ", ".join(map(repr, known)) or "none"
+                raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
+
+    def fill(self, record: Mapping[str, Any]) -> str:
+        """The prompt of a record that has all columns."""
+        return "".join(text + ("" if name is None else str(record[name])) for text, name in self.parts)
+
+
+def one_prompt(text: str, template: str = "") -> Prompt:
+    """The prompt of a command line.
+
+    Raises:
+        PromptsError: if it is not UTF-8.
+        TemplateError: if the template is none, or names another column than `prompt`.
+    """
+    if template:
+        made = Template.parse(template)
+        made.check(["prompt"], "PROMPT")
+        text = made.fill({"prompt": text})
+    return Prompt("0", encodable("PROMPT", text))
+
+
+def encodable(place: str, text: str) -> str:
+    """The text, which UTF-8 can hold; bytes of a command line that are not UTF-8 arrive as lone surrogates.
+
+    Args:
+        place: names the prompt for people.
+
+    Raises:
+        PromptsError: if it cannot.
+    """
+    if text.isascii():
+        return text
+    from tasks.readers.rows import encoding_fault  # only here: few single prompts need it, and it loads five modules
+
+    if fault := encoding_fault(text):
+        raise PromptsError(f"{place}: the prompt {fault}; give UTF-8 text")
+    return text
+
+
+def given_id(row: Mapping[str, Any]) -> Any:
+    """Return the id of a prompt or completion in the JSON type in which the prompts file has it.
+
+    Args:
+        row: with `id`, which is text, and `fields`, the other columns as JSON, among them an id that was not text.
+    """
+    carried = json.loads(row["fields"]) if row["fields"] else {}
+    value = carried.get(ID_COLUMN)
+    return row[ID_COLUMN] if value is None else value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:79] + "…")
 
 
 def complete_prompts(

@@ -21,7 +21,7 @@ from storage.digest import sha256_json
 from storage.tables import read_rows as read_table
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
-from tasks.generation.template import ID_COLUMN, Prompt, PromptsError, Template, TemplateError
+from tasks.generation.completions import ID_COLUMN, Prompt, PromptsError, Template, TemplateError
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import SUFFIXES, Row, Table, encoding_fault, read_rows
 
@@ -167,9 +167,10 @@ def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prom
             fault = f"{row.place}: the prompt {fault}" if fault else ""
     except (ExtractionProblem, TemplateError) as error:
         fault = str(error)
-    name = _storable(str(index if given is None else given))
+    # nobody knows the id of a record that cannot be read: its place is no other record's
+    name = row.place if row.problem is not None else str(index if given is None else given)
     fields = _as_json(carried) if carried else None
-    return Prompt(name, _storable(text), fields, f"{path.name}, {fault}" if fault else None)
+    return Prompt(_storable(name), _storable(text), fields, f"{path.name}, {fault}" if fault else None)
 
 
 def _filled(template: Template, row: Row) -> str:

@@ -21,7 +21,7 @@ from storage.schemas import COMPLETIONS_FILE, FILES_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
-from tasks.generation.template import given_id
+from tasks.generation.completions import given_id
 from tasks.lineage.training_membership import continued, exposure_report, exposures
 from tasks.upkeep.forget_targets import find_targets
 

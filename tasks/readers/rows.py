@@ -148,7 +148,10 @@ def read_rows(table: Table, choose: Choose | None = None) -> Iterator[Row]:
         ExtractionProblem: The file cannot be read; raised before the first row, if at all.
     """
     readers = {PARQUET: _read_parquet, CSV: _read_csv, TSV: _read_csv, SQLITE: _read_sqlite}
-    yield from readers.get(table.form, _read_lines)(table, choose)
+    try:
+        yield from readers.get(table.form, _read_lines)(table, choose)
+    except OSError as error:
+        raise ExtractionProblem("failed", "unreadable", f"the file cannot be opened: {error.strerror}") from error
 
 
 def encoding_fault(text: str) -> str:
@@ -237,12 +240,12 @@ def _read_group(file: Any, group: int, first: int, columns: list[str], table: Ta
                 yield _table_row(number, columns, [array[place] for array in arrays], table)
                 number += 1
     except (pa.ArrowException, MemoryError, OSError, ValueError) as error:
-        left = first + file.metadata.row_group(group).num_rows - number
-        reason = f"row {number} and the {left - 1} behind it in a damaged part of the file: {_first_line(error)}"
+        behind = max(0, first + file.metadata.row_group(group).num_rows - number - 1)
+        lost = f"row {number} and the {behind} behind it in its row group"
+        problem = _corrupt(f"{lost} are damaged: {_first_line(error)}")
         if isinstance(error, MemoryError):
-            reason = f"row {number} and the {left - 1} behind it need more memory than is allowed"
-        code: Any = "memory" if isinstance(error, MemoryError) else "corrupt"
-        yield _refused("row", number, ExtractionProblem("failed", code, reason))
+            problem = ExtractionProblem("failed", "memory", f"{lost} need more memory than is allowed")
+        yield _refused("row", number, problem)
 
 
 def _table_row(number: int, columns: list[str], cells: list[Any], table: Table) -> Row:

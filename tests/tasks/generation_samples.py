@@ -15,7 +15,7 @@ from storage.home import Home
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_rows, write_table
 from tasks.core.settings import load_settings, parse_assignments
-from tasks.generation.template import Prompt
+from tasks.generation.completions import Prompt
 from tasks.registry.models import checkpoint_of
 from tasks.tokens.tokenizers import AsciiTokenizer, Tokenizer
 

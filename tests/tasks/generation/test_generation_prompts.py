@@ -23,8 +23,8 @@ from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.core.settings import GenerateSettings, Settings
+from tasks.generation.completions import Prompt, PromptsError, encodable, given_id
 from tasks.generation.prompts import cut_prompts, read_prompts
-from tasks.generation.template import Prompt, PromptsError, encodable, given_id
 from tasks.registry.models import checkpoint_of
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import HfTokenizer
@@ -126,8 +126,13 @@ def test_a_bad_record_is_a_prompt_with_an_error_and_the_others_go_on(
 ) -> None:
     good, bad, last = read_prompts(written(tmp_path / name, content))
     assert [(item.prompt, item.error) for item in (good, last)] == [("a", None), ("c", None)]
-    assert (bad.id, bad.prompt) == ("1", "")
+    assert bad.prompt == ""
     assert (bad.error or "").startswith(error)
+
+
+def test_a_bad_record_takes_the_id_of_no_other(tmp_path: Path) -> None:
+    content = '{"id": "1", "prompt": "a"}\n{"id": "2", "prompt": "b"}\n{oops\n{"id": "4", "prompt": "d"}'
+    assert [item.id for item in read_prompts(written(tmp_path / "a.jsonl", content))] == ["1", "2", "line 3", "4"]
 
 
 def test_a_parquet_row_without_text_is_named(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from tiny_run import home_at
 from storage.home import Home
 from storage.store import open_store
 from storage.tables import read_rows
+from tasks.generation.completions import Prompt
 from tasks.generation.prompts import read_prompts
-from tasks.generation.template import Prompt
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import Tokenizer
 from tasks.training.bundle import Bundle, TextCompletion

@@ -23,8 +23,8 @@ from storage.schemas import EVALSET
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
 from tasks.evaluation.evaluate import charged_nats, encode_documents
+from tasks.generation.completions import Prompt
 from tasks.generation.prompts import sample_prompts
-from tasks.generation.template import Prompt
 from tasks.report.inspect.inspection import inspect_prompt
 from tasks.report.inspect.subject import Subject
 from tasks.tokens.merges import learn_merges
