@@ -297,7 +297,8 @@ def test_a_file_of_which_no_prompt_can_be_continued_is_a_failure(tmp_path: Path,
     (tmp_path / "prompts.txt").write_bytes(b"caf\xe9\n")
     done = invoke(tmp_path / "home", "generate", "--prompts", str(tmp_path / "prompts.txt"), "--model", str(model))
     assert done.exit_code == 1
-    assert "no prompt could be continued; 0: the prompt is not UTF-8" in done.stderr
+    assert "holds no prompt that can be continued; the first of 1: prompts.txt, line 1" in done.stderr
+    assert "is not UTF-8" in done.stderr
 
 
 def test_generations_lie_apart_by_what_was_asked(tmp_path: Path, model: Path) -> None:
