@@ -361,7 +361,7 @@ KEYS = {
     "documents": "88c85028d7ad2d80",
     "extract": "1961b62efc883e2b",
     "passwords": "e4d2d0dcb44dfe34",
-    "limits": "81ba985c2b90d0cf",
+    "limits": "d2642d493b4525ac",
     "normalise": "e92f2f89d8a8ed70",
     "dedup": "1c873a993be227ff",
     "classifier": "c1d34606eb6f6867",
