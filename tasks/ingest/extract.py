@@ -178,7 +178,7 @@ def extract_tools() -> dict[str, str]:
 
 @stage(
     "extract",
-    version=3,
+    version=4,
     unit="file",
     modules=("tasks.ingest.worker",),
     tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES},

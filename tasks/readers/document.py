@@ -122,8 +122,7 @@ def _yield_pages(
     note, outcome.pages = outcome.reason, seen
     judge_pages(outcome, options.ocr)
     outcome.pages = []
-    if note and outcome.status != "ok":
-        outcome.reason = f"{outcome.reason}; {note}"
+    outcome.reason = "; ".join(filter(None, (outcome.reason, note)))
     return outcome
 
 

@@ -1,37 +1,29 @@
-"""The visible text of HTML: headings, paragraphs and rows on lines of their own, without scripts and styles.
+"""The main content of HTML: the text of a page without its menus, footers, cookie notices and scripts.
 
-libxml2 parses as a stream of events, so that there is no tree: neither depth nor size of the markup costs memory, and
-broken markup is read as far as it goes, as a browser does.
+Resiliparse parses as browsers do and decides by tags, class names and places what belongs to the content. Code,
+tables, lists and captions of figures stay.
 """
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from tasks.readers.declared import decode_declared
 from tasks.readers.decode import clean
-from tasks.readers.flow import TextFlow
 from tasks.readers.parsed import Parsed
 
-FEED_CHARACTERS = 1024 * 1024
+if TYPE_CHECKING:
+    from resiliparse.parse.html import DOMContext, HTMLTree
+
 LONGEST_TITLE = 1000
-
-
-def _words(names: str) -> frozenset[str]:
-    """Names between spaces, as a set."""
-    return frozenset(names.split())
-
-
-_INVISIBLE = _words(
-    "applet area audio canvas datalist embed frame iframe map noembed noframes noscript object param script select "
-    "source style svg template track video"
-)
-_PARAGRAPHS = _words(
-    "address article aside blockquote body details dialog dl fieldset figure footer form h1 h2 h3 h4 h5 h6 header "
-    "hgroup hr main nav ol p pre section summary table ul"
-)
-_LINES = _words("br caption center dd dir div dt figcaption legend li option tbody tfoot thead tr")
-_CELLS = frozenset(("td", "th"))
-_PREFORMATTED = frozenset(("listing", "plaintext", "pre", "textarea", "xmp"))
-_VOID = _words("area base br col embed hr img input link meta param source track wbr")
+# The search for the main content takes time in proportion to the square of the depth; pages have below 100 levels.
+MAX_DEPTH = 1000
+MAX_LISTS = 100  # each costs time in proportion to the size of the page
+_PLAIN_LIST_NEAR_TOP = "body > ul:not(:has(a)), body > * > ul:not(:has(a))"
+# Left out with all that is in them, such as code, unless the alternative texts of pictures are asked for.
+_FIGURE = re.compile(r"<(/?)fig(?:ure|caption)\b", re.IGNORECASE)
+_HIDDEN = ["[hidden]", "[style*='display:none' i]", "[style*='display: none' i]"]
 
 
 def read_html(data: bytes) -> Parsed:
@@ -41,83 +33,52 @@ def read_html(data: bytes) -> Parsed:
         data: The whole file.
 
     Returns:
-        Its visible text and its title.
+        Its title and its main content. Where no main content is found, its whole visible text, with a note.
     """
-    from lxml import etree
+    # Only here: a worker that meets no HTML need not load it.
+    from resiliparse.extract.html2text import extract_plain_text
+    from resiliparse.parse.html import HTMLTree
 
     text, encoding, confidence = decode_declared(data)
-    reader = _Reader()
-    # As UTF-8, whatever a meta element says: it is decoded already.
-    parser = etree.HTMLParser(target=reader, encoding="utf-8", huge_tree=True)
-    for start in range(0, max(len(text), 1), FEED_CHARACTERS):
-        parser.feed(text[start : start + FEED_CHARACTERS].encode("utf-8") or b" ")
-    parser.close()
-    title = " ".join("".join(reader.title).split())[:LONGEST_TITLE]
-    return Parsed(clean(reader.flow.result()), encoding, confidence, title=clean(title) or None)
+    tree = HTMLTree.parse(_FIGURE.sub(r"<\1div", text))
+    note, content = "", ""
+    if _is_deep(tree, text):
+        note = f"elements are nested more than {MAX_DEPTH} deep, so the whole text was read, menus and all"
+    else:
+        _protect_lists(tree)
+        content = extract_plain_text(tree, main_content=True, alt_texts=False)
+        if not content:
+            note = "no main content was found, so the whole text was read, menus and all"
+    if not content:
+        content = extract_plain_text(tree, alt_texts=False, skip_elements=_HIDDEN)
+    title = clean(" ".join((tree.title or "").split())[:LONGEST_TITLE])
+    return Parsed(clean(content), encoding, confidence, title=title or None, note=note)
 
 
-class _Reader:
-    """Take the parser's events."""
+def _is_deep(tree: HTMLTree, text: str) -> bool:
+    from resiliparse.parse.html import traverse_dom
 
-    def __init__(self) -> None:
-        self.flow = TextFlow()
-        self.title: list[str] = []
-        self._in_title = False
-        self._has_title = False
-        self._skipped: list[str] = []  # Open elements from the invisible one inwards.
-        self._preformatted = 0
+    if text.count("<") <= MAX_DEPTH or tree.body is None:
+        return False
+    deepest = 0
 
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """An element begins."""
-        if self._skipped:
-            if tag not in _VOID:
-                self._skipped.append(tag)
+    def look(context: DOMContext) -> None:
+        nonlocal deepest
+        deepest = max(deepest, context.depth)
+
+    traverse_dom(tree.body, look, elements_only=True)
+    return deepest > MAX_DEPTH
+
+
+def _protect_lists(tree: HTMLTree) -> None:
+    """Resiliparse takes any list near the top for a menu: one without links is moved deeper."""
+    for _ in range(MAX_LISTS):
+        # One at a time: going through a list of nodes costs time in proportion to its square.
+        inner = tree.body.query_selector(_PLAIN_LIST_NEAR_TOP) if tree.body is not None else None
+        if inner is None:
             return
-        if tag == "title":
-            self._in_title = True
-        elif tag in _INVISIBLE or _is_hidden(attributes):
-            if tag not in _VOID:
-                self._skipped.append(tag)
-        else:
-            self._break(tag)
-            self._preformatted += tag in _PREFORMATTED
-
-    def end(self, tag: str) -> None:
-        """An element ends."""
-        if self._skipped:
-            if tag == self._skipped[-1]:
-                self._skipped.pop()
-            return
-        if tag == "title":
-            self._in_title, self._has_title = False, bool(self.title)
-        elif tag in _CELLS:
-            self.flow.cell()
-        else:
-            self._preformatted -= tag in _PREFORMATTED and self._preformatted > 0
-            if tag != "br":
-                self._break(tag)
-
-    def data(self, data: str) -> None:
-        """Text."""
-        if self._in_title:
-            # Later ones belong to pictures.
-            if not self._has_title:
-                self.title.append(data)
-        elif self._preformatted and not self._skipped:
-            self.flow.preformatted(data)
-        elif not self._skipped:
-            self.flow.text(data)
-
-    def close(self) -> None:
-        """The document ends."""
-
-    def _break(self, tag: str) -> None:
-        """End the line or the paragraph where an element begins or ends."""
-        if tag in _PARAGRAPHS:
-            self.flow.paragraph()
-        elif tag in _LINES:
-            self.flow.line()
-
-
-def _is_hidden(attributes: dict[str, str]) -> bool:
-    return "hidden" in attributes or "display:none" in attributes.get("style", "").replace(" ", "").lower()
+        for _ in range(3):
+            box = tree.create_element("div")
+            inner.parent.replace_child(box, inner)
+            box.append_child(inner)
+            inner = box

@@ -16,7 +16,7 @@ class Parsed:
         title: The title that the document states, or None.
         programming_language: Of a notebook, or None.
         media_type: Set where reading showed the document to be something else than it looked like.
-        note: What was left out, for the reason of a document that has no text at all.
+        note: What was left out, or not found, for the document's reason.
     """
 
     text: str

@@ -34,8 +34,9 @@ def xml(body: str) -> str:
     [
         ("<h1>Title</h1><p>One <b>bo</b>ld\n  word.</p><p>Two", "Title\n\nOne bold word.\n\nTwo"),
         ("a<br>b<br/>c", "a\nb\nc"),
-        ("<ul><li>one<li>two</ul>after", "one\ntwo\n\nafter"),
-        ("<table><tr><th>a</th><td>b</td></tr><tr><td>c<td>d</table>", "a\tb\nc\td"),
+        ("<ul><li>one<li>two</ul>after", "  • one\n  • two\nafter"),
+        ("<p>x</p><ol><li>one<li>two</ol>", "x\n\n  1. one\n  2. two"),
+        ("<table><tr><th>a</th><td>b</td></tr><tr><td>c<td>d</table>", "a\t\tb\nc\t\td"),
         ("<pre>def f():\n    return 1\n</pre>", "def f():\n    return 1"),
         ("one<script>var a = '</p>';</script><style>p {}</style> two", "one two"),
         ("<p>a<noscript>no</noscript><template>t</template></p><!-- comment -->b", "a\n\nb"),
@@ -48,6 +49,28 @@ def xml(body: str) -> str:
 )
 def test_html_becomes_what_a_reader_sees(body, text):
     assert html(body) == text
+
+
+PAGE = """<html><head><title>How to sort</title></head><body><header><nav><a href=/>Home</a></nav></header>
+<div class="cookie-banner">We use cookies. <button>Accept</button></div><ul><li><a href=/>Products</a></ul>
+<main><h1>How to sort</h1><p>Sorting puts the items of a list in order.</p>
+<ul><li>stable<li>in place</ul><pre>def sort(xs):
+    return sorted(xs)</pre><figure><pre>sort([2, 1])</pre><figcaption>A call</figcaption></figure>
+<table><tr><th>n<th>time<tr><td>10<td>1 s</table></main>
+<aside class="sidebar">Related</aside><footer>Imprint</footer></body></html>"""
+
+
+def test_menus_footers_and_cookie_notices_are_left_out_and_code_lists_and_tables_are_not():
+    text = read(PAGE, ".html").pages[0].text
+    assert not [word for word in ("Home", "cookies", "Accept", "Products", "Related", "Imprint") if word in text], text
+    kept = "stable", "in place", "def sort(xs):\n    return sorted(xs)", "sort([2, 1])", "A call", "10\t\t1 s"
+    assert [part for part in kept if part in text] == list(kept)
+
+
+def test_a_page_without_main_content_keeps_its_whole_text_and_says_so():
+    found = read("<html><body><nav>Home</nav><footer>Imprint</footer><p hidden>x</p></body></html>", ".html")
+    assert (found.status, found.pages[0].text) == ("ok", "Home\nImprint")
+    assert "no main content" in found.reason
 
 
 def test_the_title_is_a_field_and_not_text():
@@ -103,8 +126,26 @@ def test_a_page_without_text_says_so():
         b"<html>deep<title>" + b"<title>" * 100_000,
         b"<html>deep" + b"<pre>" * 100_000,
         b"<html>deep" + b"<svg>" * 100_000,
+        b"<html>deep<p class='" + b"menu " * 1_000_000 + b"'>",
+        b"<html>deep" + b"<p class=\0>word " * 5_000 + b"<\0p>" * 3,
+        b"<html>deep" + b"<figure>" * 900 + b"<ul>" * 30_000,
+        b"<html>deep" + b"<ul>x</ul><div><ul>y</ul></div>" * 20_000,
     ],
-    ids=["nested", "unclosed", "comments", "attributes", "ends", "table", "titles", "pre", "svg"],
+    ids=[
+        "nested",
+        "unclosed",
+        "comments",
+        "attributes",
+        "ends",
+        "table",
+        "titles",
+        "pre",
+        "svg",
+        "attribute",
+        "nulls",
+        "figures",
+        "lists",
+    ],
 )
 def test_hostile_html_is_read_all_the_same(data):
     assert "deep" in read(data, ".html").pages[0].text
