@@ -42,8 +42,8 @@ class _DiedError(SubprocessError):
 class Subprocesses:
     """Subprocesses for calls, kept for further ones.
 
-    A call whose process dies is made once more, in a fresh one: the functions are pure and write whole files. Neither
-    `ProcessPoolExecutor` nor loky does: one dead process breaks their pool, and each process imports `__main__` again.
+    A call whose process dies is made once more, in a fresh one: the functions are pure and write whole files. In the
+    pools of `ProcessPoolExecutor` and loky one dead process fails all calls that wait.
 
     Args:
         processes: Calls at once.
