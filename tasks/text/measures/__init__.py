@@ -18,13 +18,24 @@ from typing import Any
 import numpy as np
 
 from tasks.ingest.licences import detect_licence
-from tasks.text.measures.batch import MAX_DOCUMENTS, Batch, Hashes, highest_between, make_batch, share
-from tasks.text.measures.characters import DIGIT, LETTER, SPACE, SYMBOL, UNSPACED, UPPER
+from tasks.text.measures.batch import (
+    DIGIT,
+    LETTER,
+    MAX_DOCUMENTS,
+    SPACE,
+    SYMBOL,
+    UNSPACED,
+    UPPER,
+    Batch,
+    Hashes,
+    highest_between,
+    make_batch,
+    share,
+)
 from tasks.text.measures.code import blob_share, comment_share, is_generated, is_minified
 from tasks.text.measures.language import UNDETERMINED, identify
-from tasks.text.measures.lines import line_measures
-from tasks.text.measures.pii import find_pii
-from tasks.text.measures.repetition import phrase_measures
+from tasks.text.measures.private_data import find_pii
+from tasks.text.measures.repetition import line_measures, phrase_measures
 from tasks.text.measures.wording import STOP_WORDS, wording_measures
 
 MEASURED_CHARS = 2**22  # of one document; all but `n_chars`, `pii` and the licence describe these

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.curate.redaction import cut, redact
-from tasks.text.measures.pii import KINDS, find_pii
+from tasks.text.measures.private_data import KINDS, find_pii
 
 LETTER = (
     "Jane (jane@sheep.farm, +49 711 1234567) logged in from 93.184.216.34 and 2a00:1450:4001:81b::200e,\n"

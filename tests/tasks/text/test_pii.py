@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tasks.text.measures.pii import find_pii, luhn
+from tasks.text.measures.private_data import find_pii, luhn
 
 # put together here, so that no scanner of repositories takes them for real ones
 AWS = "AKIA" + "Q3EGRXWJ5ZP7KTNB"
