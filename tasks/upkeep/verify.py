@@ -11,9 +11,7 @@ from storage.home import Home
 from storage.manifest import StageFacts
 from storage.store import Store, StoreError
 from storage.verify import Check, check_store, repair
-from tasks.upkeep.check_sequences import check_sequences
-from tasks.upkeep.check_split import check_split
-from tasks.upkeep.check_tokens import check_tokens
+from tasks.upkeep.checks import check_sequences, check_split, check_tokens
 
 
 def verify_home(

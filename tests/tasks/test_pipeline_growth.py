@@ -22,8 +22,7 @@ from tasks.curate.corpus import kept_documents, kept_rows
 from tasks.curate.selection import hash_share
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
-from tasks.upkeep.check_split import check_split
-from tasks.upkeep.check_tokens import check_tokens
+from tasks.upkeep.checks import check_split, check_tokens
 
 IN_TRAINING = 13  # a text whose hash puts it there
 

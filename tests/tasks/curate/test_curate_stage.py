@@ -18,7 +18,7 @@ from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
 from tasks.curate.selection import hash_share
-from tasks.upkeep.check_split import check_split
+from tasks.upkeep.checks import check_split
 
 CURATE = settings_of().curate
 

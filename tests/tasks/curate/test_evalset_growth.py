@@ -12,7 +12,7 @@ from tiny_run import Ran, home_at, run_prepare, tiny_settings
 from storage.catalog import read_state
 from storage.tables import read_columns
 from tasks.curate.selection import hash_share
-from tasks.upkeep.check_split import check_split
+from tasks.upkeep.checks import check_split
 
 SETTINGS = tiny_settings("tokenizer.kind=char")
 

@@ -35,7 +35,7 @@ from tasks.tokens.tokenizers import (
     cut_text,
     load_tokenizer,
 )
-from tasks.upkeep.check_tokens import _framing_problems
+from tasks.upkeep.checks import _framing_problems
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 TEXT = "the </s> a <s> the"
