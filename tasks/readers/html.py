@@ -7,7 +7,7 @@ tables, lists and captions of figures stay.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.readers.declared import decode_declared
 from tasks.readers.decode import clean
@@ -74,11 +74,11 @@ def _protect_lists(tree: HTMLTree) -> None:
     """Resiliparse takes any list near the top for a menu: one without links is moved deeper."""
     for _ in range(MAX_LISTS):
         # One at a time: going through a list of nodes costs time in proportion to its square.
-        inner = tree.body.query_selector(_PLAIN_LIST_NEAR_TOP) if tree.body is not None else None
+        inner: Any = tree.body.query_selector(_PLAIN_LIST_NEAR_TOP) if tree.body is not None else None
         if inner is None:
             return
         for _ in range(3):
-            box = tree.create_element("div")
+            box: Any = tree.create_element("div")
             inner.parent.replace_child(box, inner)
             box.append_child(inner)
             inner = box
