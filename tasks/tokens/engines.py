@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,7 +136,6 @@ BLOCK_BYTES = 2**15  # small, so that one character beyond ASCII slows down litt
 # gigatoken remembers every word it met, for ever: a text of random words would fill the memory.
 CACHE_BYTES = 2**28
 CACHE_CHECK_BYTES = 2**23
-CACHE_PER_BYTE = 10  # that it grows by a byte of text, at most
 # What is done with an added token takes gigatoken the square of its length.
 ADDED_CHARS = 2**10
 ALL_ADDED_CHARS = 2**18
@@ -360,7 +357,7 @@ class GigatokenEngine(Engine):
             _return_freed_memory()
         self._backend = load_hf_json(self._spec)
         self._resident = _resident_bytes()
-        self._since = self._since_check = 0
+        self._since_check = 0
 
     def encode(self, texts: Texts) -> Encoded:
         return _one_by_one(self.tokenizer, texts, self._encode)
@@ -368,7 +365,6 @@ class GigatokenEngine(Engine):
     def _encode(self, data: bytes) -> np.ndarray:
         self._since_check += len(data)
         if self._since_check >= CACHE_CHECK_BYTES:
-            self._since += self._since_check
             self._since_check = 0
             self._forget_if_full()
         ids: np.ndarray = self._backend.encode(data)
@@ -376,9 +372,7 @@ class GigatokenEngine(Engine):
 
     def _forget_if_full(self) -> None:
         """Begin with an empty cache where it may have grown too large; nothing tells how large it is."""
-        resident = _resident_bytes()
-        grown = self._since * CACHE_PER_BYTE if resident is None else resident - (self._resident or 0)
-        if grown > CACHE_BYTES:
+        if _resident_bytes() - self._resident > CACHE_BYTES:
             self._renew()
 
 
@@ -388,13 +382,10 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _resident_bytes() -> int | None:
-    """Memory that this process takes up; None where the system does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def _resident_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 def plain_spec(tokenizer: EngineTokenizer) -> str:

@@ -7,14 +7,12 @@ measured in a moment at the start, or published for a GPU. Nothing here draws ra
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -199,33 +197,13 @@ def _product_seconds(device: str, dtype: torch.dtype, side: int) -> float:
 
 def memory(device: str) -> dict[str, float]:
     """Memory of this process in MB, as metrics: `memory/resident_mb`, and on a GPU `memory/cuda_peak_mb`."""
-    found = {}
-    resident = _resident_bytes()
-    if resident is not None:
-        found["memory/resident_mb"] = resident / 1e6
+    import psutil
+
+    found = {"memory/resident_mb": psutil.Process().memory_info().rss / 1e6}
     torch = sys.modules.get("torch")
     if device.startswith("cuda") and torch is not None:
         found["memory/cuda_peak_mb"] = torch.cuda.max_memory_allocated() / 1e6
     return found
-
-
-def _resident_bytes() -> int | None:
-    """What Linux says; elsewhere the most it ever was, and where nobody says it None."""
-    try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _page_bytes()
-    except OSError:
-        pass
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-@cache
-def _page_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE")
 
 
 def duration(seconds: float) -> str:
