@@ -63,7 +63,7 @@ class CurationSettings:
 
 @stage(
     "curate",
-    version=2,
+    version=3,
     tables={SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS},
 )
 def curate(

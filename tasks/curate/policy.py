@@ -354,8 +354,9 @@ def _either(items: tuple[str, ...]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} or {items[-1]}"
 
 
+@lru_cache(maxsize=4_096)
 def _is_allowed(licence: str | None, allowed: tuple[str, ...]) -> bool:
-    """Whether a licence may be used: of alternatives one must be allowed, of those that hold together each.
+    """Return whether an SPDX expression can be met with licences from a list.
 
     An exception (`WITH`) grants more, so the licence itself decides.
     """
@@ -364,12 +365,19 @@ def _is_allowed(licence: str | None, allowed: tuple[str, ...]) -> bool:
         return UNKNOWN_LICENCE in known
     if licence.lower() in known:
         return True
-    # without brackets: `A AND (B OR C)` is read as `(A AND B) OR C` would be, so each part of such a one is asked for
-    plain = licence.replace("(", " ").replace(")", " ").split()
-    if "AND" in plain and "OR" in plain:
-        parts = [" ".join(plain).replace(" OR ", " AND ")]
-    else:
-        parts = " ".join(plain).split(" OR ")
-    return any(
-        all(item.partition(" WITH ")[0].strip().lower() in known for item in part.split(" AND ")) for part in parts
-    )
+    from license_expression import ExpressionError, LicenseWithExceptionSymbol, Licensing
+
+    rules = Licensing()
+
+    def is_met(expression: Any) -> bool:
+        if isinstance(expression, rules.OR):
+            return any(map(is_met, expression.args))
+        if isinstance(expression, rules.AND):
+            return all(map(is_met, expression.args))
+        symbol = expression.license_symbol if isinstance(expression, LicenseWithExceptionSymbol) else expression
+        return str(symbol.key).lower() in known
+
+    try:
+        return is_met(rules.parse(licence))
+    except ExpressionError:
+        return False

@@ -192,7 +192,10 @@ def test_code_has_no_language_to_refuse() -> None:
         ("MIT", "GPL-2.0-only AND MIT", False),
         ("MIT,GPL-2.0-only", "GPL-2.0-only AND MIT", True),
         ("Apache-2.0", "Apache-2.0 WITH LLVM-exception", True),
-        ("MIT,ISC", "(MIT OR Apache-2.0) AND ISC", False),
+        ("MIT,ISC", "(MIT OR Apache-2.0) AND ISC", True),
+        ("MIT,ISC", "MIT OR Apache-2.0 AND GPL-3.0-only", True),
+        ("Apache-2.0,ISC", "(MIT OR GPL-3.0-only) AND ISC", False),
+        ("MIT", "see the file (", False),
     ],
 )
 def test_licences_are_those_listed(allowed: str, licence: str | None, kept: bool) -> None:
