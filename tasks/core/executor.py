@@ -123,7 +123,9 @@ def show_found(
 
     def cached() -> Any:
         shown = f"{stage.name}/{refs[0].key[:12]}" if len(refs) == 1 else f"{len(refs)} artefacts of {stage.name}"
-        return Completed(name="Cached", message=f"found {shown} in the store", data=list(refs))
+        # never a list: Prefect knows results by `id`, and would draw edges from one that was freed to its successor
+        data = refs[0] if len(refs) == 1 else None
+        return Completed(name="Cached", message=f"found {shown} in the store", data=data)
 
     name = f"{stage.name} · {len(refs)} in the store · {run.corpus}" if many else f"{stage.name} · {run.corpus}"
     made = _without_results(cached, name=stage.name, task_run_name=name)
