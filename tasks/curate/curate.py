@@ -37,7 +37,7 @@ from storage.store import StoreError
 from storage.tables import read_columns, unpacked_size, write_columns, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, tables_of
-from tasks.curate.leaks import SignedShelf, contained, evaluation_overlaps, repeated_paragraphs
+from tasks.curate.leaks import SegmentSignatures, contained, evaluation_overlaps, repeated_paragraphs
 from tasks.curate.policy import PolicySettings, may_be_refused, measures_needed, refusals
 from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
 from tasks.curate.settings import CurateSettings
@@ -196,14 +196,14 @@ def _signed(
     read_at: Mapping[str, int],
     shelves: Sequence[SegmentTable],
     measured: Sequence[str],
-) -> list[SignedShelf]:
+) -> list[SegmentSignatures]:
     """Signatures of the documents that are in use by now."""
     wanted: list[dict[str, None]] = [{} for _ in shelves]
     for candidate in candidates:
         if candidate.refusal is None:
             wanted[read_at[candidate.doc_id]][candidate.doc_id] = None
     return [
-        SignedShelf(Path(folder), Path(shelf.folder), own)
+        SegmentSignatures(Path(folder), Path(shelf.folder), own)
         for shelf, folder, own in zip(shelves, measured, wanted, strict=True)
     ]
 
@@ -215,7 +215,7 @@ def _near(duplicates: Path) -> list[tuple[str, str, float]]:
 
 def _cut_evaluation_text(
     candidates: Sequence[Candidate],
-    shelves: Sequence[SignedShelf],
+    shelves: Sequence[SegmentSignatures],
     evaluation: Path,
     settings: CurateSettings,
     cuts: list[dict[str, Any]],
@@ -232,7 +232,7 @@ def _cut_evaluation_text(
 
 
 def _split_without_leaks(
-    candidates: Sequence[Candidate], shelves: Sequence[SignedShelf], settings: CurateSettings
+    candidates: Sequence[Candidate], shelves: Sequence[SegmentSignatures], settings: CurateSettings
 ) -> dict[str, str]:
     """The split of each cluster; documents that stand on the other side are refused.
 
@@ -264,7 +264,9 @@ def _overlap(share: float, side: str, settings: CurateSettings) -> str:
     return f"{share:.1%} of its runs of thirteen words stand in {side} text; {most}"
 
 
-def _without_refused(shelves: Sequence[SignedShelf], candidates: Sequence[Candidate]) -> Sequence[SignedShelf]:
+def _without_refused(
+    shelves: Sequence[SegmentSignatures], candidates: Sequence[Candidate]
+) -> Sequence[SegmentSignatures]:
     """The shelves, from which what was refused since is taken."""
     gone = {candidate.doc_id for candidate in candidates if candidate.refusal is not None}
     for shelf in shelves:
@@ -277,7 +279,7 @@ def _sides(candidates: Sequence[Candidate], split: Mapping[str, str]) -> dict[st
 
 
 def _cut_paragraphs(
-    candidates: Sequence[Candidate], shelves: Sequence[SignedShelf], cuts: list[dict[str, Any]]
+    candidates: Sequence[Candidate], shelves: Sequence[SegmentSignatures], cuts: list[dict[str, Any]]
 ) -> None:
     """Leave out paragraphs that a better document has as well."""
     ranked = sorted((item for item in candidates if item.refusal is None), key=lambda item: item.rank)

@@ -23,7 +23,7 @@ from storage.store import Store, StoreError
 from storage.tables import read_columns, read_rows, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import kept_documents, kept_rows
-from tasks.curate.leaks import SignedShelf
+from tasks.curate.leaks import SegmentSignatures
 from tasks.text import Hashes
 from tasks.text.words import joined
 
@@ -124,7 +124,7 @@ def _grams(work: Work, wanted: dict[str, str], measures: RefSet) -> dict[str, Ha
     grams: dict[str, Hashes] = {}
     for ref, live in zip(measures.refs, measures.live or [wanted] * len(measures.refs), strict=True):
         folder = work.folder(ref)
-        shelf = SignedShelf(folder, folder, {doc_id: None for doc_id in wanted if doc_id in live})
+        shelf = SegmentSignatures(folder, folder, {doc_id: None for doc_id in wanted if doc_id in live})
         found = shelf.grams(range(len(shelf.doc_ids)))
         for doc_id, (first, last) in zip(shelf.doc_ids, pairwise(found.offsets.tolist()), strict=True):
             grams[doc_id] = Hashes(found.values[first:last], np.array([0, last - first]))

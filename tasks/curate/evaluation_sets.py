@@ -172,7 +172,7 @@ def _bundles(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _form(path: Path) -> str:
-    """How a file is read; its suffix says so, and nothing else."""
+    """Format of a file, decided by its suffix alone."""
     return SUFFIXES.get(path.suffix.lower(), "text")
 
 

@@ -28,7 +28,7 @@ from tasks.text.words import joined
 Span = tuple[int, int]
 
 
-class SignedShelf:
+class SegmentSignatures:
     """Signatures of one segment, with the documents of it that are in use.
 
     Args:
@@ -66,7 +66,9 @@ class SignedShelf:
             yield by_place[place], text
 
 
-def contained(shelves: Sequence[SignedShelf], sides: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
+def contained(
+    shelves: Sequence[SegmentSignatures], sides: Mapping[str, str]
+) -> tuple[dict[str, float], dict[str, float]]:
     """How much of each validation document stands in training text, and of each training document in validation text.
 
     Args:
@@ -88,7 +90,9 @@ def contained(shelves: Sequence[SignedShelf], sides: Mapping[str, str]) -> tuple
     return in_training, in_validation
 
 
-def evaluation_overlaps(shelves: Sequence[SignedShelf], grams: np.ndarray) -> Iterator[tuple[str, list[Span], float]]:
+def evaluation_overlaps(
+    shelves: Sequence[SegmentSignatures], grams: np.ndarray
+) -> Iterator[tuple[str, list[Span], float]]:
     """Documents with text of an external evaluation set: the spans, and the share of the document that they are."""
     if not len(grams):
         return
@@ -102,7 +106,7 @@ def evaluation_overlaps(shelves: Sequence[SignedShelf], grams: np.ndarray) -> It
 
 
 def repeated_paragraphs(
-    shelves: Sequence[SignedShelf], order: Mapping[str, int]
+    shelves: Sequence[SegmentSignatures], order: Mapping[str, int]
 ) -> Iterator[tuple[str, list[Span], bool]]:
     """Paragraphs that stand in an earlier document as well, by document, and whether nothing is left without them.
 

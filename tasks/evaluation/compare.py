@@ -43,7 +43,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0: the models differ by more than the choice of documents explains."""
+        """True if the interval excludes 0: the difference is significant over documents."""
         return self.low > 0 or self.high < 0
 
 

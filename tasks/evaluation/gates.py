@@ -60,7 +60,7 @@ def gates(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one gate says of a model.
+    """Verdict of one gate on a model.
 
     Attributes:
         gate: name of the gate.
@@ -191,7 +191,7 @@ def curated_of(store: Store, checkpoint: ArtifactRef) -> Manifest:
 
 
 def known_leaks(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> ArtifactRef | None:
-    """What was found of an evaluation set in a model's training text; None where nobody looked."""
+    """Return the artefact with the overlap of an evaluation set and a model's training text; None if none was made."""
     curated = curated_of(store, checkpoint).digest
     for found in store.manifests(LEAKS):
         if (found.inputs["curated"]["digest"], found.inputs["evalset"]["digest"]) == (curated, evalset.digest):
@@ -207,7 +207,7 @@ def _count_leaks(store: Store, curated: Manifest, evalset: ArtifactRef, leaks: A
 
 
 def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
-    """What became of the files behind a selection."""
+    """Return counts of the files and documents behind a selection, by outcome."""
     (listing,) = curated.input_refs("snapshot")
     counts = manifest_of(store, listing).counts
     ok, duplicates, rejected, failed = (

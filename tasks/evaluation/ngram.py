@@ -308,7 +308,7 @@ class KneserNey:
 
     @classmethod
     def load(cls, folder: Path) -> KneserNey:
-        """What `save` wrote."""
+        """Read the signatures that `save` wrote."""
         vocab_size, tokens, highest = np.load(folder / "sizes.npy", allow_pickle=False).tolist()
         return cls(SavedOrders(folder, highest, vocab_size), vocab_size, tokens)
 
@@ -336,7 +336,7 @@ class SavedOrders(Sequence[Order]):
 
 
 def _named(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What np.unique gives with a place, the inverse and counts, in half the memory.
+    """Return what `np.unique` returns with index, inverse and counts, in half the memory.
 
     Returns:
         The different keys, rising; a place of each; the number of each key among them; and how often each is there.

@@ -116,13 +116,13 @@ class Part:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of its file."""
+        """True if this part covers its whole file."""
         return not self.stop
 
 
 @dataclass(frozen=True)
 class ImportSettings:
-    """What is imported, and how.
+    """Identity of an import: its parts and settings.
 
     Attributes:
         repair_mojibake: Whether text that was once decoded wrongly is repaired; never in code.
@@ -168,7 +168,7 @@ def cut_imports(parts: Iterable[Part], sizes: dict[str, int]) -> list[tuple[Part
 
 
 def import_index(store: Store, settings: ImportSettings) -> dict[Part, ArtifactRef]:
-    """Where each whole file lies that was imported under these settings, in the newest artefact with it.
+    """Locate each wholly imported file under these settings, in the newest artefact that has it.
 
     Args:
         settings: Their parts do not count.
@@ -277,7 +277,7 @@ def _chosen_columns(part: Part, settings: DocumentsSettings, columns: Columns) -
 
 
 class _Entry(NamedTuple):
-    """What is written of a row.
+    """Columns written for a row.
 
     Attributes:
         record: A row of `extracts`.
@@ -519,7 +519,7 @@ def _line_cuts(file: FileIO) -> tuple[str, list[_Cut]]:
 
 
 def _table_cuts(location: str) -> list[_Cut]:
-    """Where a Parquet file is cut: behind the row group that fills a part."""
+    """Return the row groups after which a Parquet file is cut: those that fill a part."""
     try:
         metadata = pq.read_metadata(location)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]

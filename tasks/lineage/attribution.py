@@ -24,7 +24,7 @@ NAMED = 5  # documents that a sentence names
 
 
 @dataclass(frozen=True)
-class Culprit:
+class AttributedDocument:
     """A document with a piece in one of the sequences.
 
     Attributes:
@@ -41,7 +41,9 @@ class Culprit:
         return f"{self.path or 'a document without a path'} (document {self.doc_id[:12]})"
 
 
-def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int], split: str = "train") -> list[Culprit]:
+def documents_in(
+    store: Store, dataset: ArtifactRef, sequences: Sequence[int], split: str = "train"
+) -> list[AttributedDocument]:
     """The documents of some sequences; of those with the most sequences first, then in the order of the sequences.
 
     Args:
@@ -67,7 +69,7 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int], s
         if not places or places[-1] != sequence:
             places.append(sequence)
     paths = first_paths(store, dataset, list(found))
-    culprits = [Culprit(doc_id, paths.get(doc_id, ""), tuple(places)) for doc_id, places in found.items()]
+    culprits = [AttributedDocument(doc_id, paths.get(doc_id, ""), tuple(places)) for doc_id, places in found.items()]
     return sorted(culprits, key=lambda one: (-len(one.sequences), one.sequences[0]))
 
 

@@ -20,7 +20,7 @@ import resource, sys
 from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tasks.curate.leaks import SignedShelf, contained, repeated_paragraphs
+from tasks.curate.leaks import SegmentSignatures, contained, repeated_paragraphs
 
 folder, n, limit = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 shelves = []
@@ -35,7 +35,7 @@ for number in range(n):
     pq.write_table(pa.table({"doc_id": names}), measures / "measures.parquet")
     for file in (folder / "signed").iterdir():
         (measures / file.name).hardlink_to(file)
-    shelves.append(SignedShelf(measures, documents, dict.fromkeys(names)))
+    shelves.append(SegmentSignatures(measures, documents, dict.fromkeys(names)))
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 if sys.argv[4] == "grams":
