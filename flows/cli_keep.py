@@ -54,7 +54,7 @@ def compact(
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Join many small segments into few; no document is read or encoded again, and no digest changes."""
+    """Join many small segments into few; no file is read again, and no digest changes."""
     from tasks.upkeep.compact import compact_home
 
     answer(compact_home(*open_home(home), at_least, grace_days, dry_run), as_json)

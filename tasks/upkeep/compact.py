@@ -1,100 +1,85 @@
-"""Which segments are joined, in which order things happen, and what may go afterwards.
+"""Join many small segments into few, so that a corpus that grows every night stays quick to list.
 
     1. small segments are joined: from then on the index of segments knows the joined one alone
-    2. every corpus follows, in one step each
-    3. what was joined goes, when nobody has used it for a while; its manifests stay, because lineage leads through them
+    2. the next run of a corpus makes texts, measures and token shards of the joined segment; no file is read again, and
+       since digests do not depend on the cut, nothing behind them is computed again
+    3. what was joined goes when no corpus stands at it; its manifest stays, because lineage leads through it
 
-Every step finds out for itself what is left to be done, so a kill costs nothing, and any run may come between.
+A kill costs nothing: each step finds out for itself what is left to be done, and runs may come in between.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from storage.catalog import corpora, read_state
-from storage.digest import canonical_json
+from storage.digest import canonical_json, rows_digest
 from storage.home import Home
-from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import EXTRACTS_FILE, PAGES_FILE
+from storage.manifest import Manifest, RefSet, describe_inputs
+from storage.schemas import EXTRACTS, EXTRACTS_FILE, PAGES, PAGES_FILE
 from storage.store import Store, StoreError
-from storage.tables import stream_rows
+from storage.tables import ROW_GROUP_ROWS, TableWriter, stream_rows, union_digest
 from storage.tombstones import FORGETTING_LOCK
 from tasks.ingest.extract import extract
 from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, present_segments
-from tasks.upkeep.compact_following import INGESTED, corpora_with, follow
-from tasks.upkeep.compact_merging import SEGMENTS, merge_segments
 from tasks.upkeep.forget_sweep import finish_forgetting
 
 COMPACTION_LOCK = "compaction"
-SMALL = 2  # a segment is small if this many of its size are none too large
+SEGMENTS = "segments"  # input under which a joined segment names those that it replaces
+SMALL = 2  # a segment is small if this many of its size make no more than one
 AT_LEAST = 8  # small segments that are worth joining into another small one: fewer would be rewritten over and over
-GRACE_SECONDS = 24 * 3600.0
-# Texts and token shards stay: datasets and traces of models read them. Garbage collection knows when they may go.
-TIDIED = ("normalise", "measure", "score", "evalset_overlap")
+SECONDS_PER_DAY = 24 * 3600.0
 
 
 @dataclass
 class Compacted:
-    """What a compaction did, or would do.
+    """Result of a compaction.
 
     Attributes:
-        joined: keys of segments that were joined, by the key of the one that they are now; in a plan by number.
-        followed: corpora that stand at joined segments now.
-        waiting: corpora that will after their next run.
-        removed: artefacts that went, as STAGE/KEY.
+        joined: Keys of segments that were joined, by the key of the one that they are now; in a plan by number.
+        removed: Segments that were joined before and went, as STAGE/KEY.
     """
 
     joined: dict[str, list[str]] = field(default_factory=dict)
-    followed: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
 
 
 def compact_home(
     home: Home, store: Store, at_least: int = AT_LEAST, grace_days: float = 1, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Compact the store of a home, and return what was joined as `sheepfold compact --json` prints it.
+    """Join small segments, remove those that were joined before, and return both as `sheepfold compact --json` does.
 
     Args:
-        at_least: number of small segments that are worth joining.
-        grace_days: days for which joined segments stay after their last use.
-        dry_run: join nothing, only report.
-    """
-    if not dry_run:
-        finish_forgetting(home, store)  # before documents that a killed `forget` left are joined with others
-    return {"dry_run": dry_run, **asdict(compact(store, at_least, grace_days * 24 * 3600.0, dry_run))}
-
-
-def compact(store: Store, at_least: int = AT_LEAST, grace: float = GRACE_SECONDS, dry_run: bool = False) -> Compacted:
-    """Join small segments, let corpora follow, and remove what was joined before.
-
-    Args:
-        at_least: segments that are worth joining where they do not fill one; two or more that fill one always are.
-        grace: seconds for which what was joined stays after somebody used it: a run that goes on may be one.
-        dry_run: only say what would be joined.
+        at_least: Small segments that are worth joining where they do not fill one; two or more that fill one always
+            are.
+        grace_days: Days for which joined segments stay after their last use: a run in progress may read them.
+        dry_run: Join nothing, only report.
     """
     done = Compacted()
     if dry_run:
-        done.joined = {
-            str(number): [part.key for part in group] for number, group in enumerate(_groups(store, at_least))
-        }
-        return done
-    with store.lock(COMPACTION_LOCK), store.lock(FORGETTING_LOCK):
-        for group in _groups(store, at_least):
-            done.joined[merge_segments(store, group).key] = [part.key for part in group]
-        joined = [found for found in store.manifests(extract.name) if SEGMENTS in found.inputs]
-        for name in corpora_with(store, joined):
-            with store.lock(f"corpus/{name}"):
-                (done.followed if follow(store, name, joined) else done.waiting).append(name)
-        done.removed = list(_tidy(store, joined, time.time() - grace))
-    return done
+        groups = enumerate(_groups(store, at_least))
+        done.joined = {str(number): [part.key for part in group] for number, group in groups}
+    else:
+        finish_forgetting(home, store)  # before documents that a killed `forget` left are joined with others
+        with store.lock(COMPACTION_LOCK), store.lock(FORGETTING_LOCK):
+            for group in _groups(store, at_least):
+                done.joined[_merge(store, group).key] = [part.key for part in group]
+            done.removed = list(_remove_joined(store, time.time() - grace_days * SECONDS_PER_DAY))
+    return {"dry_run": dry_run, **asdict(done)}
 
 
 def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
-    """Segments that become one: small ones, of the same corpora, read by the same tools with the same options."""
+    """Yield segments that become one: small ones, of the same corpora, read by the same tools with the same options."""
     segments = present_segments(item for item in store.manifests(extract.name) if item.version == extract.version)
     users: dict[str, list[str]] = {}
     for name in corpora(store):
@@ -110,7 +95,7 @@ def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
 
 
 def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
-    """Segments that share no content with another one: which of two extractions counts is decided run by run."""
+    """Return segments that share no content with another one: of two extractions each run decides which counts."""
     first: dict[str, str] = {}
     rivals: set[str] = set()
     for found in segments:
@@ -122,10 +107,10 @@ def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
 
 
 def _fill(store: Store, segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest]]:
-    """Small segments, the oldest first, in groups that make no more than a segment.
+    """Yield small segments, the oldest first, in groups that make no more than a segment.
 
-    A group that has no room for the next one is joined however few it has, two or more: what becomes of it is not small
-    any more. The last group may grow, and waits until it has enough.
+    A group that has no room for the next one is joined however few it has, two or more: the result is not small any
+    more. The last group may grow, and waits until it has enough.
     """
     group: list[Manifest] = []
     n_files = n_bytes = 0
@@ -143,44 +128,75 @@ def _fill(store: Store, segments: Iterable[Manifest], at_least: int) -> Iterator
 
 
 def _size(store: Store, segment: Manifest) -> int:
-    """Bytes of a segment's files, or of its pages where those are more: an archive unpacks."""
+    """Return the bytes of a segment's files, or of its pages where those are more: an archive unpacks."""
     rows = stream_rows(store.folder(segment.ref) / EXTRACTS_FILE, ["locator", "size"])
     pages = next(entry.size for entry in segment.files if entry.name == PAGES_FILE)
     return max(pages, sum(row["size"] for row in rows if not row["locator"]))
 
 
-def _tidy(store: Store, joined: Sequence[Manifest], before: float) -> Iterator[str]:
-    """Remove what was joined and is not used any more: measures and texts first, and the segment last."""
-    in_use = {
-        (ref.stage, ref.key) for name in corpora(store) for refs in read_state(store, name).values() for ref in refs
-    }
+def _merge(store: Store, parts: Sequence[Manifest]) -> Manifest:
+    """Return one segment with the contents of several, as extraction would make it of them, by copying rows."""
+    contents = [entry for part in parts for entry in part.settings["contents"]]
+    contents.sort(key=lambda entry: (entry["sha256"], entry["suffix"], entry["attempt"]))
+    refs = tuple(part.ref for part in parts)
+    described = replace(
+        parts[0],
+        inputs=describe_inputs({SEGMENTS: RefSet(refs, rows_digest((ref.key, ref.digest) for ref in refs))}),
+        settings={**parts[0].settings, "contents": contents},
+    )
+    key = described.content_key
+    found = store.find(extract.name, key)
+    if found is not None:
+        return found
+    counts: Counter[str] = Counter()
+    for part in parts:
+        counts.update(part.counts)
+    with store.workspace(extract.name, key) as workspace:
+        store.note_inputs(workspace, refs)
+        made = replace(
+            described,
+            key=key,
+            digest=_merge_tables([store.folder(ref) for ref in refs], workspace.out),
+            files=[],
+            counts=dict(counts),
+            created=datetime.now(UTC).isoformat(timespec="microseconds"),
+            seconds=round(sum(part.seconds for part in parts), 3),  # plans estimate by it what reading files takes
+        )
+        return store.commit(workspace, made)
+
+
+def _merge_tables(folders: Sequence[Path], out: Path) -> str:
+    """Write the records by content, the members of each behind it, and pages as their documents; returns the digest."""
+    extracts, pages = (
+        pa.concat_tables([schema.empty_table(), *(pq.read_table(folder / name) for folder in folders)])
+        for name, schema in ((EXTRACTS_FILE, EXTRACTS), (PAGES_FILE, PAGES))
+    )
+    by_content = np.argsort(extracts["file_sha256"].to_numpy(zero_copy_only=False).astype(str), kind="stable")
+    _write(out / EXTRACTS_FILE, extracts, by_content)
+    place = {name: number for number, name in enumerate(extracts["doc_id"].take(pa.array(by_content)).to_pylist())}
+    of_pages = np.array([place[name] for name in pages["doc_id"].to_pylist()], np.int64)
+    _write(out / PAGES_FILE, pages, np.argsort(of_pages, kind="stable"))
+    return union_digest([out / EXTRACTS_FILE])
+
+
+def _write(path: Path, table: pa.Table, places: np.ndarray) -> None:
+    with TableWriter(path, table.schema) as writer:
+        for first in range(0, len(places), ROW_GROUP_ROWS):
+            writer.write(table.take(pa.array(places[first : first + ROW_GROUP_ROWS])).to_pylist())
+
+
+def _remove_joined(store: Store, before: float) -> Iterator[str]:
+    """Remove segments that were joined, stand in no corpus and were not used since `before`; yields their names."""
+    in_use = {ref.key for name in corpora(store) for ref in read_state(store, name).get(extract.name, [])}
+    joined = [found for found in store.manifests(extract.name) if SEGMENTS in found.inputs]
     for old in {ref.key: ref for found in joined for ref in found.input_refs(SEGMENTS)}.values():
         segment = store.find(old.stage, old.key)
-        if segment is None:
+        if segment is None or old.key in in_use or store.last_used(old.stage, old.key, fresh=True) > before:
             continue
         if any(store.find(ref.stage, ref.key) is not None for ref in segment.input_refs()):
             continue  # it was joined itself: it goes after those that it replaced
-        going = [*_made_from(store, old), old]
-        if any(
-            (ref.stage, ref.key) in in_use or store.last_used(ref.stage, ref.key, fresh=True) > before for ref in going
-        ):
-            continue
-        for ref in going:
-            try:
-                store.remove(ref.stage, ref.key, keep_manifest=True)
-            except StoreError:
-                break  # somebody works on it; another time
-            yield f"{ref.stage}/{ref.key}"
-
-
-def _made_from(store: Store, segment: ArtifactRef) -> list[ArtifactRef]:
-    """What is tidied of a segment, each before what it was made from."""
-    found: list[ArtifactRef] = []
-    behind = {segment.digest}
-    for stage in TIDIED:
-        for manifest in store.manifests(stage):
-            if not behind.isdisjoint(entry["digest"] for entry in manifest.inputs.values()):
-                found.append(manifest.ref)
-                if stage in INGESTED:
-                    behind.add(manifest.digest)
-    return found[::-1]
+        try:
+            store.remove(old.stage, old.key, keep_manifest=True)
+        except StoreError:
+            continue  # a process works on it; it goes another time
+        yield f"{old.stage}/{old.key}"

@@ -35,30 +35,19 @@ def ran(home: Home, tmp_path: Path) -> Ingestion:
         return ingest(home, write(tmp_path / "in", {f"{number}.txt": prose(number) for number in range(9)}))
 
 
-def test_a_night_joins_small_segments_and_the_next_one_removes_them(home: Home, ran: Ingestion) -> None:
+def test_a_night_joins_small_segments_and_a_later_one_removes_them(home: Home, ran: Ingestion, tmp_path: Path) -> None:
     from flows.options import CleanupOptions
     from flows.upkeep import cleanup
 
     first: dict[str, Any] = cleanup(CleanupOptions(home=str(home.path), at_least=3))
     assert [len(parts) for parts in first["compacted"]["joined"].values()] == [3]
-    assert first["compacted"]["followed"] == ["default"]
     assert first["cleared"]["removed"] == []  # all of it was made a moment ago
-    second: dict[str, Any] = cleanup(CleanupOptions(home=str(home.path), at_least=3, grace_days=0))
-    assert second["compacted"]["joined"] == {}
-    old = {f"refine/{ref.key}" for ref in ran.ingested.refined}
-    assert old <= set(second["cleared"]["removed"])  # no dataset needs these texts
-
-
-def test_what_was_joined_stays_for_the_days_of_grace(home: Home, ran: Ingestion) -> None:
-    from flows.options import CleanupOptions
-    from flows.upkeep import cleanup
-
-    cleanup(CleanupOptions(home=str(home.path), at_least=3))
+    ingest(home, tmp_path / "in")
     days_ago = time.time() - 3 * 24 * 3600
     for manifest in Path(home.store).glob(f"*/*/{MANIFEST_NAME}"):
         os.utime(manifest, (days_ago, days_ago))
     kept: dict[str, Any] = cleanup(CleanupOptions(home=str(home.path), at_least=3, grace_days=4))
-    assert kept["compacted"]["removed"] == []
+    assert (kept["compacted"]["joined"], kept["compacted"]["removed"]) == ({}, [])
     gone: dict[str, Any] = cleanup(CleanupOptions(home=str(home.path), at_least=3, grace_days=2))
-    joined = {f"extract/{ref.key}" for ref in ran.ingested.segments.refs}
-    assert joined <= set(gone["compacted"]["removed"])
+    assert {f"extract/{ref.key}" for ref in ran.ingested.segments.refs} == set(gone["compacted"]["removed"])
+    assert {f"refine/{ref.key}" for ref in ran.ingested.refined} <= set(gone["cleared"]["removed"])  # no dataset

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import prose, write
@@ -21,7 +20,7 @@ from flows.stages import stage_facts
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.store import Store, open_store
-from tasks.upkeep.compact import compact, compact_home
+from tasks.upkeep.compact import compact_home
 from tasks.upkeep.forget import forget
 from tasks.upkeep.verify import verify_home
 
@@ -89,51 +88,44 @@ def shown(home: Home) -> list[list[dict[str, Any]]]:
     return [catalog.query(query) for query in QUERIES]
 
 
-def test_four_segments_become_one_and_the_snapshots_digest_stays(home: Home) -> None:
+FOLLOWING = {"normalise", "measure", "refine", "tokenise", "evalset_overlap"}  # of a joined segment, by the next run
+
+
+def test_four_segments_become_one_and_the_next_run_reads_no_file_and_leaves_every_digest(
+    home: Home, source: Path
+) -> None:
     store = open_store(home.store)
     before, rows = read_state(store, "default"), shown(home)
     assert len(before["extract"]) == 4
-    done = compact_home(home, open_store(home.store), at_least=4)
-    assert [len(parts) for parts in done["joined"].values()] == [4]
-    assert (done["followed"], done["waiting"]) == (["default"], [])
+    assert [len(parts) for parts in compact_home(home, store, at_least=4)["joined"].values()] == [4]
+    assert read_state(store, "default") == before
+    ran = run_prepare(home, source)
+    assert set(ran.computed()) - {"snapshot"} == FOLLOWING
     after = read_state(store, "default")
     for stage in ("extract", "normalise", "measure", "refine", "tokenise"):
         assert len(after[stage]) == 1, stage
     assert after["snapshot"][0].digest == before["snapshot"][0].digest
-    assert after["snapshot"][0].key != before["snapshot"][0].key
     assert after["dataset"] == before["dataset"]
     assert shown(home) == rows
     assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
+    assert run_prepare(home, source).computed() == {}
 
 
-def test_the_next_run_finds_everything_it_asks_for(home: Home, source: Path) -> None:
+def test_the_joined_segment_is_the_one_that_reading_the_files_gives(home: Home, source: Path) -> None:
     compact_home(home, open_store(home.store), at_least=4)
-    state = read_state(open_store(home.store), "default")
-    ran = run_prepare(home, source)
-    assert ran.computed() == {}
-    assert read_state(ran.run.store, "default") == state
-
-
-def test_joined_artefacts_are_those_that_computing_them_gives(home: Home, source: Path) -> None:
-    compact_home(home, open_store(home.store), at_least=4)
-    state = read_state(open_store(home.store), "default")
-    stages = ("normalise", "measure", "refine", "tokenise", "evalset_overlap", "snapshot")
-    joined = {stage: contents(home, stage) for stage in stages}
-    again = run_prepare(home, source, refresh=stages)
-    assert set(again.computed()) >= set(stages)
-    for stage in stages:
-        for key in {ref.key for ref in state.get(stage, [])} or set(joined[stage]):
-            assert contents(home, stage)[key] == joined[stage][key], stage
+    run_prepare(home, source)
+    (joined,) = read_state(open_store(home.store), "default")["extract"]
+    copied = contents(home, "extract")[joined.key]
+    run_prepare(home, source, refresh=("extract",))
+    assert contents(home, "extract")[joined.key] == copied
 
 
 def contents(home: Home, stage: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Digest and data of the artefacts of a stage: tables by their rows, arrays by their values."""
+    """Digest and rows of the artefacts of a stage, by key."""
     found = {}
     for path in (Path(home.store) / stage).glob("*/manifest.json"):
-        digest = json.loads(path.read_text())["digest"]
         tables = {file.name: pq.read_table(file).to_pylist() for file in path.parent.glob("*.parquet")}
-        arrays = {file.name: np.load(file, allow_pickle=False).tolist() for file in path.parent.glob("*.npy")}
-        found[path.parent.name] = (digest, {**tables, **arrays})
+        found[path.parent.name] = (json.loads(path.read_text())["digest"], tables)
     return found
 
 
@@ -143,6 +135,7 @@ def test_new_documents_come_beside_the_joined_segment_and_cost_themselves_alone(
     compact_home(home, open_store(home.store), at_least=4)
     more = write(Path(shutil.copytree(source, tmp_path / "in")), {"new.txt": prose(77)})
     # the copied files are the same documents at other paths
+    run_prepare(home, source)
     ran = run_prepare(home, more)
     assert (ran.reports["extract"].computed, ran.reports["tokenise"].computed) == (1, 1)
     assert len(read_state(ran.run.store, "default")["extract"]) == 2
@@ -159,29 +152,35 @@ def test_few_segments_are_left_alone_and_a_dry_run_changes_nothing(home: Home) -
 
 
 def test_segments_that_fill_one_are_joined_however_few_and_not_again(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compact_module, "SEGMENT_FILES", 2 * FILES_EACH)
     assert [len(parts) for parts in compact_home(home, open_store(home.store))["joined"].values()] == [2]
+    run_prepare(home, source)
     assert len(read_state(open_store(home.store), "default")["extract"]) == 3
     assert compact_home(home, open_store(home.store))["joined"] == {}
 
 
-def test_what_was_joined_goes_when_nobody_used_it_and_lineage_leads_through_it(home: Home, source: Path) -> None:
+def test_what_was_joined_goes_when_no_corpus_stands_at_it_and_lineage_leads_through_it(
+    home: Home, source: Path
+) -> None:
     store = open_store(home.store)
-    old = read_state(store, "default")
-    assert compact(store, at_least=4).removed == []
-    done = compact_home(home, open_store(home.store), grace_days=0)
-    gone = {f"{ref.stage}/{ref.key}" for stage in ("extract", "normalise", "measure") for ref in old[stage]}
-    assert gone <= set(done["removed"])
-    assert {ref.key for ref in old["tokenise"]} <= set(store.keys("tokenise"))  # the dataset's spans point into them
+    old = {f"extract/{ref.key}" for ref in read_state(store, "default")["extract"]}
+    assert compact_home(home, store, at_least=4, grace_days=0)["removed"] == []
+    run_prepare(home, source)
+    assert compact_home(home, store)["removed"] == []
+    assert set(compact_home(home, store, grace_days=0)["removed"]) == old
     assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
     assert run_prepare(home, source).computed() == {}
 
 
 @pytest.mark.parametrize("tidied", [False, True])
-def test_a_document_is_forgotten_in_the_joined_segment_and_in_what_was_joined(home: Home, tidied: bool) -> None:
-    compact_home(home, open_store(home.store), at_least=4, grace_days=0 if tidied else 1)
+def test_a_document_is_forgotten_in_the_joined_segment_and_in_what_was_joined(
+    home: Home, source: Path, tidied: bool
+) -> None:
+    compact_home(home, open_store(home.store), at_least=4)
+    run_prepare(home, source)
+    compact_home(home, open_store(home.store), grace_days=0 if tidied else 1)
     assert len(open_store(home.store).keys("extract")) == (1 if tidied else 5)
     forget(home, open_store(home.store), "secret.txt", "", "default", False)
     for path in Path(home.store).rglob("*.parquet"):
@@ -196,29 +195,23 @@ class Killed(BaseException):
     """What ends a compaction here."""
 
 
-WRITES = 24  # of this compaction: seven artefacts, the ref, and what goes
+@pytest.mark.parametrize("number", range(5))
+def test_a_kill_at_a_write_costs_nothing(home: Home, source: Path, number: int) -> None:
+    """The commit of the joined segment, and each removal of one that it replaces."""
 
+    def join() -> object:
+        return compact_home(home, open_store(home.store), at_least=4, grace_days=0)
 
-@pytest.mark.parametrize(
-    "writes",
-    [(2, 6, 7, 9), pytest.param(tuple(range(WRITES + 1)), marks=pytest.mark.faults)],
-    ids=["some", "each"],
-)
-def test_a_kill_at_a_write_costs_nothing(grown: Home, source: Path, tmp_path: Path, writes: tuple[int, ...]) -> None:
-    """Every commit, move of a name and removal in turn; then compaction again, and here and there a run between."""
-    whole = copy_of(grown, tmp_path / "whole")
-    compact_home(whole, open_store(whole.store), at_least=4, grace_days=0)
-    expected = read_state(open_store(whole.store), "default")
-    for number in writes:
-        home = copy_of(grown, tmp_path / str(number))
-        killed = _killed(lambda home=home: compact_home(home, open_store(home.store), at_least=4, grace_days=0), number)
-        assert killed == (number < WRITES)
-        if number in (2, 12):
-            assert run_prepare(home, source).computed().keys().isdisjoint({"extract", "dataset"}), number
-        compact_home(home, open_store(home.store), at_least=4, grace_days=0)
-        assert read_state(open_store(home.store), "default") == expected, f"killed at write {number}"
-        assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"], f"killed at write {number}"
-        shutil.rmtree(home.path)
+    assert number or _killed(join, 0)
+    join()
+    run_prepare(home, source)
+    assert not number or _killed(join, number - 1)
+    join()
+    store = open_store(home.store)
+    assert store.keys("extract") == [ref.key for ref in read_state(store, "default")["extract"]]
+    assert len(store.keys("extract")) == 1
+    assert verify_home(home, store, stage_facts(), "default")["ok"]
+    assert run_prepare(home, source).computed() == {}
 
 
 def _killed(function: Callable[[], object], number: int) -> bool:
@@ -237,8 +230,7 @@ def _killed(function: Callable[[], object], number: int) -> bool:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.store, "publish", counting(storage.store.publish))
-        for name in ("write_ref", "remove"):
-            patch.setattr(Store, name, counting(getattr(Store, name)))
+        patch.setattr(Store, "remove", counting(Store.remove))
         try:
             function()
         except Killed:
