@@ -1,4 +1,4 @@
-"""What preparation costs, from refined texts to the dataset: of a whole corpus, and of one document more.
+"""Cost of preparation, from refined texts to the dataset: of a whole corpus, and of one document more.
 
     python -m benchmarks.adding HOME SOURCE...      ingests, prepares, and prints what preparing cost as JSON
 

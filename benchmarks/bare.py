@@ -35,12 +35,12 @@ def read_pdfs(paths: Sequence[str]) -> dict[str, int]:
 
 
 def prints(text: str) -> bool:
-    """Whether there is a character to be seen: of some fonts an engine gives nothing but control codes."""
+    """Return True if a character is visible: of some fonts an engine gives nothing but control codes."""
     return any(character.isprintable() and not character.isspace() for character in text)
 
 
 def has_text(engine: str, path: str) -> dict[str, bool]:
-    """Whether an engine by itself finds a text layer in a PDF, as `prints` understands it."""
+    """Return True if an engine by itself finds a text layer in a PDF, as `prints` understands it."""
     if engine == "pypdf":
         import pypdf
 

@@ -1,4 +1,4 @@
-"""How fast evaluation is beside training the same network on the same machine.
+"""Speed of evaluation beside training the same network on the same machine.
 
     python -m benchmarks.evaluate [--rounds 10]
 

@@ -192,7 +192,7 @@ def peer_row(what: str, task: str, rounds: int, goal: float, warmup: int = 1) ->
 
 
 def own_row(what: str, side: str, task: str, rounds: int, goal: float | None) -> Iterator[Row]:
-    """What a setting costs, as a share of the greedy run's time."""
+    """Return the cost of a setting, as a share of the greedy run's time."""
     found = speeds(task, [side, "greedy"], rounds)
     cost = ratio(found["greedy"], found[side]) - 1
     n_new = task_of(task).n_new
@@ -239,7 +239,7 @@ def cuda_network() -> Any:
 
 
 def bytes_per_step(network: Any, n_rows: int, context: float) -> float:
-    """What a step has to read: every weight once, and the keys and values of every row."""
+    """Return the bytes that a step has to read: every weight once, and the keys and values of every row."""
     config = network.config
     n_weights = sum(parameter.numel() for parameter in network.parameters())
     per_token = 2 * config.n_layer * config.n_kv_head * config.head_dim

@@ -28,7 +28,7 @@ _WORDS = [beginning + end for beginning in _BEGINNINGS for end in _ENDS]
 
 @dataclass(frozen=True)
 class Growth:
-    """What the first ingestion of a corpus cost, start-up left out."""
+    """Cost of the first ingestion of a corpus, start-up left out."""
 
     n_files: int
     cpu_seconds_per_file: float
@@ -60,7 +60,7 @@ def write_files(folder: Path, n_files: int, first: int = 0) -> None:
 
 @dataclass
 class Cost:
-    """What a command cost, with all its processes."""
+    """Cost of a command, with all its processes."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0

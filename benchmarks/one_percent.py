@@ -1,4 +1,4 @@
-"""What one per cent of new documents costs: CPU time of `prepare` (which ingests first) beside that of the cold corpus.
+"""Cost of one per cent of new documents: CPU time of `prepare` (which ingests first) beside that of the cold corpus.
 
     python -m benchmarks.one_percent [--full]
 

@@ -1,4 +1,4 @@
-"""What the train task adds to a training: the stage through Prefect and MLflow beside the bare `Trainer`.
+"""Overhead of the train task: the stage through Prefect and MLflow beside the bare `Trainer`.
 
     python -m benchmarks.orchestration bare STORE KEY STEPS      seconds of the bare trainer
 

@@ -22,7 +22,7 @@ Step = Callable[[], float]
 
 @dataclass
 class Side:
-    """What one side did.
+    """Result of one side.
 
     Attributes:
         name: who.
@@ -75,7 +75,7 @@ def take_turns(commands: dict[str, Sequence[str]], rounds: int, warmup: int = 2)
 
 
 def ratio(one: Side, other: Side) -> float:
-    """How many times faster `one` is: the median over rounds."""
+    """Return how many times faster `one` is: the median over rounds."""
     return statistics.median(theirs / ours for ours, theirs in zip(one.seconds, other.seconds, strict=True))
 
 

@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the loop learns; the defaults are nanoGPT's for a small network on characters.
+    """Settings of the loop; the defaults are nanoGPT's for a small network on characters.
 
     Attributes:
         fused: whether AdamW is computed in one kernel; nanoGPT has that on a GPU only.

@@ -1,4 +1,4 @@
-"""What it costs to leave the system running: `python -m benchmarks.pipeline [--full] [ROW ...]`.
+"""Cost of a system that keeps running: `python -m benchmarks.pipeline [--full] [ROW ...]`.
 
 Each part of the table is measured by a function of a module of its own, which is told whether to measure in full. All
 runs are those of a person or a team, commands or `sheepfold up` and deployments, in folders that are gone in the end.

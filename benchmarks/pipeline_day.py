@@ -30,7 +30,7 @@ CHAMPION = {"preset": "tiny", "max_steps": 20}
 
 @dataclass
 class Day:
-    """What became of a day.
+    """Result of a day.
 
     Attributes:
         states: runs by the name of their last state.

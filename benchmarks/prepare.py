@@ -153,7 +153,7 @@ def reads() -> Iterator[Row]:
 
 
 def memory(folder: Path, tables: Sequence[Path], full: bool) -> Iterator[Row]:
-    """What one encoding process takes, with the encoder's own cache, which is bounded."""
+    """Return the memory of one encoding process, with the encoder's own cache, which is bounded."""
     tokenizer = fit(folder, "bpe", tables)
     sizes = [("of the text", list(tables))]
     if full:

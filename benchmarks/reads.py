@@ -28,7 +28,7 @@ Side = Callable[[np.ndarray], Any]  # reads one batch
 
 @dataclass(frozen=True)
 class Reads:
-    """What the sides reached.
+    """Result of the two sides.
 
     Attributes:
         tokens_per_second: ours, median over the rounds.

@@ -24,7 +24,7 @@ class Row:
 
     @property
     def reached(self) -> bool:
-        """Whether the goal is met; true without one."""
+        """True if the goal is met, or there is none."""
         return self.goal is None or (self.found <= self.goal if self.at_most else self.found >= self.goal)
 
     def __str__(self) -> str:

@@ -194,7 +194,7 @@ def default_network(name: str) -> dict[str, Any]:
 
 
 def default_training(name: str, steps: int, device: str) -> dict[str, Any]:
-    """How it is trained where nothing else is asked for."""
+    """Training settings where nothing else is asked for."""
     if device == "cuda":  # where the rest of the project may be missing
         rows = SHAPES[name].rows
         return {"max_steps": steps, "batch_size": rows, "lr": 1e-3, "optimizer": "muon", "precision": "bf16"}
@@ -330,7 +330,7 @@ def _as_peer(state: dict[str, Any], shape: Shape) -> dict[str, Any]:
 
 
 def checkpoint_rows(full: bool) -> Iterator[Row]:
-    """What a checkpoint a minute and the source of sequences take of the large shape's time."""
+    """Share of the large shape's time that a checkpoint a minute and the source of sequences take."""
     rounds, steps = (10, 10) if full else (3, 4)
     with tempfile.TemporaryDirectory() as folder:
         tokens = random_tokens(Path(folder), "large")

@@ -111,7 +111,7 @@ def evaluate(
 
 
 def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) -> TokenScores:
-    """What the model says of every id."""
+    """Predictions of the model for every id."""
     from model.scoring import score_windows
 
     windows = windows_of(encoded, bundle.model_config.max_seq_len, stride)

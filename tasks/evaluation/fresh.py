@@ -95,7 +95,7 @@ class Drift:
     difference: Difference
 
     def sentence(self) -> str:
-        """What it says, in a sentence."""
+        """Return the drift in a sentence."""
         found = self.difference
         n = f"{found.documents:,} fresh document{'' if found.documents == 1 else 's'}"
         size = f"{self.fresh:.4f} bits per byte on {n}, {self.own:.4f} on its own evaluation set"
@@ -115,7 +115,7 @@ class Drift:
 
 
 def drift_between(fresh: Evaluated, own: Evaluated, seed: int = 0, resamples: int = RESAMPLES) -> Drift:
-    """How the bits per byte of a model on fresh documents differ from those on its evaluation set.
+    """Return how a model's bits per byte on fresh documents differ from those on its evaluation set.
 
     The two sets have no document in common, so each is drawn anew by itself (Efron and Tibshirani 1993, chapter 8).
 

@@ -114,7 +114,7 @@ class SheepfoldLM(LM):
         return found
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes behind each context, up to the first of the texts that end it.
+        """Return the model's continuation of each context, up to the first of the texts that end it.
 
         Raises:
             ValueError: a task asks for a setting of generation that there is not.
@@ -180,7 +180,7 @@ def _moved_space(context: str, continuation: str) -> tuple[str, str]:
 
 
 def _settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...], float, int, float]:
-    """What a task asks for, by the names of `_SAMPLING`."""
+    """Return the sampling settings of a task, by the names of `_SAMPLING`."""
     unknown = sorted(given.keys() - _KNOWN)
     if unknown:
         raise ValueError(f"generation_kwargs has {unknown[0]}, expected some of {', '.join(sorted(_KNOWN))}")

@@ -36,7 +36,7 @@ PREDICTED_AT_ONCE = 2**20
 
 @dataclass(frozen=True)
 class NgramSettings:
-    """What is fitted.
+    """Order and training tokens of the baseline.
 
     Attributes:
         order: the longest n-grams.

@@ -23,7 +23,7 @@ State = dict[str, list[ArtifactRef]]
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """Which side of a corpus."""
+    """Side of a corpus."""
 
     split: str
 

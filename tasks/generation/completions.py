@@ -191,7 +191,7 @@ def noise_key(name: str) -> int:
 
 
 def _faults(bundle: Bundle, asked: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
-    """Why each prompt cannot be continued; empty if it can."""
+    """Return why each prompt cannot be continued; empty if it can."""
     whole = [row["prompt"] for row in asked if row["error"] is None]
     found = iter(bundle.prompt_faults(whole, **settings))
     own = [row["error"] or next(found) for row in asked]

@@ -63,7 +63,7 @@ class AnchorIndex:
         return cls(np.load(folder / ANCHORS_FILE, mmap_mode="r", allow_pickle=False), counts)
 
     def find(self, words: U64, counting: npt.NDArray[np.bool_]) -> Hits:
-        """Where the runs of six words of a text stand.
+        """Look up the 6-grams of a text.
 
         Args:
             words: hashes of the text's words.

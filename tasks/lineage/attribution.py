@@ -1,4 +1,4 @@
-"""Which documents stand in the sequences that a training stopped at: from numbers of sequences to paths.
+"""Document attribution: from the numbers of the sequences that a training stopped at to documents and paths.
 
 Goes in: a dataset and the numbers under which its training sequences are read. Comes out: the documents whose pieces
 they are made of, with the paths that the snapshot has them at, and a sentence that names the first few. It is asked

@@ -1,4 +1,4 @@
-"""How much a corpus changed since its latest training.
+"""Share of a corpus that changed since its latest training.
 
 Documents are compared, not files: a copy or a move changes nothing. The present documents are compared with those of
 the latest training and with those of the last announcement, so that each change is announced once, and small ones as

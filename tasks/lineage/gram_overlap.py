@@ -25,7 +25,7 @@ SEEN_FILE = "seen.npy"
 
 @dataclass(frozen=True)
 class OverlapSettings:
-    """Which documents of the segment are trained on.
+    """Training documents of the segment.
 
     Attributes:
         trained: digest of their ids.

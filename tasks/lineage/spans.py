@@ -1,4 +1,4 @@
-"""Which stretches of a text stand in training documents: looked up by anchors, verified and extended in the documents.
+"""Find spans of a text in training documents: looked up by anchors, verified and extended in the documents.
 
 Anchors that follow each other at the same distance in text and document belong to one stretch. Of the stretches that
 may be long enough the longest are looked at, and further ones for words that none of those covers; so a stock phrase
@@ -204,7 +204,7 @@ def _texts_of(table: Path, wanted: Container[str]) -> Iterator[tuple[str, str]]:
 def _verified(
     doc_id: str, text: str, words: Sequence[_Words], stretches: Sequence[_Stretch], min_words: int
 ) -> Iterator[tuple[int, SharedSpan]]:
-    """What stretches turn out to be when the document's words are looked at, by number of the text."""
+    """Compare stretches with the words of the document; yields verified spans by number of the text."""
     theirs = word_hashes(text)
     for stretch in stretches:
         ours = words[stretch.text]
@@ -231,7 +231,7 @@ def _verified(
 
 
 def _agreement(ours: U64, theirs: U64, query: int, word: int) -> tuple[int, int]:
-    """How many words agree before two places, and from them on."""
+    """Count the words that agree before two places, and from them on."""
     n = min(len(ours) - query, len(theirs) - word)
     differ = np.flatnonzero(ours[query : query + n] != theirs[word : word + n])
     ahead = int(differ[0]) if len(differ) else n

@@ -1,4 +1,4 @@
-"""Which models saw a document: from selections to the datasets and trainings that were made from them.
+"""Training membership: the models that saw a document, by the datasets and trainings made from selections.
 
 A selection has a row for each document, sorted by its id, so of each one a row group is read; the table of a dataset is
 read only where its selection has the document. Memory holds the rows of the documents asked for, never a whole corpus.
@@ -21,7 +21,7 @@ from storage.store import Store
 
 @dataclass(frozen=True)
 class Exposure:
-    """What a training saw of some documents.
+    """Documents that a training saw.
 
     Attributes:
         checkpoint: the training.
@@ -65,7 +65,7 @@ def exposures(store: Store, doc_ids: Collection[str]) -> list[Exposure]:
 
 
 def _exposure(training: ArtifactRef, levels: Sequence[tuple[str, _Seen]]) -> Exposure:
-    """What a training saw, by what it and those that it continues saw themselves, each with its key."""
+    """Combine what a training and those that it continues saw themselves, each with its key."""
     own = levels[0][1]
     trained = frozenset[str]().union(*(seen.trained for _, seen in levels))
     pieces = [seen.pieces for _, seen in levels if seen.trained]
@@ -105,7 +105,7 @@ def _chain(store: Store, training: Manifest) -> Iterator[Manifest]:
 
 
 def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen:
-    """How many of some documents a dataset has, by what it was made from."""
+    """Count the documents that a dataset has of some, by its inputs."""
     (curated,) = manifest_of(store, dataset).input_refs("curated")
     if store.find(curated.stage, curated.key) is None:
         return _Seen()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a document comes from; what is not known is empty.
+    """Origin of a document; unknown parts are empty.
 
     Attributes:
         path: the first of its paths.
@@ -78,7 +78,7 @@ def _trained(dataset: Path) -> set[str]:
 def sources_of(
     store: Store, datasets: Sequence[ArtifactRef], texts: RefSet, doc_ids: Collection[str]
 ) -> dict[str, Source]:
-    """Where documents of datasets come from; one that the first has is looked up there.
+    """Return the origin of documents of datasets; one that the first has is looked up there.
 
     Args:
         texts: the training texts of the datasets.

@@ -59,7 +59,7 @@ BALANCE = ("kept", "repeated", "padded", "cut")  # of an account, what the manif
 
 @dataclass(frozen=True)
 class DatasetIndexSettings:
-    """How documents become sequences.
+    """Settings by which documents become sequences.
 
     Attributes:
         seq_len: input places of a sequence.
@@ -254,7 +254,7 @@ def _predicted_counts(
     used: Sequence[Group],
     tokens: RefSet,
 ) -> np.ndarray:
-    """How often each id is predicted in training, each place in a document counted once."""
+    """Count how often training predicts each id, each place in a document once."""
     begin, end = np.zeros((2, len(documents.ids)), dtype=np.int64)
     for group in used:
         spans = predicted_spans(group.pieces, len(group.rows), is_isolated(settings.packing))
@@ -316,7 +316,7 @@ def _record(
     groups: Sequence[Group],
     accounts: Mapping[str, Account],
 ) -> dict[str, Any]:
-    """What `dataset.json` says; it adds up, from documents to labels."""
+    """Return the content of `dataset.json`; it adds up, from documents to labels."""
 
     def sizes(rows: np.ndarray) -> dict[str, int]:
         return {
@@ -350,7 +350,7 @@ def _notes(
     groups: Sequence[Group],
     accounts: Mapping[str, Account],
 ) -> Iterator[str]:
-    """What a person should know before training on it."""
+    """Yield remarks that a person should read before training on it."""
     empty = int((documents.length == 0).sum())
     if empty:
         yield f"{empty:,} document(s) hold no id, and are in no sequence"

@@ -78,7 +78,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """How often each id occurs in spans of token shards.
+    """Count the occurrences of each id in spans of token shards.
 
     Of a shard that is nearly all in use, what is left out is counted, and taken from the shard's own counts.
 

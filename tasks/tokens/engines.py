@@ -333,7 +333,7 @@ def _utf8_sizes(codes: np.ndarray) -> np.ndarray:
 
 
 def _characters_before(places: np.ndarray, sizes: np.ndarray | None) -> np.ndarray:
-    """How many characters of these sizes, or of one byte each, lie before the bytes at some places."""
+    """Count the characters, of these sizes or of one byte each, before the bytes at some places."""
     if sizes is None or not len(places):
         return places
     return np.searchsorted(np.cumsum(sizes, dtype=np.int64), places, side="right")
@@ -389,7 +389,7 @@ def _resident_bytes() -> int:
 
 
 def plain_spec(tokenizer: EngineTokenizer) -> str:
-    """What `tokenizers` reads, with nothing in it that makes a special token of text or adds one to it.
+    """Return the JSON for `tokenizers` without anything that makes a special token of text or adds one to it.
 
     Raises:
         EngineError: it has added tokens of such length that setting them up may take hours.
@@ -408,7 +408,7 @@ def plain_spec(tokenizer: EngineTokenizer) -> str:
 
 @contextmanager
 def engine_errors(what: str) -> Iterator[None]:
-    """Whatever an engine fails with becomes one error: there is another engine."""
+    """Raise every failure of an engine as EngineError: there is another engine."""
     try:
         yield
     except (EngineError, MemoryError):

@@ -79,7 +79,7 @@ class ReadGroup:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What `dataset.json` says: the account of every id, the groups, the notes.
+    """Return the content of `dataset.json`: the account of every id, the groups, the notes.
 
     Args:
         folder: of the dataset.

@@ -67,7 +67,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What has to be saved, as JSON; reserved ids only where there are some."""
+        """Return the JSON to be saved, without reserved ids."""
 
     @property
     def pad_id(self) -> int | None:
@@ -91,7 +91,7 @@ class Tokenizer(ABC):
 
     @property
     def start_id(self) -> int | None:
-        """What a text begins with: bos, or else eos, which stands between texts; None where there is neither."""
+        """Id that begins a text: bos, or else eos, which stands between texts; None where there is neither."""
         return self.eos_id if self.bos_id is None else self.bos_id
 
     @property
@@ -105,12 +105,12 @@ class Tokenizer(ABC):
 
     @property
     def drops_text(self) -> bool:
-        """Whether there are texts of which something is left out and nothing stands in its place."""
+        """True if encoding may leave out parts of a text without an unk in their place."""
         return False
 
     @property
     def may_lose(self) -> bool:
-        """Whether there are texts of which something becomes unk, or is left out."""
+        """True if parts of a text may become unk or be left out."""
         return self.drops_text or (self.unk_id is not None and type(self).lost_bytes is not Tokenizer.lost_bytes)
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
@@ -123,7 +123,7 @@ class Tokenizer(ABC):
 
     @property
     def described(self) -> str:
-        """What kind of tokeniser it is, for messages."""
+        """Kind of the tokeniser, for messages."""
         return self.kind
 
     @property
@@ -143,7 +143,7 @@ class Tokenizer(ABC):
 
 
 def is_id(value: Any) -> bool:
-    """Whether this is a whole number that an id can be; JSON's `true` and `1.0` are none."""
+    """Return True for a whole number that an id can be; JSON's `true` and `1.0` are none."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_VOCAB
 
 

@@ -109,7 +109,7 @@ class MixSettings:
 
 
 def _reads_nothing(setting: str, shares: Mapping[str, Fraction]) -> bool:
-    """Whether shares leave every group out; of epochs, one that is not named is read once."""
+    """Return True if shares leave every group out; under `epochs`, a group that is not named is read once."""
     return bool(shares) and not any(shares.values()) and (setting == "mix.weights" or OTHERS in shares)
 
 
@@ -167,7 +167,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, int]:
-    """How many sequences of each group an epoch reads.
+    """Return the number of sequences of each group that an epoch reads.
 
     With weights or a temperature, tokens are read in the shares asked for; their total is what it takes to read every
     group at least once, and less where a group would be read more than `max_epochs` times. Numbers of sequences are
@@ -247,7 +247,7 @@ def _weights(tokens: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]
 
 
 def _passes(groups: Iterable[str], mix: MixSettings) -> dict[str, Fraction]:
-    """How often each group is read where that is what is asked for."""
+    """Return the reads of each group per epoch under `mix.epochs`."""
     given = parse_shares("mix.epochs", mix.epochs)
     names = list(groups)
     _check_names("mix.epochs", given, names, complete=False)
@@ -302,7 +302,7 @@ class GroupMix:
 def realised(
     tokens: Mapping[str, int], sequences: Mapping[str, int], reads: Mapping[str, int], mix: MixSettings
 ) -> list[GroupMix]:
-    """What came of a mix, by the names of the groups.
+    """Return the realised mix, by the names of the groups.
 
     Args:
         tokens: Training tokens of each group.

@@ -1,4 +1,4 @@
-"""How documents become training sequences: pure functions on their lengths, without an id being read or moved.
+"""Pack documents into training sequences: pure functions of their lengths; no id is read or moved.
 
 In go the lengths of the documents in ids, out come pieces: spans of documents, and which sequence each belongs to. A
 sequence has T input places; a piece may bring one id more, its look-ahead, which is only the label of the sequence's
@@ -62,7 +62,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of the ids of some documents, in input places.
+    """Account of the ids of some documents, in input places.
 
     `sequences` * T = `kept` + `repeated` + `padded`, and the ids of the documents are `kept` + `cut`.
 
@@ -86,7 +86,7 @@ class Account:
 
 
 def is_isolated(packing: str) -> bool:
-    """Whether the pieces of a sequence see nothing of each other, so that none predicts the next one's first id."""
+    """Return True if attention stays within a piece, so that none predicts the first id of the next."""
     return packing != "concat"
 
 
@@ -190,7 +190,7 @@ def packed_pieces(lengths: np.ndarray, seq_len: int) -> Pieces:
 
 
 def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = True) -> Account:
-    """What became of the ids, counted from the pieces, however they were made.
+    """Return the account of the ids, counted from the pieces, however they were made.
 
     Args:
         pieces: what the sequences are made of.
@@ -216,7 +216,7 @@ def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = 
 
 
 def predicted_spans(pieces: Pieces, n_documents: int, isolated: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Which ids of each document are predicted, from `begin` to before `end`; 0 and 0 where none is.
+    """Return the range of predicted ids of each document, from `begin` to before `end`; 0 and 0 where none is.
 
     It is one span in every way of cutting: pieces follow one another without a gap, and what begins a sequence is what
     the one before looks ahead to.

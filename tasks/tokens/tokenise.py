@@ -55,7 +55,7 @@ COMPARE_BYTES = 2**25  # so much text further on the engine is held against the 
 
 @dataclass(frozen=True)
 class TokeniseSettings:
-    """What stands around a document's ids, as far as the tokeniser has it.
+    """Special ids around a document's ids, as far as the tokeniser has them.
 
     Attributes:
         bos: the id that begins a text before them.

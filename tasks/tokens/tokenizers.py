@@ -139,12 +139,12 @@ class EngineTokenizer(Tokenizer):
 
     @cached_property
     def cuts_before_spaces(self) -> bool:
-        """Whether no token reaches over the place before a space: so with byte-level pre-tokenisers of known words."""
+        """True if no token spans the place before a space, as with byte-level pre-tokenisers of known words."""
         return self.has_gpt2_words or _has_known_words(json.loads(self.spec))
 
     @cached_property
     def has_gpt2_words(self) -> bool:
-        """Whether text is cut into words by GPT-2's rule and nothing else happens to it before."""
+        """True if text is cut into words by GPT-2's rule and not changed before."""
         spec = json.loads(self.spec)
         cutters = spec.get("pre_tokenizer") or {}
         cutters = cutters.get("pretokenizers", [cutters])
@@ -192,7 +192,7 @@ def _engine_of(spec: str) -> Any:
 
 
 def _has_known_words(spec: dict[str, Any]) -> bool:
-    """Whether text is cut by one of the patterns above, and nothing else joins what lies around a space."""
+    """Return True if text is cut by one of the patterns above, and nothing joins the parts around a space."""
     match (spec.get("pre_tokenizer") or {}).get("pretokenizers"):
         case [{"type": "Split", "behavior": "Isolated", "invert": False} as split, {"type": "ByteLevel"} as spelling]:
             plain = not (spelling.get("use_regex", True) or spelling.get("add_prefix_space", True))
@@ -212,7 +212,7 @@ def _steps(cutters: dict[str, Any] | None) -> list[str]:
 
 
 def _looks_around(token: dict[str, Any]) -> bool:
-    """Whether an added token is found or not by what stands around it, or reaches over white space."""
+    """Return True if finding an added token depends on the text around it, or the token spans white space."""
     options = any(token.get(option) for option in ("single_word", "lstrip", "rstrip"))
     return options or any(character.isspace() for character in token["content"])
 
@@ -231,7 +231,7 @@ class BpeTokenizer(EngineTokenizer):
 
 
 def byte_spellings() -> list[str]:
-    """How the engine spells each byte: as its character in Latin-1, or where that cannot be seen as one beyond."""
+    """Return the engine's spelling of each byte: its character in Latin-1, or one beyond where that is not visible."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     beyond = iter(range(0x100, 0x200))
     return [chr(byte if byte in visible else next(beyond)) for byte in range(256)]

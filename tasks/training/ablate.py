@@ -27,7 +27,7 @@ REASON_CODE = "ablated"
 
 @dataclass(frozen=True)
 class AblateSettings:
-    """What is left out.
+    """Documents that are left out.
 
     Attributes:
         documents: digest of the documents' ids.
@@ -77,7 +77,7 @@ def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, withou
 
 
 def _copies(folder: Path, clusters: set[str], removed: set[str]) -> int:
-    """How many documents had been dropped for the sake of those that were left out."""
+    """Count the documents that were dropped in favour of those that are left out."""
     refused = {
         row["doc_id"]
         for row in stream_rows(folder / DROPPED_FILE)
@@ -147,7 +147,7 @@ def _of_paths(catalog: Catalog, asked: str) -> frozenset[str]:
 
 
 def _is_meant(asked: str, path: str, source: str) -> bool:
-    """Whether a path is the file or folder asked for, lies in it, or fits the pattern; absolute ones too."""
+    """Return True for the file or folder asked for, a path in it, or one that fits the pattern; absolute ones too."""
     beginning = asked.removeprefix("./").rstrip("/")
     for place in (path, f"{source.rstrip('/')}/{path}"):
         if place == beginning or place.startswith(f"{beginning}/") or fnmatchcase(place, asked):

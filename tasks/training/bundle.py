@@ -152,7 +152,7 @@ class Bundle:
         yield whole
 
     def sampling_config(self, **sampling: Any) -> Any:
-        """How tokens are drawn, as `model.GenerationConfig` says it, from settings in the form that people give.
+        """Return the `model.GenerationConfig` of settings in the form that people give.
 
         Args:
             sampling: fields of that configuration, but `eos_id`, which is the model's; `suppress` is added to the ids
@@ -181,7 +181,7 @@ class Bundle:
         return config
 
     def prompt_faults(self, prompts: Sequence[str], **sampling: Any) -> list[str]:
-        """Why each prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
+        """Return why each prompt cannot be continued, as the end of a sentence about it; empty if it can."""
         config = self.sampling_config(**sampling)
         return [
             self.network.prompt_problem(ids, config, self.model_config) if ids else f"is empty, {self._no_begin}"
@@ -189,7 +189,7 @@ class Bundle:
         ]
 
     def _window(self, ids: list[int], overflow: str) -> list[int]:
-        """What the network can see of a prompt; the rest of a prompt of megabytes would only fill the memory."""
+        """Return the end of a prompt that the network can see; the rest of a long one would only fill memory."""
         return ids if overflow == "refuse" else ids[-self.model_config.max_seq_len :]
 
     def _text_of(self, prompt: Sequence[int], item: Any) -> TextCompletion:
@@ -238,5 +238,5 @@ class Bundle:
 
 
 def _may_grow(piece: str, stops: Sequence[str]) -> bool:
-    """Whether a text ends within a character, or with what may become a stop string."""
+    """Return True if a text ends within a character, or with the beginning of a stop string."""
     return piece.endswith("\ufffd") or any(piece.endswith(stop[:n]) for stop in stops for n in range(1, len(stop) + 1))

@@ -48,7 +48,7 @@ class ExchangeError(UserError):
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What was written.
+    """Result of an export or import.
 
     Attributes:
         folder: where it lies.
@@ -152,7 +152,7 @@ def _n_parameters(model: Any) -> int:
 
 
 def _read_framing(hf_folder: Path) -> dict[str, bool]:
-    """What an export says of the ids around documents; a folder from elsewhere does not say it."""
+    """Return the framing that an export records; a folder from elsewhere does not have it."""
     path = hf_folder / TOKENIZER_CONFIG_FILE
     written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     framing = written.get(_FRAMING) if isinstance(written, dict) else None

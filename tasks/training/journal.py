@@ -75,7 +75,7 @@ class Start:
 
 @dataclass
 class Notes:
-    """What a journal holds besides telemetry."""
+    """Content of a journal beside telemetry."""
 
     starts: list[Start] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

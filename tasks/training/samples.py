@@ -1,4 +1,4 @@
-"""What the network writes while it is trained: continuations of the beginnings of a few training documents.
+"""Samples drawn during training: continuations of the beginnings of a few training documents.
 
 Goes in: the dataset's index and the network as it is. Comes out: short continuations, drawn with noise of their own, so
 that training goes on as if nobody had asked. The prompts are fixed and never held out: what is shown again

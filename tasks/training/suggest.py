@@ -1,4 +1,4 @@
-"""Which network, how long sequences, which batches and how many steps: fitted to a corpus, a device and a time.
+"""Suggest network, context, batch and steps for a corpus, a device and a time.
 
 In goes how much text there is and how many minutes may be spent; each shape of a ladder is timed for a few steps on the
 device, in as many processes and as compiled as the training will be; out comes the one with the lowest loss that its
@@ -190,7 +190,7 @@ def _timed(
 def _step_seconds(
     work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int, means: ExecutionSettings
 ) -> float:
-    """How long a step takes, computed as the training will be; of several machines this one is timed alone."""
+    """Time a step, computed as the training will be; of several machines this one is timed alone."""
     from model import ModelConfig, TrainConfig
     from model.execution import Execution
     from model.probe import measure_step_seconds
@@ -246,7 +246,7 @@ def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Ca
 
 
 def read_suggestion(folder: Path) -> dict[str, Any]:
-    """What a suggestion says: preset, model, train, max_steps, step_seconds, why, candidates."""
+    """Return a suggestion: preset, model, train, max_steps, step_seconds, why, candidates."""
     found: dict[str, Any] = json.loads((folder / SUGGESTION_FILE).read_text())
     return found
 

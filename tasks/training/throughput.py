@@ -1,4 +1,4 @@
-"""How fast a training goes: tokens per second, the share of what the machine can do, the time left, the memory.
+"""Throughput of a training: tokens per second, model FLOPs utilisation (MFU), time left, memory.
 
 Goes in: the network's shape, the device, and the tokens of each step as they come. Comes out: one pace at a time, in
 numbers and in words. The limit of the machine is that of matrix products, which is nearly all that a training computes:
@@ -51,11 +51,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast it goes at the moment.
+    """Throughput at the moment.
 
     Attributes:
         tokens_per_second: labels trained on, over the last seconds.
-        share: of the machine's limit; None where that is not known.
+        share: model FLOPs utilisation (MFU), of the machine's limit; None where that is not known.
         seconds_left: until the last step; None before there is anything to reckon with.
     """
 
@@ -69,7 +69,7 @@ class Pace:
             return ""
         parts = [f"{self.tokens_per_second:,.0f} tokens/s"]
         if self.share is not None:
-            parts.append(f"{100 * self.share:.0f} % of the machine")
+            parts.append(f"{100 * self.share:.0f} % MFU")
         if self.seconds_left is not None:
             parts.append(f"{duration(self.seconds_left)} left")
         return ", ".join(parts)
@@ -98,7 +98,7 @@ class Speedometer:
         self._recent: deque[tuple[float, float]] = deque()
 
     def share(self, tokens_per_second: float) -> float | None:
-        """The share of the machine's limit that so many tokens per second are."""
+        """Return the MFU of so many tokens per second, 0 to 1; None where the limit is not known."""
         return None if self.limit is None else tokens_per_second * self._flops_per_token / self.limit.flops
 
     def pace(self, step: int, total: int, tokens: float) -> Pace:

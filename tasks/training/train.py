@@ -170,7 +170,7 @@ def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit:
 
 
 def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
-    """Where the token shards of a dataset lie, by key."""
+    """Return the folders of a dataset's token shards, by key."""
     return {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
 
 
@@ -243,7 +243,7 @@ def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network
 
 
 def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
-    """Whether ids that begin and end a text stand around the documents of a dataset: `bos` and `eos`."""
+    """Return which special ids frame the documents of a dataset: `bos` and `eos`."""
     shards = manifest_of(store, dataset).input_refs("tokens")
     written = manifest_of(store, shards[0]).settings  # all shards of a dataset are made with the same settings
     return {name: bool(written.get(name, True)) for name in ("bos", "eos")}

@@ -43,7 +43,7 @@ class ClockSteps:
         self._since = math.inf
 
     def takes(self, seconds: float) -> bool:
-        """Whether the next step is one of them, which took so long."""
+        """Return True if the next step, which took so long, is one of them."""
         self._since += seconds
         if self._since < CLOCK_PAUSE:
             return False

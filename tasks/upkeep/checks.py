@@ -154,7 +154,7 @@ def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check:
 
 
 def _counts(shard: np.ndarray) -> np.ndarray:
-    """How often each id occurs."""
+    """Count the occurrences of each id."""
     counts = np.zeros(0, dtype=np.int64)
     for first in range(0, len(shard), IDS_AT_ONCE):
         block = np.bincount(shard[first : first + IDS_AT_ONCE])
@@ -289,7 +289,7 @@ def _pieces(table: Path, documents: TokenDocuments, split: str, keys: list[str])
 def _problems(
     documents: TokenDocuments, read: _Read, record: dict[str, Any], split: str, n_sequences: int
 ) -> Iterator[str]:
-    """What is wrong with one split."""
+    """Yield the problems of one split."""
     noted = record["splits"][split]
     own = documents.train if split == "train" else ~documents.train
     for row in np.flatnonzero(read.document < 0)[:1]:

@@ -1,4 +1,4 @@
-"""What shows words of documents beside the store: the pages of a home, and pages and samples beside its MLflow runs."""
+"""Quotations of documents outside the store: pages of a home, and pages and samples beside its MLflow runs."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _remaining(folder: Path, segment: Manifest, forgotten: Tombstones) -> tuple[
 
 
 def holds(row: Mapping[str, Any], forgotten: Tombstones) -> bool:
-    """Whether a row of `extracts` is of a forgotten document that is still there."""
+    """Return True for a row of `extracts` with a forgotten document that is still there."""
     return row["reason_code"] != "forgotten" and forgotten.covers(row["doc_id"], row["sha256"])
 
 
@@ -157,7 +157,7 @@ def trim_snapshot(store: Store, listing: Manifest, forgotten: Tombstones) -> Non
 
 
 def lists(row: Mapping[str, Any], forgotten: Tombstones) -> bool:
-    """Whether a row of `files` says where a forgotten document lay, not that one was passed over since."""
+    """Return True for a row of `files` with the path of a forgotten document, not for one that was skipped since."""
     sha256 = row["sha256"]
     if sha256 is None or row["reason_code"] == "forgotten":
         return False
@@ -165,7 +165,7 @@ def lists(row: Mapping[str, Any], forgotten: Tombstones) -> bool:
 
 
 def samples_of(store: Store, training: Manifest) -> list[dict[str, Any]]:
-    """What a network wrote while it was trained, each with its `prompt`."""
+    """Return the samples drawn during a training, each with its `prompt`."""
     path = store.folder(training.ref) / JOURNAL_FILE
     if not path.is_file():
         return []

@@ -69,7 +69,7 @@ LISTS = ("snapshot",)
 
 @dataclass
 class Sweep:
-    """What is taken out of a store, or would be.
+    """Artefacts that are taken out of a store, or would be.
 
     Attributes:
         segments: extraction segments that are rewritten.
@@ -91,7 +91,7 @@ class Sweep:
     shown_by: set[str] = field(default_factory=set)
 
     def counts(self) -> dict[str, int]:
-        """How many artefacts of each stage go."""
+        """Return the number of artefacts that go, by stage."""
         found: dict[str, int] = {}
         for stage, _ in self.removed:
             found[stage] = found.get(stage, 0) + 1
@@ -99,7 +99,7 @@ class Sweep:
 
 
 def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
-    """What has to be done so that the store holds nothing of some documents."""
+    """Plan the removal of everything that the store holds of some documents."""
     segments = [found for found in _manifests(store, SEGMENT_STAGES) if _held(store, found, forgotten)]
     evalsets = [found for found in _manifests(store, ("evalset",)) if _evalset_holds(store, found, forgotten)]
     held = {manifest.ref for manifest in evalsets}
@@ -271,7 +271,7 @@ def _sampled(store: Store, texts: Collection[ArtifactRef], forgotten: Tombstones
 
 
 def _stands(prompt: str, line: str, forms: Iterable[str]) -> bool:
-    """Whether a prompt stands in a text, given as a line and as the letters that were read of it."""
+    """Return True if a prompt occurs in a text, given as a line and as the letters that a tokeniser reads of it."""
     words, letters = _line(prompt), _letters(prompt)
     return (bool(words) and words in line) or (bool(letters) and any(letters in form for form in forms))
 

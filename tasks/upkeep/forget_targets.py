@@ -1,4 +1,4 @@
-"""Which documents a person means: an id, a path, or the beginning of either.
+"""Resolve the name of documents to be forgotten: an id, a path, or a prefix of either.
 
 A path stands for everything that ever lay there as far as the store knows, in all listings of the corpus's sources, and
 for what lies in it: the members of an archive, the files of a folder.

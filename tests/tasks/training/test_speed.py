@@ -48,7 +48,7 @@ def test_a_training_that_goes_on_does_not_count_the_tokens_from_before(clock: Cl
 
 
 def test_the_pace_is_said_in_words() -> None:
-    assert Pace(1800.4, 0.631, 252.0).words() == "1,800 tokens/s, 63 % of the machine, 4:12 min left"
+    assert Pace(1800.4, 0.631, 252.0).words() == "1,800 tokens/s, 63 % MFU, 4:12 min left"
     assert Pace(1800.4, None, None).words() == "1,800 tokens/s"
 
 

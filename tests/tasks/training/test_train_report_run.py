@@ -140,7 +140,7 @@ def test_the_bar_shows_loss_speed_share_and_time_left(
     with direct_run(prepared_home) as run:
         train_in(run, tiny_source)
     last = [note for note in notes if note.startswith("loss ")][-1]
-    for word in (" val ", " tokens/s, ", " % of the machine, ", " left"):
+    for word in (" val ", " tokens/s, ", " % MFU, ", " left"):
         assert word in last
 
 
