@@ -1,4 +1,4 @@
-"""The command line. Commands that run a flow are made from the flow's option model; the others look things up.
+"""The command line: commands made from the option model of a flow; `cli_home` has those that run no flow.
 
 Every command takes `--json`, which prints one document on standard output; all else goes to standard error. Heavy
 libraries are imported by the commands that need them, so that `--help`, `sql` and `plan` start at once.
@@ -6,99 +6,21 @@ libraries are imported by the commands that need them, so that `--help`, `sql` a
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from types import UnionType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from flows import options as models
-from flows.cli_common import AsJson, absolute, answer, app, model_folder, say
+from flows.cli_common import AsJson, absolute, answer, app, command, model_folder, say
+from flows.cli_home import others
 from storage.errors import UserError
-
-
-def command(
-    options: type[models.Options], leave_out: tuple[str, ...] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of an option model a command of the same name whose arguments are the model's fields.
-
-    Args:
-        leave_out: Fields that are no options of the command.
-    """
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(function, include_extras=True)
-        own = [
-            item.replace(kind=item.KEYWORD_ONLY, annotation=hints[item.name])
-            for item in list(inspect.signature(function).parameters.values())[1:]
-        ]
-
-        def typed(**given: Any) -> None:
-            rest = {item.name: given.pop(item.name) for item in own}
-            function(_options_from_line(options, given), **rest)
-
-        fields = {name: field for name, field in options.model_fields.items() if name not in leave_out}
-        parameters = [*(_parameter(name, field) for name, field in fields.items()), *own]
-        parameters.sort(key=lambda item: item.default is not inspect.Parameter.empty)
-        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        typed.__annotations__ = {item.name: item.annotation for item in parameters}
-        typed.__name__, typed.__doc__ = function.__name__, function.__doc__
-        app.command()(typed)
-        return function
-
-    return decorate
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Return the command's parameter for a field of an option model."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
-    kind: Any = get_args(field.annotation)[0] if isinstance(field.annotation, UnionType) else field.annotation
-    required, repeated = field.is_required(), name in models.REPEATED or kind == list[str]
-    default = inspect.Parameter.empty if required else field.default
-    kind = list[str] if repeated else kind
-    kind = kind | None if default is None else kind
-    text = str(extra.get("typed") or field.description)
-    if repeated and not required:
-        text = f"{text.removesuffix('.')}; may be repeated."
-    hint: Any
-    if required and not extra.get("option"):
-        hint = Annotated[kind, typer.Argument(help=text)]
-    else:
-        limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
-        flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
-        hint = Annotated[kind, typer.Option(flag, help=text, min=limits.get("ge"), max=limits.get("le"))]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def _options_from_line(options: type[models.Options], given: dict[str, Any]) -> Any:
-    """Return the option model of a command line: sources absolute, settings checked by name."""
-    from tasks.core.settings import parse_assignments, storable
-
-    asked = {name: value for name, value in given.items() if value is not None and value != []}
-    if "source" in asked:
-        from tasks.sources.resolve import resolve_sources
-
-        asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
-    if "settings" in asked:
-        asked["settings"] = storable(parse_assignments(asked["settings"]))
-    if "refresh" in asked:
-        asked["refresh"] = ",".join(asked["refresh"])
-    try:
-        return options(**asked)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # options that do not go together
-            raise UserError(str(first["ctx"]["error"])) from error
-        raise UserError(f"--{str(first['loc'][0]).replace('_', '-')} is {first['input']!r}: {first['msg']}") from error
 
 
 def run_flow(flow: str, options: Any) -> dict[str, Any]:
@@ -135,7 +57,7 @@ def _show(options: Any, result: dict[str, Any], as_json: bool) -> None:
 @command(models.RetrainOptions, leave_out=("base",))
 def run(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
-    from flows.unchanged import last_result
+    from flows.retrain import last_result
 
     # a run whose plan finds everything in the store needs no server
     _show(options, last_result(options) or run_flow("flows.retrain:retrain", options), as_json)
@@ -316,13 +238,16 @@ def _refuse_failed(rows: list[dict[str, Any]]) -> None:
         say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
 
 
-def main(command: Callable[[], None] = app) -> None:
+app.add_typer(others)
+
+
+def main() -> None:
     """Run the console script."""
     terminal = logging.StreamHandler()
     terminal.addFilter(lambda record: not record.name.startswith("prefect."))  # those are for the flow run's log
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[terminal])
     logging.getLogger("sheepfold").setLevel(logging.INFO)
-    command()
+    app()
 
 
 if __name__ == "__main__":

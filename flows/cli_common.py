@@ -1,19 +1,24 @@
-"""The application, options that commands share, and the printing of results and errors."""
+"""The application, commands made from option models, options that commands share, and the printing of results."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from typer.core import TyperGroup
-from typer.main import get_group
+
+from flows.options import MODEL_NAMES, REPEATED, Options, take_parameters
+from storage.errors import UserError, lasting_fault
 
 if TYPE_CHECKING:
     from storage.home import Home
@@ -23,23 +28,10 @@ INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 
 
 class Commands(TyperGroup):
-    """Commands of flows; the others are imported when one of them is asked for, or all are listed."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command."""
-        if cmd_name not in self.commands:
-            self.list_commands(ctx)
-        return super().get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
-        for module in ("cli_lookup", "cli_keep", "cli_team"):
-            import_module(f"flows.{module}")
-        self.commands.update(get_group(others).commands)
-        return super().list_commands(ctx)
+    """The commands; an error that the person can correct is printed as one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was typed; errors that the person can correct are printed as one sentence."""
+        """Run the command that was typed."""
         with plain_errors():
             return super().invoke(ctx)
 
@@ -51,7 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Turns a folder of documents into a language model, and keeps that model up to date.",
 )
-others = typer.Typer()  # commands that run no flow
 
 
 def checked_corpus(name: str) -> str:
@@ -62,10 +53,82 @@ def checked_corpus(name: str) -> str:
 
 
 Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
-Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
+Model = Annotated[str, typer.Option(help=MODEL_NAMES)]
 Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
 HomeFolder = Annotated[str, typer.Option(help="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+def command(
+    options: type[Options], leave_out: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function of an option model a command of the same name whose arguments are the model's fields.
+
+    Args:
+        leave_out: Fields that are no options of the command.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            item.replace(kind=item.KEYWORD_ONLY, annotation=hints[item.name])
+            for item in list(inspect.signature(function).parameters.values())[1:]
+        ]
+
+        def typed(**given: Any) -> None:
+            rest = {item.name: given.pop(item.name) for item in own}
+            function(_options_from_line(options, given), **rest)
+
+        fields = {name: field for name, field in options.model_fields.items() if name not in leave_out}
+        take_parameters(typed, [*(_parameter(name, field) for name, field in fields.items()), *own])
+        typed.__name__, typed.__doc__ = function.__name__, function.__doc__
+        app.command()(typed)
+        return function
+
+    return decorate
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the command's parameter for a field of an option model."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
+    kind: Any = get_args(field.annotation)[0] if isinstance(field.annotation, UnionType) else field.annotation
+    required, repeated = field.is_required(), name in REPEATED or kind == list[str]
+    default = inspect.Parameter.empty if required else field.default
+    kind = list[str] if repeated else kind
+    kind = kind | None if default is None else kind
+    text = str(extra.get("typed") or field.description)
+    if repeated and not required:
+        text = f"{text.removesuffix('.')}; may be repeated."
+    hint: Any
+    if required and not extra.get("option"):
+        hint = Annotated[kind, typer.Argument(help=text)]
+    else:
+        limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
+        flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+        hint = Annotated[kind, typer.Option(flag, help=text, min=limits.get("ge"), max=limits.get("le"))]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _options_from_line(options: type[Options], given: dict[str, Any]) -> Any:
+    """Return the option model of a command line: sources absolute, settings checked by name."""
+    from tasks.core.settings import parse_assignments, storable
+
+    asked = {name: value for name, value in given.items() if value is not None and value != []}
+    if "source" in asked:
+        from tasks.sources.resolve import resolve_sources
+
+        asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
+    if "settings" in asked:
+        asked["settings"] = storable(parse_assignments(asked["settings"]))
+    if "refresh" in asked:
+        asked["refresh"] = ",".join(asked["refresh"])
+    try:
+        return options(**asked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # options that do not go together
+            raise UserError(str(first["ctx"]["error"])) from error
+        raise UserError(f"--{str(first['loc'][0]).replace('_', '-')} is {first['input']!r}: {first['msg']}") from error
 
 
 def say(text: str) -> None:
@@ -120,8 +183,6 @@ def absolute(path: str) -> Path:
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Print errors that the person can correct in one sentence; other errors keep their traceback."""
-    from storage.errors import UserError, lasting_fault
-
     try:
         yield
     except KeyboardInterrupt:

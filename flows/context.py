@@ -17,7 +17,7 @@ from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar
 
 from flows.embedded import EMBEDDED
-from flows.options import CorpusOptions, IngestOptions, Options
+from flows.options import CorpusOptions, IngestOptions, Options, take_parameters
 from storage.errors import UserError
 from storage.home import Home, check_corpus_name
 from tasks.core.executor import in_flow, task_runner
@@ -64,9 +64,7 @@ class PipelineFlow(Generic[AnyOptions]):
             )
             for name, field in fields.items()
         ]
-        parameters.sort(key=lambda item: item.default is not inspect.Parameter.empty)
-        body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        body.__annotations__ = {item.name: item.annotation for item in parameters}
+        take_parameters(body, parameters)
         body.__module__ = self.function.__module__
         lines = "\n".join(f"    {name}: {field.description}" for name, field in fields.items())
         body.__doc__ = f"{self.__doc__}\n\nArgs:\n{lines}"

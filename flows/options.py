@@ -5,6 +5,7 @@ None means "not given" everywhere. An option that stands for a setting takes typ
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Self, cast
@@ -20,7 +21,8 @@ from tasks.core.settings import AUTO, Settings, load_settings, setting
 OPTION: Any = {"option": True}  # required, and named on the command line all the same
 REPEATED = ("source", "settings", "refresh")  # on the command line once for each source, setting, stage
 
-Model = Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")]
+MODEL_NAMES = "Alias, version, models:/ address, run id or folder."
+Model = Annotated[str, Field(description=MODEL_NAMES)]
 Texts = Annotated[str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")]
 Column = Annotated[str | None, Field(description="Field of JSON Lines or Parquet that holds the text.")]
 BothPrompts = Annotated[str | None, Field(description="File of prompts that both continue.")]
@@ -40,6 +42,13 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
     }
     text = f"{help or info.description}{shown}"
     return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits)
+
+
+def take_parameters(function: Any, parameters: list[inspect.Parameter]) -> None:
+    """Give a function of keyword arguments the signature that Typer and Prefect read, required parameters first."""
+    ordered = sorted(parameters, key=lambda item: item.default is not inspect.Parameter.empty)
+    function.__signature__ = inspect.Signature(ordered)
+    function.__annotations__ = {item.name: item.annotation for item in ordered}
 
 
 class Options(BaseModel):
@@ -193,7 +202,7 @@ GenerateOptions.__doc__ = "Options of `generate`: every sampling parameter is on
 class CompareOptions(SettingsOptions):
     """Options of `compare`."""
 
-    a: str = Field(description="First model: alias, version, models:/ address, run id or folder.")
+    a: str = Field(description=f"First model. {MODEL_NAMES}")
     b: str = Field(description="Second model.")
     on: Texts = None
     column: Column = None

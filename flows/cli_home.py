@@ -1,0 +1,377 @@
+"""Commands that run no flow: they look things up, check a home and decide what it keeps, carry models in and out, and
+start and stop a team's servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli_common import (
+    AsJson,
+    Assign,
+    Corpus,
+    HomeFolder,
+    Model,
+    absolute,
+    answer,
+    model_folder,
+    open_home,
+    say,
+)
+from flows.options import MODEL_NAMES
+from flows.show import print_document, print_rows
+from storage.errors import UserError
+from storage.registry import CHAMPION
+
+others = typer.Typer()
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+ModelRef = Annotated[str, typer.Argument(help=MODEL_NAMES)]
+Target = Annotated[str, typer.Argument(help="Folder to write; it must not exist, or be empty.")]
+Port = Annotated[
+    int | None,
+    typer.Option(help="Port of Prefect's or MLflow's server (default 4200 and 5000).", min=1, max=65535),
+]
+
+
+@others.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="DuckDB SQL over files, pages, documents, quarantine, tokens, ...")],
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Query the tables of the corpus's last completed run."""
+    from storage.catalog import Catalog, waits_for_run
+
+    _, store = open_home(home)
+    rows = Catalog(store, corpus).query(query)
+    if waits := waits_for_run(store, corpus):
+        say(waits)
+    answer(rows, as_json, print_rows)
+
+
+@others.command()
+def why(
+    thing: Annotated[
+        str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID, or KEY/ID#SAMPLE).")
+    ] = "",
+    text: Annotated[str, typer.Option(help="Instead: a text, to find its spans in the corpus's training text.")] = "",
+    min_words: Annotated[int, typer.Option(help="Shortest span of a text that is shown, in words.")] = 8,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the lineage of a model version, dataset, completion or document, and the memorised spans of a completion."""
+    if bool(thing) == bool(text):
+        raise UserError("give either a THING or --text TEXT")
+    if text:
+        from tasks.lineage.memorised import explain_text
+
+        tree = explain_text(open_home(home)[0], text, corpus, min_words)
+    else:
+        from tasks.lineage.why import explain
+
+        tree = explain(*open_home(home), thing, corpus)
+        if "completion" in tree:
+            from tasks.lineage.memorised import explain_memorised
+
+            tree |= explain_memorised(open_home(home)[0], tree, min_words)
+    answer(tree, as_json)
+
+
+@others.command()
+def verify(
+    mend: Annotated[
+        bool, typer.Option("--repair", help="Remove what is damaged, so that the next run makes it again.")
+    ] = False,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check a store: digests, schemas, split, token round trips."""
+    from flows.stages import stage_facts
+    from storage.catalog import corpora, unknown_corpus
+    from tasks.upkeep.verify import checks_at_a_glance, verify_home
+
+    place, store = open_home(home)
+    known = corpora(store)
+    # artefacts are repaired whatever their corpus, and a store without a corpus has artefacts to check, too
+    if not mend and corpus not in known and (known or corpus != "default"):
+        raise unknown_corpus(store, corpus)
+    report = verify_home(place, store, stage_facts(), corpus, mend)
+    answer(report, as_json, lambda found: print_document(checks_at_a_glance(found)))
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+@others.command()
+def status(
+    sizes: Annotated[bool, typer.Option("--sizes", help="Also the size of each stage in the store.")] = False,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show addresses, servers, corpora and their champions."""
+    from flows.team.up import team_status
+    from tasks.upkeep.status import status_at_a_glance, status_of
+
+    place, store = open_home(home)
+    document = {
+        **status_of(place, store, corpus),
+        "prefect_file": str(Path(__file__).with_name("prefect.yaml")),
+        **team_status(place),
+    }
+    if sizes:
+        from tasks.upkeep.gc import sizes_of
+
+        document["sizes"] = sizes_of(store)
+    answer(document, as_json, lambda found: print_document(status_at_a_glance(found)))
+
+
+@others.command()
+def sample(
+    folder: Annotated[str, typer.Argument(help="Folder to fill.")] = "sample-corpus", as_json: AsJson = False
+) -> None:
+    """Build a small corpus of text, code, PDFs and images from the standard library."""
+    from tasks.sources.sample import build_sample
+
+    written = build_sample(absolute(folder))
+    answer({"folder": str(absolute(folder)), "files": len(written)}, as_json)
+
+
+@others.command()
+def count(
+    preset: Annotated[str, typer.Option(help="Shape of the network, such as small, gpt2 or llama-7b.")] = "small",
+    vocab_size: Annotated[int, typer.Option(help="Token ids; 0 takes those of the preset's own model.", min=0)] = 0,
+    context: Annotated[int, typer.Option(help="Longest sequence in tokens; 0 takes the preset's.", min=0)] = 0,
+    batch: Annotated[int, typer.Option(help="Sequences per batch, for the memory figures.", min=1)] = 1,
+    target: Annotated[float, typer.Option(help="Parameters, such as 1e9, for which the depth is chosen.", min=0)] = 0,
+    table: Annotated[bool, typer.Option("--table", help="Compare the published GPT-2 and LLaMA sizes.")] = False,
+    assign: Assign = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count a network's parameters, arithmetic and memory without building it."""
+    from tasks.training.network_cost import cost_at_a_glance, network_cost, published_sizes
+
+    if table:
+        if vocab_size or context or target or assign:
+            raise UserError("--table shows the published sizes as they are; leave out what would change them")
+        answer({"models": published_sizes()}, as_json)
+        return
+    found = network_cost(preset, vocab_size, context, batch, target, assign or [])
+    answer(found, as_json, lambda found: print_document(cost_at_a_glance(found)))
+
+
+@others.command()
+def inspect(
+    prompt: Annotated[str, typer.Option(help="The text to look at, up to 256 tokens.", show_default=False)] = "",
+    model: Model = CHAMPION,
+    preset: Annotated[str, typer.Option(help="A fresh network of this shape instead; ids are ASCII codes.")] = "",
+    out: Annotated[str, typer.Option(help="HTML file to write (default: inspect.html in the home's reports).")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the gains' directions.", min=0)] = 0,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
+    from tasks.report.inspect.inspection import InspectError, inspect_prompt, inspection_text, to_json
+    from tasks.report.inspect.page import write_page
+    from tasks.report.inspect.subject import Subject
+    from tasks.training.bundle import Bundle
+
+    if not prompt:
+        raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')
+    if preset and model != CHAMPION:
+        raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
+    if preset:
+        subject = Subject.untrained(preset, seed)
+    else:
+        name = Path(model).resolve().name if Path(model).is_dir() else model
+        subject = Subject.of_bundle(Bundle(model_folder(home, model, corpus)), name)
+    found = inspect_prompt(subject, prompt, seed)
+    if out or not as_json:
+        page = write_page(found, absolute(out) if out else open_home(home)[0].reports / "inspect.html")
+        say(f"page: {page}")
+    answer(to_json(found), as_json, lambda _: print(inspection_text(found)))
+
+
+@others.command()
+def forget(
+    document: Annotated[str, typer.Argument(help="Document id, path, folder, or beginning of paths with a *.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the document's id.")] = "",
+    dry_run: DryRun = False,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take documents out of the store for good, and list the models that saw them."""
+    from tasks.upkeep.forget import forget as forget_documents
+
+    answer(forget_documents(*open_home(home), document, reason, corpus, dry_run), as_json)
+    if not dry_run:
+        say("the files at their sources are not touched; the next run makes again what was removed")
+
+
+@others.command()
+def gc(
+    dry_run: DryRun = False,
+    grace_days: Annotated[float, typer.Option(help="Keep what was made or used within so many days.", min=0)] = 7,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remove artefacts that no corpus, registered model, run or unfinished work needs."""
+    from flows.stages import stage_facts
+    from tasks.upkeep.gc import collect_garbage
+
+    answer(collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run), as_json)
+
+
+@others.command()
+def compact(
+    dry_run: DryRun = False,
+    at_least: Annotated[int, typer.Option(help="Join small segments when there are so many.", min=2)] = 8,
+    grace_days: Annotated[float, typer.Option(help="Keep joined segments for so long after their use.", min=0)] = 1,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Join many small segments into few; no document is read or encoded again, and no digest changes."""
+    from tasks.upkeep.compact import compact_home
+
+    answer(compact_home(*open_home(home), at_least, grace_days, dry_run), as_json)
+
+
+@others.command()
+def export(
+    model: ModelRef, folder: Target, corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False
+) -> None:
+    """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
+    from tasks.training.interchange import export_bundle
+
+    answer(asdict(export_bundle(model_folder(home, model, corpus), absolute(folder))), as_json)
+
+
+@others.command("import")
+def import_(
+    hf_folder: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json.")],
+    folder: Target,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
+    from tasks.training.interchange import import_folder
+
+    answer(asdict(import_folder(absolute(hf_folder), absolute(folder))), as_json)
+
+
+@others.command()
+def export_corpus(
+    folder: Target,
+    what: Annotated[str, typer.Option(help="tokens (a list of ids per document), documents, or sequences.")] = "tokens",
+    split: Annotated[str, typer.Option(help="Only train or validation.")] = "",
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write the corpus of the last completed run as Parquet: token lists, documents, or training sequences."""
+    from storage.catalog import read_state
+    from tasks.ingest.export import export_corpus as write_corpus
+
+    _, store = open_home(home)
+    answer(asdict(write_corpus(store, read_state(store, corpus), absolute(folder), what, split)), as_json)
+
+
+@others.command()
+def rollback(
+    reason: Annotated[str, typer.Option(help="Reason; a tag of the version that is taken back.")] = "",
+    to: Annotated[str, typer.Option(help="Version to go back to (default: the previous champion).")] = "",
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Make the previous champion champion again; the one that is taken back is not promoted again."""
+    from tasks.registry.promote import roll_back
+
+    answer(asdict(roll_back(*open_home(home), corpus, reason, to)), as_json)
+
+
+@others.command()
+def rebuild_tracking(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Rebuild MLflow's runs, versions, aliases and metrics from the store."""
+    from tasks.registry.promote import rebuild
+
+    answer(asdict(rebuild(*open_home(home))), as_json)
+
+
+@others.command()
+def up(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="What the deployments read (default: ./documents).", show_default=False),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")] = None,
+    prefect_port: Port = None,
+    mlflow_port: Port = None,
+    postgres: Annotated[
+        str | None,
+        typer.Option(
+            help="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "
+            "the variable: everyone on this machine can read a command line.",
+            envvar="SHEEPFOLD_POSTGRES",
+        ),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="More names under which MLflow answers, with commas; '' takes them back.")
+    ] = None,
+    auth: Annotated[bool | None, typer.Option("--auth/--no-auth", help="Ask for names and passwords.")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="File that generate/batch continues (default: ./prompts.txt).")
+    ] = None,
+    schedules: Annotated[
+        bool | None, typer.Option("--schedules/--no-schedules", help="Switch the deployments' schedules on or off.")
+    ] = None,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start Prefect's and MLflow's servers and two workers under supervisord, and make the deployments.
+
+    Options that are not given keep their last value.
+    """
+    from flows.embedded import ends_in_order
+    from flows.team.settings import TeamSettings
+    from flows.team.up import bring_up, team_status
+    from storage.home import Home
+    from tasks.sources.resolve import resolve_sources
+
+    place = Home.from_environment(home or None)
+    kept = TeamSettings.kept(place)
+    given = {
+        "host": host,
+        "prefect_port": prefect_port,
+        "mlflow_port": mlflow_port,
+        "postgres": postgres,
+        "allowed_hosts": allowed_hosts,
+        "auth": auth,
+    }
+    if not sources and not kept.source:
+        Path("documents").mkdir(exist_ok=True)
+    if sources or not kept.source:
+        given["source"] = "\n".join(map(str, resolve_sources(sources or ["documents"])))
+    if prompts or not kept.prompts:
+        given["prompts"] = str(Path(prompts or "prompts.txt").expanduser().resolve())
+    settings = kept.model_copy(update={name: value for name, value in given.items() if value is not None})
+    with ends_in_order():
+        started = bring_up(place, settings, say, schedules)
+    answer({"started": started, **team_status(place)}, as_json)
+
+
+@others.command()
+def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Stop the workers, whose runs are queued again, then the servers."""
+    from flows.team.up import bring_down
+    from storage.home import Home
+
+    answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json)
