@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,8 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from flows import options as models
-from flows.cli_common import AsJson, absolute, answer, app, command, model_folder, say
+from flows.cli_common import AsJson, HomeFolder, absolute, answer, app, command, model_folder, say
 from flows.cli_home import others
+from flows.team.settings import TeamSettings
 from storage.errors import UserError
 
 
@@ -155,23 +157,27 @@ def generate(
     """Continue a prompt at the terminal, or every prompt of a file; further settings by --set generate.NAME=VALUE."""
     if bool(prompt) == bool(options.prompts):
         raise UserError("give either a PROMPT or --prompts FILE")
-    if options.prompts:
-        _generate_file(options, as_json)
-        return
-
-    def show(piece: str) -> None:
-        print(piece, end="", flush=True)
-
-    streamed = not as_json and (options.n_samples or 1) == 1
-    rows, seconds = continue_prompt(options, prompt, show if streamed else None)
+    if prompt:
+        streamed = not as_json and (options.n_samples or 1) == 1
+        rows, seconds = continue_prompt(options, prompt, partial(print, end="", flush=True) if streamed else None)
+        document: dict[str, Any] = {"rows": rows, "completions": None, "page": ""}
+        tokens = sum(row["n_tokens"] for row in rows)
+        remark = f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
+    else:
+        streamed, document = False, _continue_file(options)
+        rows, remark = document["rows"], f"completions: {document['completions']}\npage: {document['page']}"
     if streamed:
         print()
     else:
-        answer({"rows": rows, "completions": None, "page": ""}, as_json, _print_rows)
-    if not as_json:
-        _refuse_failed(rows)
-        tokens = sum(row["n_tokens"] for row in rows)
-        say(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+        answer(document, as_json, _print_rows)
+    if as_json:
+        return
+    failed = [row for row in rows if row["error"] is not None]
+    if failed and len(failed) == len(rows):
+        raise UserError(f"no prompt could be continued; {failed[0]['id']}: {failed[0]['error']}")
+    if failed:
+        say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
+    say(remark)
 
 
 def continue_prompt(
@@ -210,7 +216,7 @@ def continue_prompt(
     return rows, time.monotonic() - begun
 
 
-def _generate_file(options: Any, as_json: bool) -> None:
+def _continue_file(options: Any) -> dict[str, Any]:
     from storage.tables import read_rows
     from tasks.generation.completions import given_id
     from tasks.generation.prompts import read_prompts
@@ -218,11 +224,7 @@ def _generate_file(options: Any, as_json: bool) -> None:
     read_prompts(absolute(options.prompts), options.template or "")  # a broken file is refused before anything starts
     completions = run_flow("flows.generate:generate", options)["completions"]
     rows = [{**row, "id": given_id(row)} for row in read_rows(Path(completions))]
-    page = str(_reports(options) / "generation.html")
-    answer({"rows": rows, "completions": completions, "page": page}, as_json, _print_rows)
-    if not as_json:
-        _refuse_failed(rows)
-        say(f"completions: {completions}\npage: {page}")
+    return {"rows": rows, "completions": completions, "page": str(_reports(options) / "generation.html")}
 
 
 def _print_rows(found: dict[str, Any]) -> None:
@@ -230,15 +232,46 @@ def _print_rows(found: dict[str, Any]) -> None:
         print(f"{row['prompt']}{row['text']}\n" if row["error"] is None else f"{row['id']}: {row['error']}\n")
 
 
-def _refuse_failed(rows: list[dict[str, Any]]) -> None:
-    failed = [row for row in rows if row["error"] is not None]
-    if failed and len(failed) == len(rows):
-        raise UserError(f"no prompt could be continued; {failed[0]['id']}: {failed[0]['error']}")
-    if failed:
-        say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
-
-
 app.add_typer(others)
+
+
+@command(TeamSettings, leave_out=("secrets",), keeps_last=True)
+def up(
+    options: TeamSettings,
+    schedules: Annotated[
+        bool | None, typer.Option("--schedules/--no-schedules", help="Switch the deployments' schedules on or off.")
+    ] = None,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start Prefect's and MLflow's servers and two workers under supervisord, and make the deployments.
+
+    Options that are not given keep their last value.
+    """
+    from flows.embedded import ends_in_order
+    from flows.team.up import bring_up, team_status
+    from storage.home import Home
+
+    place = Home.from_environment(home or None)
+    settings = TeamSettings.kept(place).model_copy(update=options.model_dump(exclude_unset=True))
+    if not settings.source:
+        absolute("documents").mkdir(exist_ok=True)
+    paths = {
+        "source": settings.source or str(absolute("documents")),
+        "prompts": str(absolute(settings.prompts or "prompts.txt")),
+    }
+    with ends_in_order():
+        started = bring_up(place, settings.model_copy(update=paths), say, schedules)
+    answer({"started": started, **team_status(place)}, as_json)
+
+
+@app.command()
+def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Stop the workers, whose runs are queued again, then the servers."""
+    from flows.team.up import bring_down
+    from storage.home import Home
+
+    answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json)
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from typer.core import TyperGroup
 
-from flows.options import MODEL_NAMES, REPEATED, Options, take_parameters
+from flows.options import MODEL_NAMES, REPEATED, take_parameters
 from storage.errors import UserError, lasting_fault
 
 if TYPE_CHECKING:
@@ -60,12 +60,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 
 
 def command(
-    options: type[Options], leave_out: tuple[str, ...] = ()
+    options: type[BaseModel], leave_out: tuple[str, ...] = (), keeps_last: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function of an option model a command of the same name whose arguments are the model's fields.
 
     Args:
         leave_out: Fields that are no options of the command.
+        keeps_last: An option that is not given keeps its last value, so none is required and no default is shown.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -80,7 +81,7 @@ def command(
             function(_options_from_line(options, given), **rest)
 
         fields = {name: field for name, field in options.model_fields.items() if name not in leave_out}
-        take_parameters(typed, [*(_parameter(name, field) for name, field in fields.items()), *own])
+        take_parameters(typed, [*(_parameter(name, field, keeps_last) for name, field in fields.items()), *own])
         typed.__name__, typed.__doc__ = function.__name__, function.__doc__
         app.command()(typed)
         return function
@@ -88,28 +89,29 @@ def command(
     return decorate
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, keeps_last: bool) -> inspect.Parameter:
     """Return the command's parameter for a field of an option model."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
+    extra: Mapping[str, Any] = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
     kind: Any = get_args(field.annotation)[0] if isinstance(field.annotation, UnionType) else field.annotation
     required, repeated = field.is_required(), name in REPEATED or kind == list[str]
-    default = inspect.Parameter.empty if required else field.default
+    default = inspect.Parameter.empty if required else None if keeps_last else field.default
     kind = list[str] if repeated else kind
     kind = kind | None if default is None else kind
-    text = str(extra.get("typed") or field.description)
-    if repeated and not required:
+    text, is_argument = str(extra.get("typed") or field.description), extra.get("argument", required)
+    if repeated and not is_argument:
         text = f"{text.removesuffix('.')}; may be repeated."
     hint: Any
-    if required and not extra.get("option"):
+    if is_argument:
         hint = Annotated[kind, typer.Argument(help=text)]
     else:
         limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
-        flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
-        hint = Annotated[kind, typer.Option(flag, help=text, min=limits.get("ge"), max=limits.get("le"))]
+        flag = extra.get("flag", f"--{name.replace('_', '-')}")
+        least, most = limits.get("ge"), limits.get("le")
+        hint = Annotated[kind, typer.Option(flag, help=text, min=least, max=most, envvar=extra.get("variable"))]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _options_from_line(options: type[Options], given: dict[str, Any]) -> Any:
+def _options_from_line(options: type[BaseModel], given: dict[str, Any]) -> Any:
     """Return the option model of a command line: sources absolute, settings checked by name."""
     from tasks.core.settings import parse_assignments, storable
 

@@ -18,7 +18,7 @@ from storage.errors import UserError
 from storage.home import LONGEST_CORPUS_NAME
 from tasks.core.settings import AUTO, Settings, load_settings, setting
 
-OPTION: Any = {"option": True}  # required, and named on the command line all the same
+OPTION: Any = {"argument": False}  # required, and named on the command line all the same
 REPEATED = ("source", "settings", "refresh")  # on the command line once for each source, setting, stage
 
 MODEL_NAMES = "Alias, version, models:/ address, run id or folder."
@@ -96,7 +96,7 @@ class SettingsOptions(CorpusOptions):
     settings: dict[str, Any] | None = Field(
         None,
         description='Further settings by dotted name, such as {"train.lr": 0.001}.',
-        json_schema_extra={"typed": "Further setting, section.name=value"},
+        json_schema_extra={"typed": "Further setting, section.name=value", "flag": "--set"},
     )
 
     def load(self) -> Settings:

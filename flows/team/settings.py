@@ -14,7 +14,7 @@ import shlex
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from storage.atomic import write_file
 from storage.errors import UserError
@@ -40,29 +40,30 @@ _POSTGRES_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "host", "por
 
 
 class TeamSettings(BaseModel, frozen=True):
-    """Options of `sheepfold up`.
+    """Options of `sheepfold up`; paths are absolute, sources one per line."""
 
-    Attributes:
-        host: address that both servers bind to.
-        prefect_port: port of Prefect's server.
-        mlflow_port: port of MLflow's server.
-        postgres: `postgresql://` address of a database for both servers; empty for SQLite in the home.
-        auth: both servers ask for a name and a password.
-        source: absolute folders or files that the deployments read, one per line.
-        prompts: absolute path of the file that `generate/batch` continues.
-        allowed_hosts: further host names under which MLflow's server answers, separated by commas.
-        secrets: passwords and keys by the servers' own variables; empty without `auth`.
-    """
-
-    host: str = "127.0.0.1"
-    prefect_port: int = 4200
-    mlflow_port: int = 5000
-    postgres: str = ""
-    auth: bool = False
-    source: str = ""
-    prompts: str = ""
-    allowed_hosts: str = ""
-    secrets: dict[str, str] = {}
+    source: str = Field(
+        default="",
+        description="What the deployments read (default: ./documents).",
+        json_schema_extra={"argument": True},
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on (default: this machine only).")
+    prefect_port: int = Field(default=4200, description="Port of Prefect's server (default: 4200).", ge=1, le=65535)
+    mlflow_port: int = Field(default=5000, description="Port of MLflow's server (default: 5000).", ge=1, le=65535)
+    postgres: str = Field(
+        default="",
+        description="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "
+        "the variable: everyone on this machine can read a command line.",
+        json_schema_extra={"variable": "SHEEPFOLD_POSTGRES"},
+    )
+    allowed_hosts: str = Field(
+        default="", description="More names under which MLflow answers, with commas; '' takes them back."
+    )
+    auth: bool = Field(
+        default=False, description="Ask for names and passwords.", json_schema_extra={"flag": "--auth/--no-auth"}
+    )
+    prompts: str = Field(default="", description="File that generate/batch continues (default: ./prompts.txt).")
+    secrets: dict[str, str] = Field(default={}, description="By the servers' own variables; empty without `auth`.")
 
     @classmethod
     def kept(cls, home: Home) -> TeamSettings:
