@@ -21,14 +21,13 @@ import typer
 from flows import options as models
 from flows.cli_common import AsJson, HomeFolder, absolute, answer, app, command, model_folder, say
 from flows.cli_home import others
-from flows.team.settings import TeamSettings
 from storage.errors import UserError
+from storage.home import Home
 
 
 def run_flow(flow: str, options: Any) -> dict[str, Any]:
     """Run the flow `MODULE:NAME` in this process, under the running Prefect server or an embedded one."""
     from flows.embedded import ends_in_order, prefect_api
-    from storage.home import Home
 
     place = Home.from_environment(options.home).create()
     with ends_in_order(), prefect_api(place):
@@ -43,8 +42,6 @@ def run_flow(flow: str, options: Any) -> dict[str, Any]:
 
 def _reports(options: Any) -> Path:
     """Return the folder of a corpus's pages."""
-    from storage.home import Home
-
     return Home.from_environment(options.home).reports_of(options.corpus)
 
 
@@ -235,9 +232,9 @@ def _print_rows(found: dict[str, Any]) -> None:
 app.add_typer(others)
 
 
-@command(TeamSettings, leave_out=("secrets",), keeps_last=True)
+@command(models.TeamOptions, keeps_last=True)
 def up(
-    options: TeamSettings,
+    options: models.TeamOptions,
     schedules: Annotated[
         bool | None, typer.Option("--schedules/--no-schedules", help="Switch the deployments' schedules on or off.")
     ] = None,
@@ -249,8 +246,8 @@ def up(
     Options that are not given keep their last value.
     """
     from flows.embedded import ends_in_order
-    from flows.team.up import bring_up, team_status
-    from storage.home import Home
+    from flows.team.programs import bring_up, team_status
+    from flows.team.settings import TeamSettings
 
     place = Home.from_environment(home or None)
     settings = TeamSettings.kept(place).model_copy(update=options.model_dump(exclude_unset=True))
@@ -268,8 +265,7 @@ def up(
 @app.command()
 def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
     """Stop the workers, whose runs are queued again, then the servers."""
-    from flows.team.up import bring_down
-    from storage.home import Home
+    from flows.team.programs import bring_down
 
     answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json)
 

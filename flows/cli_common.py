@@ -18,10 +18,12 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperGroup
 
 from flows.options import MODEL_NAMES, REPEATED, take_parameters
+from flows.show import print_document
 from storage.errors import UserError, lasting_fault
+from storage.home import Home, check_corpus_name
+from tasks.core.settings import parse_assignments, storable
 
 if TYPE_CHECKING:
-    from storage.home import Home
     from storage.store import Store
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
@@ -45,16 +47,9 @@ app = typer.Typer(
 )
 
 
-def checked_corpus(name: str) -> str:
-    """Return the name of a corpus, refused before anything runs if it cannot be one."""
-    from storage.home import check_corpus_name
-
-    return check_corpus_name(name)
-
-
 Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
 Model = Annotated[str, typer.Option(help=MODEL_NAMES)]
-Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
+Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=check_corpus_name)]
 HomeFolder = Annotated[str, typer.Option(help="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
@@ -113,8 +108,6 @@ def _parameter(name: str, field: FieldInfo, keeps_last: bool) -> inspect.Paramet
 
 def _options_from_line(options: type[BaseModel], given: dict[str, Any]) -> Any:
     """Return the option model of a command line: sources absolute, settings checked by name."""
-    from tasks.core.settings import parse_assignments, storable
-
     asked = {name: value for name, value in given.items() if value is not None and value != []}
     if "source" in asked:
         from tasks.sources.resolve import resolve_sources
@@ -143,14 +136,11 @@ def answer(document: Any, as_json: bool, show: Callable[[Any], object] | None = 
     if as_json:
         print(json.dumps(document, ensure_ascii=False, indent=1))
         return
-    from flows.show import print_document
-
     (show or print_document)(document)
 
 
 def open_home(home: str) -> tuple[Home, Store]:
     """Return a home and its store; neither is made."""
-    from storage.home import Home
     from storage.store import open_store
 
     place = Home.from_environment(home or None)

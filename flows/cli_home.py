@@ -111,7 +111,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show addresses, servers, corpora and their champions."""
-    from flows.team.up import team_status
+    from flows.team.programs import team_status
     from tasks.upkeep.status import status_at_a_glance, status_of
 
     place, store = open_home(home)

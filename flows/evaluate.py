@@ -89,7 +89,7 @@ def evaluate_model(
     settings: EvaluationSettings | None = None,
     dataset: ArtifactRef | None = None,
 ) -> tuple[ArtifactRef, dict[str, float]]:
-    """Measure a model; returns the evaluation and its figures (none in a plan that has to wait).
+    """Measure a model; returns the evaluation and its figures (empty in a plan if it is not in the store).
 
     Args:
         dataset: Training data of a model that is not there yet.
@@ -133,7 +133,7 @@ def trace_model(
     """Find completions, and the documents that a model is measured on, in its training text.
 
     Returns:
-        Artefacts of `memorised` and `contamination`; None where the settings leave it out, or nobody knows the text.
+        Artefacts of `memorised` and `contamination`; None if the settings leave it out or the training text is unknown.
     """
     texts = trained_texts(run, checkpoint) if settings.trace else None
     if texts is None:

@@ -238,3 +238,29 @@ class CleanupOptions(Options):
     grace_days: float = Field(7, description="Keep artefacts made or used within so many days.", ge=0)
     at_least: int = Field(8, description="Join small segments when there are so many.", ge=2)
     dry_run: bool | None = Field(None, description="Only report what would be joined and removed.")
+
+
+class TeamOptions(BaseModel, frozen=True):
+    """Options of `sheepfold up`; paths are absolute, sources one per line."""
+
+    source: str = Field(
+        default="",
+        description="What the deployments read (default: ./documents).",
+        json_schema_extra={"argument": True},
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on (default: this machine only).")
+    prefect_port: int = Field(default=4200, description="Port of Prefect's server (default: 4200).", ge=1, le=65535)
+    mlflow_port: int = Field(default=5000, description="Port of MLflow's server (default: 5000).", ge=1, le=65535)
+    postgres: str = Field(
+        default="",
+        description="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "
+        "the variable: everyone on this machine can read a command line.",
+        json_schema_extra={"variable": "SHEEPFOLD_POSTGRES"},
+    )
+    allowed_hosts: str = Field(
+        default="", description="More names under which MLflow answers, with commas; '' takes them back."
+    )
+    auth: bool = Field(
+        default=False, description="Ask for names and passwords.", json_schema_extra={"flag": "--auth/--no-auth"}
+    )
+    prompts: str = Field(default="", description="File that generate/batch continues (default: ./prompts.txt).")

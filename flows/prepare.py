@@ -119,7 +119,7 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
         documents=ingested.texts,
         measures=ingested.measures,
     )
-    _overlaps(run, ingested, frozen)  # now, so that the next document that comes costs a look at itself alone
+    _overlaps(run, ingested, frozen)  # now, so that later runs look at new documents alone
     return frozen
 
 

@@ -61,7 +61,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
 
 
 def plan(options: RetrainOptions) -> Run:
-    """Go the way of `retrain` without computing anything; the run's reports say what would be computed.
+    """Plan a retraining: its stages are called without computing; the run's reports say what would be computed.
 
     No artefact is made and no source is downloaded.
     """
@@ -76,7 +76,7 @@ def plan(options: RetrainOptions) -> Run:
 def plan_retraining(run: Run, source: str, settings: Settings) -> None:
     """Call the stages of a retraining in its order under a planning run.
 
-    Left out is what makes no artefact (checks, the registry), and the champion, which is measured beside the model.
+    Checks and the registry, which make no artefact, and the measurement of the champion are left out.
     """
     _, prepared, base = ingest_and_prepare(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)

@@ -14,8 +14,9 @@ import shlex
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from flows.options import TeamOptions
 from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
@@ -39,31 +40,14 @@ _POSTGRES = re.compile(
 _POSTGRES_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port")
 
 
-class TeamSettings(BaseModel, frozen=True):
-    """Options of `sheepfold up`; paths are absolute, sources one per line."""
+class TeamSettings(TeamOptions, frozen=True):
+    """Options of `sheepfold up` as they are kept, with secrets.
 
-    source: str = Field(
-        default="",
-        description="What the deployments read (default: ./documents).",
-        json_schema_extra={"argument": True},
-    )
-    host: str = Field(default="127.0.0.1", description="Address to listen on (default: this machine only).")
-    prefect_port: int = Field(default=4200, description="Port of Prefect's server (default: 4200).", ge=1, le=65535)
-    mlflow_port: int = Field(default=5000, description="Port of MLflow's server (default: 5000).", ge=1, le=65535)
-    postgres: str = Field(
-        default="",
-        description="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "
-        "the variable: everyone on this machine can read a command line.",
-        json_schema_extra={"variable": "SHEEPFOLD_POSTGRES"},
-    )
-    allowed_hosts: str = Field(
-        default="", description="More names under which MLflow answers, with commas; '' takes them back."
-    )
-    auth: bool = Field(
-        default=False, description="Ask for names and passwords.", json_schema_extra={"flag": "--auth/--no-auth"}
-    )
-    prompts: str = Field(default="", description="File that generate/batch continues (default: ./prompts.txt).")
-    secrets: dict[str, str] = Field(default={}, description="By the servers' own variables; empty without `auth`.")
+    Attributes:
+        secrets: passwords and keys by the servers' own variables; empty without `auth`.
+    """
+
+    secrets: dict[str, str] = Field(default={})
 
     @classmethod
     def kept(cls, home: Home) -> TeamSettings:
