@@ -18,10 +18,11 @@ from flows.cli_common import (
     answer,
     model_folder,
     open_home,
+    print_document,
+    print_rows,
     say,
 )
 from flows.options import MODEL_NAMES
-from flows.show import print_document, print_rows
 from storage.errors import UserError
 from storage.registry import CHAMPION
 
@@ -173,13 +174,11 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
-    from tasks.report.inspect.inspection import InspectError, inspect_prompt, inspection_text, to_json
+    from tasks.report.inspect.inspection import inspect_prompt, inspection_text, to_json
     from tasks.report.inspect.page import write_page
     from tasks.report.inspect.subject import Subject
     from tasks.training.bundle import Bundle
 
-    if not prompt:
-        raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')
     if preset and model != CHAMPION:
         raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
     if preset:
