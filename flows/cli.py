@@ -1,4 +1,4 @@
-"""The command line. Commands that run a flow are made from the flow's option model; the others look things up.
+"""The command line: commands made from the option model of a flow; `cli_home` has those that run no flow.
 
 Every command takes `--json`, which prints one document on standard output; all else goes to standard error. Heavy
 libraries are imported by the commands that need them, so that `--help`, `sql` and `plan` start at once.
@@ -6,105 +6,28 @@ libraries are imported by the commands that need them, so that `--help`, `sql` a
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from types import UnionType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from flows import options as models
-from flows.cli_common import AsJson, absolute, answer, app, model_folder, say
+from flows.cli_common import AsJson, HomeFolder, absolute, answer, app, command, model_folder, say
+from flows.cli_home import others
 from storage.errors import UserError
-
-
-def command(
-    options: type[models.Options], leave_out: tuple[str, ...] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of an option model a command of the same name whose arguments are the model's fields.
-
-    Args:
-        leave_out: Fields that are no options of the command.
-    """
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(function, include_extras=True)
-        own = [
-            item.replace(kind=item.KEYWORD_ONLY, annotation=hints[item.name])
-            for item in list(inspect.signature(function).parameters.values())[1:]
-        ]
-
-        def typed(**given: Any) -> None:
-            rest = {item.name: given.pop(item.name) for item in own}
-            function(_options_from_line(options, given), **rest)
-
-        fields = {name: field for name, field in options.model_fields.items() if name not in leave_out}
-        parameters = [*(_parameter(name, field) for name, field in fields.items()), *own]
-        parameters.sort(key=lambda item: item.default is not inspect.Parameter.empty)
-        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        typed.__annotations__ = {item.name: item.annotation for item in parameters}
-        typed.__name__, typed.__doc__ = function.__name__, function.__doc__
-        app.command()(typed)
-        return function
-
-    return decorate
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Return the command's parameter for a field of an option model."""
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
-    kind: Any = get_args(field.annotation)[0] if isinstance(field.annotation, UnionType) else field.annotation
-    required, repeated = field.is_required(), name in models.REPEATED or kind == list[str]
-    default = inspect.Parameter.empty if required else field.default
-    kind = list[str] if repeated else kind
-    kind = kind | None if default is None else kind
-    text = str(extra.get("typed") or field.description)
-    if repeated and not required:
-        text = f"{text.removesuffix('.')}; may be repeated."
-    hint: Any
-    if required and not extra.get("option"):
-        hint = Annotated[kind, typer.Argument(help=text)]
-    else:
-        limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
-        flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
-        hint = Annotated[kind, typer.Option(flag, help=text, min=limits.get("ge"), max=limits.get("le"))]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def _options_from_line(options: type[models.Options], given: dict[str, Any]) -> Any:
-    """Return the option model of a command line: sources absolute, settings checked by name."""
-    from tasks.core.settings import parse_assignments, storable
-
-    asked = {name: value for name, value in given.items() if value is not None and value != []}
-    if "source" in asked:
-        from tasks.sources.resolve import resolve_sources
-
-        asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
-    if "settings" in asked:
-        asked["settings"] = storable(parse_assignments(asked["settings"]))
-    if "refresh" in asked:
-        asked["refresh"] = ",".join(asked["refresh"])
-    try:
-        return options(**asked)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # options that do not go together
-            raise UserError(str(first["ctx"]["error"])) from error
-        raise UserError(f"--{str(first['loc'][0]).replace('_', '-')} is {first['input']!r}: {first['msg']}") from error
+from storage.home import Home
 
 
 def run_flow(flow: str, options: Any) -> dict[str, Any]:
     """Run the flow `MODULE:NAME` in this process, under the running Prefect server or an embedded one."""
     from flows.embedded import ends_in_order, prefect_api
-    from storage.home import Home
 
     place = Home.from_environment(options.home).create()
     with ends_in_order(), prefect_api(place):
@@ -119,8 +42,6 @@ def run_flow(flow: str, options: Any) -> dict[str, Any]:
 
 def _reports(options: Any) -> Path:
     """Return the folder of a corpus's pages."""
-    from storage.home import Home
-
     return Home.from_environment(options.home).reports_of(options.corpus)
 
 
@@ -135,7 +56,7 @@ def _show(options: Any, result: dict[str, Any], as_json: bool) -> None:
 @command(models.RetrainOptions, leave_out=("base",))
 def run(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
-    from flows.unchanged import last_result
+    from flows.retrain import last_result
 
     # a run whose plan finds everything in the store needs no server
     _show(options, last_result(options) or run_flow("flows.retrain:retrain", options), as_json)
@@ -233,23 +154,27 @@ def generate(
     """Continue a prompt at the terminal, or every prompt of a file; further settings by --set generate.NAME=VALUE."""
     if bool(prompt) == bool(options.prompts):
         raise UserError("give either a PROMPT or --prompts FILE")
-    if options.prompts:
-        _generate_file(options, as_json)
-        return
-
-    def show(piece: str) -> None:
-        print(piece, end="", flush=True)
-
-    streamed = not as_json and (options.n_samples or 1) == 1
-    rows, seconds = continue_prompt(options, prompt, show if streamed else None)
+    if prompt:
+        streamed = not as_json and (options.n_samples or 1) == 1
+        rows, seconds = continue_prompt(options, prompt, partial(print, end="", flush=True) if streamed else None)
+        document: dict[str, Any] = {"rows": rows, "completions": None, "page": ""}
+        tokens = sum(row["n_tokens"] for row in rows)
+        remark = f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
+    else:
+        streamed, document = False, _continue_file(options)
+        rows, remark = document["rows"], f"completions: {document['completions']}\npage: {document['page']}"
     if streamed:
         print()
     else:
-        answer({"rows": rows, "completions": None, "page": ""}, as_json, _print_rows)
-    if not as_json:
-        _refuse_failed(rows)
-        tokens = sum(row["n_tokens"] for row in rows)
-        say(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+        answer(document, as_json, _print_rows)
+    if as_json:
+        return
+    failed = [row for row in rows if row["error"] is not None]
+    if failed and len(failed) == len(rows):
+        raise UserError(f"no prompt could be continued; {failed[0]['id']}: {failed[0]['error']}")
+    if failed:
+        say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
+    say(remark)
 
 
 def continue_prompt(
@@ -288,7 +213,7 @@ def continue_prompt(
     return rows, time.monotonic() - begun
 
 
-def _generate_file(options: Any, as_json: bool) -> None:
+def _continue_file(options: Any) -> dict[str, Any]:
     from storage.tables import read_rows
     from tasks.generation.completions import given_id
     from tasks.generation.prompts import read_prompts
@@ -296,11 +221,7 @@ def _generate_file(options: Any, as_json: bool) -> None:
     read_prompts(absolute(options.prompts), options.template or "")  # a broken file is refused before anything starts
     completions = run_flow("flows.generate:generate", options)["completions"]
     rows = [{**row, "id": given_id(row)} for row in read_rows(Path(completions))]
-    page = str(_reports(options) / "generation.html")
-    answer({"rows": rows, "completions": completions, "page": page}, as_json, _print_rows)
-    if not as_json:
-        _refuse_failed(rows)
-        say(f"completions: {completions}\npage: {page}")
+    return {"rows": rows, "completions": completions, "page": str(_reports(options) / "generation.html")}
 
 
 def _print_rows(found: dict[str, Any]) -> None:
@@ -308,21 +229,54 @@ def _print_rows(found: dict[str, Any]) -> None:
         print(f"{row['prompt']}{row['text']}\n" if row["error"] is None else f"{row['id']}: {row['error']}\n")
 
 
-def _refuse_failed(rows: list[dict[str, Any]]) -> None:
-    failed = [row for row in rows if row["error"] is not None]
-    if failed and len(failed) == len(rows):
-        raise UserError(f"no prompt could be continued; {failed[0]['id']}: {failed[0]['error']}")
-    if failed:
-        say(f"{len(failed)} of the prompts could not be continued; the column `error` says why")
+app.add_typer(others)
 
 
-def main(command: Callable[[], None] = app) -> None:
+@command(models.TeamOptions, keeps_last=True)
+def up(
+    options: models.TeamOptions,
+    schedules: Annotated[
+        bool | None, typer.Option("--schedules/--no-schedules", help="Switch the deployments' schedules on or off.")
+    ] = None,
+    home: HomeFolder = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start Prefect's and MLflow's servers and two workers under supervisord, and make the deployments.
+
+    Options that are not given keep their last value.
+    """
+    from flows.embedded import ends_in_order
+    from flows.team.programs import bring_up, team_status
+    from flows.team.settings import TeamSettings
+
+    place = Home.from_environment(home or None)
+    settings = TeamSettings.kept(place).model_copy(update=options.model_dump(exclude_unset=True))
+    if not settings.source:
+        absolute("documents").mkdir(exist_ok=True)
+    paths = {
+        "source": settings.source or str(absolute("documents")),
+        "prompts": str(absolute(settings.prompts or "prompts.txt")),
+    }
+    with ends_in_order():
+        started = bring_up(place, settings.model_copy(update=paths), say, schedules)
+    answer({"started": started, **team_status(place)}, as_json)
+
+
+@app.command()
+def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
+    """Stop the workers, whose runs are queued again, then the servers."""
+    from flows.team.programs import bring_down
+
+    answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json)
+
+
+def main() -> None:
     """Run the console script."""
     terminal = logging.StreamHandler()
     terminal.addFilter(lambda record: not record.name.startswith("prefect."))  # those are for the flow run's log
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[terminal])
     logging.getLogger("sheepfold").setLevel(logging.INFO)
-    command()
+    app()
 
 
 if __name__ == "__main__":

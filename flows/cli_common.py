@@ -1,45 +1,47 @@
-"""The application, options that commands share, and the printing of results and errors."""
+"""The application, commands made from option models, options that commands share, and the printing of results.
+
+Printed words may come from documents and file names, so nothing in them takes effect: neither markup nor control
+characters.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from typer.core import TyperGroup
-from typer.main import get_group
+
+from flows.options import MODEL_NAMES, REPEATED, take_parameters
+from storage.errors import UserError, lasting_fault
+from storage.home import Home, check_corpus_name
+from tasks.core.settings import parse_assignments, storable
 
 if TYPE_CHECKING:
-    from storage.home import Home
     from storage.store import Store
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
+SHOWN = 40  # entries of a list
+COLUMNS = 10  # of a table; what has more of them is read better line by line
+WIDTH = 1000  # of a table that goes into a file or a pipe
+PLAIN = ("pid", "seed")  # numbers that are names
+SIZES = ("size", "garbage_size")  # numbers of bytes
 
 
 class Commands(TyperGroup):
-    """Commands of flows; the others are imported when one of them is asked for, or all are listed."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command."""
-        if cmd_name not in self.commands:
-            self.list_commands(ctx)
-        return super().get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
-        for module in ("cli_lookup", "cli_keep", "cli_team"):
-            import_module(f"flows.{module}")
-        self.commands.update(get_group(others).commands)
-        return super().list_commands(ctx)
+    """The commands; an error that the person can correct is printed as one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was typed; errors that the person can correct are printed as one sentence."""
+        """Run the command that was typed."""
         with plain_errors():
             return super().invoke(ctx)
 
@@ -51,21 +53,85 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Turns a folder of documents into a language model, and keeps that model up to date.",
 )
-others = typer.Typer()  # commands that run no flow
-
-
-def checked_corpus(name: str) -> str:
-    """Return the name of a corpus, refused before anything runs if it cannot be one."""
-    from storage.home import check_corpus_name
-
-    return check_corpus_name(name)
 
 
 Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting, section.name=value; may be repeated.")]
-Model = Annotated[str, typer.Option(help="Alias, version, models:/ address, run id or folder.")]
-Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=checked_corpus)]
+Model = Annotated[str, typer.Option(help=MODEL_NAMES)]
+Corpus = Annotated[str, typer.Option(help="Name of the corpus.", callback=check_corpus_name)]
 HomeFolder = Annotated[str, typer.Option(help="Home folder (default: SHEEPFOLD_HOME, else .sheepfold).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+def command(
+    options: type[BaseModel], leave_out: tuple[str, ...] = (), keeps_last: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function of an option model a command of the same name whose arguments are the model's fields.
+
+    Args:
+        leave_out: Fields that are no options of the command.
+        keeps_last: An option that is not given keeps its last value, so none is required and no default is shown.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            item.replace(kind=item.KEYWORD_ONLY, annotation=hints[item.name])
+            for item in list(inspect.signature(function).parameters.values())[1:]
+        ]
+
+        def typed(**given: Any) -> None:
+            rest = {item.name: given.pop(item.name) for item in own}
+            function(_options_from_line(options, given), **rest)
+
+        fields = {name: field for name, field in options.model_fields.items() if name not in leave_out}
+        take_parameters(typed, [*(_parameter(name, field, keeps_last) for name, field in fields.items()), *own])
+        typed.__name__, typed.__doc__ = function.__name__, function.__doc__
+        app.command()(typed)
+        return function
+
+    return decorate
+
+
+def _parameter(name: str, field: FieldInfo, keeps_last: bool) -> inspect.Parameter:
+    """Return the command's parameter for a field of an option model."""
+    extra: Mapping[str, Any] = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
+    kind: Any = get_args(field.annotation)[0] if isinstance(field.annotation, UnionType) else field.annotation
+    required, repeated = field.is_required(), name in REPEATED or kind == list[str]
+    default = inspect.Parameter.empty if required else None if keeps_last else field.default
+    kind = list[str] if repeated else kind
+    kind = kind | None if default is None else kind
+    text, is_argument = str(extra.get("typed") or field.description), extra.get("argument", required)
+    if repeated and not is_argument:
+        text = f"{text.removesuffix('.')}; may be repeated."
+    hint: Any
+    if is_argument:
+        hint = Annotated[kind, typer.Argument(help=text)]
+    else:
+        limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
+        flag = extra.get("flag", f"--{name.replace('_', '-')}")
+        least, most = limits.get("ge"), limits.get("le")
+        hint = Annotated[kind, typer.Option(flag, help=text, min=least, max=most, envvar=extra.get("variable"))]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _options_from_line(options: type[BaseModel], given: dict[str, Any]) -> Any:
+    """Return the option model of a command line: sources absolute, settings checked by name."""
+    asked = {name: value for name, value in given.items() if value is not None and value != []}
+    if "source" in asked:
+        from tasks.sources.resolve import resolve_sources
+
+        asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
+    if "settings" in asked:
+        asked["settings"] = storable(parse_assignments(asked["settings"]))
+    if "refresh" in asked:
+        asked["refresh"] = ",".join(asked["refresh"])
+    try:
+        return options(**asked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # options that do not go together
+            raise UserError(str(first["ctx"]["error"])) from error
+        raise UserError(f"--{str(first['loc'][0]).replace('_', '-')} is {first['input']!r}: {first['msg']}") from error
 
 
 def say(text: str) -> None:
@@ -78,14 +144,93 @@ def answer(document: Any, as_json: bool, show: Callable[[Any], object] | None = 
     if as_json:
         print(json.dumps(document, ensure_ascii=False, indent=1))
         return
-    from flows.show import print_document
-
     (show or print_document)(document)
+
+
+def print_document(document: Any, depth: int = 0) -> None:
+    """Print nested mappings and lists, indented, and what has rows as a table; of a long list the first entries."""
+    indent = "  " * depth
+    rows = _rows(document)
+    if rows is not None:
+        _print_table(rows[:SHOWN], figure, len(indent))
+    else:
+        named = document.items() if isinstance(document, dict) else (("", item) for item in document[:SHOWN])
+        for name, item in named:
+            label = _line(name) or "-"
+            if isinstance(item, dict | list) and item:
+                print(f"{indent}{label}")
+                print_document(item, depth + 1)
+            else:
+                print(f"{indent}{label}{':' if name else ''} {figure(name, item)}")
+    if isinstance(document, list) and len(document) > SHOWN:
+        print(f"{indent}and {len(document) - SHOWN:,} more (--json has all)")
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print all rows of a query as a table, with values as they are."""
+    if rows:
+        _print_table(rows, lambda name, value: "" if value is None else _line(value))
+    print(f"{len(rows)} rows" if rows else "no rows", file=sys.stderr)
+
+
+def figure(name: str, value: Any) -> str:
+    """Return a value in words; numbers whose names say that they are bytes or operations have a unit."""
+    if value is None or value in ("", [], {}):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int) and name not in PLAIN:
+        if "bytes" in name or name in SIZES:
+            return f"{value:,}{_scaled(value, 1024, 'KMGTPE', 'iB')}"
+        return f"{value:,}{_scaled(value, 1000, 'kMGTPE', 'FLOP') if 'flops' in name else ''}"
+    return _line(value)
+
+
+def _scaled(value: float, step: int, prefixes: str, unit: str) -> str:
+    """Return a number with a prefix, such as 474.7 MiB, in brackets; empty if it is small."""
+    power = 0
+    while value >= step and power < len(prefixes):
+        value, power = value / step, power + 1
+    return f" ({value:,.1f} {prefixes[power - 1]}{unit})" if power else ""
+
+
+def _line(value: Any) -> str:
+    from tasks.report.wording import legible
+
+    return legible(" ".join(str(value).split()))
+
+
+def _rows(document: Any) -> list[dict[str, Any]] | None:
+    """Return several mappings of values under the same few names as rows, else None."""
+    if isinstance(document, dict):
+        document = [{"": name, **item} if isinstance(item, dict) else item for name, item in document.items()]
+    if len(document) < 2 or not all(isinstance(row, dict) for row in document):
+        return None
+    names = document[0].keys()
+    nested = any(isinstance(item, dict | list) and item for row in document for item in row.values())
+    return document if all(row.keys() == names for row in document) and not nested and len(names) <= COLUMNS else None
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]], shown: Callable[[str, Any], str], indent: int = 0) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in rows[0]:
+        numbers = all(isinstance(row[name], int | float | None) for row in rows)
+        made.add_column(_line(name), overflow="fold", justify="right" if numbers else "left")
+    for row in rows:
+        made.add_row(*(shown(name, value) for name, value in row.items()))
+    console = Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(Padding.indent(made, indent))
 
 
 def open_home(home: str) -> tuple[Home, Store]:
     """Return a home and its store; neither is made."""
-    from storage.home import Home
     from storage.store import open_store
 
     place = Home.from_environment(home or None)
@@ -120,8 +265,6 @@ def absolute(path: str) -> Path:
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Print errors that the person can correct in one sentence; other errors keep their traceback."""
-    from storage.errors import UserError, lasting_fault
-
     try:
         yield
     except KeyboardInterrupt:

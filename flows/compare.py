@@ -15,7 +15,7 @@ from flows.context import flow, open_run
 from flows.evaluate import evaluate_model
 from flows.generate import continue_prompts
 from flows.options import AblateOptions, CompareOptions
-from flows.state import latest_training
+from flows.train import latest_training
 from storage.catalog import Catalog, waits_for_run
 from storage.errors import UserError
 from storage.lineage import manifest_of

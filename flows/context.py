@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar
 
 from flows.embedded import EMBEDDED
-from flows.options import CorpusOptions, IngestOptions, Options
+from flows.options import CorpusOptions, IngestOptions, Options, take_parameters
 from storage.errors import UserError
 from storage.home import Home, check_corpus_name
 from tasks.core.executor import in_flow, task_runner
@@ -37,14 +38,12 @@ MAX_ATTEMPTS = 5
 AWAY_SECONDS = 240.0  # that Prefect's server may take to come back, as with its own clients
 
 
+@dataclass
 class PipelineFlow(Generic[AnyOptions]):
-    """A flow declared by its option model, which Prefect takes apart into parameters and `body` puts together again."""
+    """A flow declared by its option model: Prefect's parameters are its fields."""
 
-    def __init__(self, function: Callable[[AnyOptions], dict[str, Any]], options: type[AnyOptions]) -> None:
-        self.function = function
-        self.options = options
-        self.name = function.__name__
-        self.__doc__ = inspect.getdoc(function)
+    function: Callable[[AnyOptions], dict[str, Any]]
+    options: type[AnyOptions]
 
     @cached_property
     def prefect(self) -> Flow[..., dict[str, Any]]:
@@ -64,13 +63,11 @@ class PipelineFlow(Generic[AnyOptions]):
             )
             for name, field in fields.items()
         ]
-        parameters.sort(key=lambda item: item.default is not inspect.Parameter.empty)
-        body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        body.__annotations__ = {item.name: item.annotation for item in parameters}
+        take_parameters(body, parameters)
         body.__module__ = self.function.__module__
         lines = "\n".join(f"    {name}: {field.description}" for name, field in fields.items())
-        body.__doc__ = f"{self.__doc__}\n\nArgs:\n{lines}"
-        return prefect_flow(name=self.name, flow_run_name=_run_name, persist_result=False)(body)
+        body.__doc__ = f"{inspect.getdoc(self.function)}\n\nArgs:\n{lines}"
+        return prefect_flow(name=self.function.__name__, flow_run_name=_run_name, persist_result=False)(body)
 
     def __call__(self, options: AnyOptions) -> dict[str, Any]:
         """Run the flow under the Prefect server in reach."""
@@ -196,21 +193,14 @@ def open_run(options: CorpusOptions, limits: Limits | None = None) -> Iterator[R
         if not in_flow():
             yield run
             return
+        from prefect.context import FlowRunContext
+
         check_attempts()
         run.tags = _tags(options.corpus)
-        with _runner(machine.workers):
+        context = FlowRunContext.get()
+        assert context is not None
+        with task_runner(machine.workers) as runner, context.model_copy(update={"task_runner": runner}):
             yield run
-
-
-@contextmanager
-def _runner(workers: int) -> Iterator[None]:
-    """Let tasks of the running flow run on as many threads as there are workers, or on Ray."""
-    from prefect.context import FlowRunContext
-
-    context = FlowRunContext.get()
-    assert context is not None
-    with task_runner(workers) as runner, context.model_copy(update={"task_runner": runner}):
-        yield
 
 
 def _tags(corpus: str) -> dict[str, str]:

@@ -4,4 +4,4 @@ from flows import compare, evaluate, generate, ingest, prepare, promote, retrain
 from flows.context import PipelineFlow
 
 for _module in (compare, evaluate, generate, ingest, prepare, promote, retrain, train, upkeep):
-    globals().update({item.name: item.prefect for item in vars(_module).values() if isinstance(item, PipelineFlow)})
+    globals().update({name: item.prefect for name, item in vars(_module).items() if isinstance(item, PipelineFlow)})

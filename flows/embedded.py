@@ -99,7 +99,7 @@ def prefect_api(home: Home) -> Iterator[None]:
     if configured_api_url() is not None:
         yield
         return
-    from flows.team.up import running_team
+    from flows.team.programs import running_team
 
     team = running_team(home)  # its server has the home's database open, and its pages should show this run
     if team:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.finish import finish, leave, result_of
-from flows.generate import completions_path, sample
+from flows.generate import sample
 from flows.options import EvaluateOptions
-from flows.state import remember_evaluation
+from flows.report import finish, leave
+from storage.catalog import read_state
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.registry import CHAMPION, PREVIOUS, ModelVersion, find_version, read_models, registered_versions
@@ -34,6 +34,7 @@ from tasks.lineage.training_texts import trained_texts
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
 from tasks.report.evaluation import Measured
+from tasks.training.train import train as train_stage
 
 
 @flow(EvaluateOptions)
@@ -71,13 +72,13 @@ def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dic
         if drifted is not None:
             figures = drifted[0].figures()
             act(run, "track", partial(log_evaluation, run, version, drifted[1], figures), [drifted[1]])
-    result = result_of(
+    return finish(
         run,
         metrics={**metrics, **beside, **(drifted[0].figures() if drifted is not None else {})},
         mlflow_run_id=None if version is None else version.run_id,
-        completions=completions_path(run, made),
+        completions=made,
+        measured=measured,
     )
-    return finish(run, result, measured=measured)
 
 
 @subflow("evaluate")
@@ -88,7 +89,7 @@ def evaluate_model(
     settings: EvaluationSettings | None = None,
     dataset: ArtifactRef | None = None,
 ) -> tuple[ArtifactRef, dict[str, float]]:
-    """Measure a model; returns the evaluation and its figures (none in a plan that has to wait).
+    """Measure a model; returns the evaluation and its figures (empty in a plan if it is not in the store).
 
     Args:
         dataset: Training data of a model that is not there yet.
@@ -100,6 +101,12 @@ def evaluate_model(
         inputs["ngram"] = ngram(run, NgramSettings(settings.ngram_order, settings.ngram_tokens), dataset=dataset)
     found = evaluate_stage(run, EvaluateSettings(settings.stride), **inputs)
     return found, run.read(found, lambda ref: read_metrics(run.store, ref), {})
+
+
+def remember_evaluation(run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef) -> None:
+    """Record an evaluation of the corpus's latest training for its ref; figures of other models are not its own."""
+    if read_state(run.store, run.corpus).get(train_stage.name) == [checkpoint]:
+        run.remember(evaluate=evaluation)
 
 
 def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> EvaluationSettings:
@@ -126,7 +133,7 @@ def trace_model(
     """Find completions, and the documents that a model is measured on, in its training text.
 
     Returns:
-        Artefacts of `memorised` and `contamination`; None where the settings leave it out, or nobody knows the text.
+        Artefacts of `memorised` and `contamination`; None if the settings leave it out or the training text is unknown.
     """
     texts = trained_texts(run, checkpoint) if settings.trace else None
     if texts is None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.finish import finish, result_of
 from flows.options import GenerateOptions
+from flows.report import finish
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import COMPLETIONS_FILE
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call
@@ -35,7 +34,7 @@ def generate(options: Any) -> dict[str, Any]:
         checkpoint = checkpoint_of(run, options.model)
         made = continue_prompts(run, settings, checkpoint, asked, workers)
         run.remember(generate=made)
-        return finish(run, result_of(run, completions=completions_path(run, made)))
+        return finish(run, completions=made)
 
 
 @subflow("generate")
@@ -75,8 +74,3 @@ def continue_prompts(
     )
     whole = joined(parts) if parts else RefSet(after, "")  # of prompts that a plan does not know
     return join_completions(run, JoinSettings(), parts=whole)
-
-
-def completions_path(run: Run, ref: ArtifactRef) -> str:
-    """Return the path of a generation's table."""
-    return str(run.store.folder(ref) / COMPLETIONS_FILE)

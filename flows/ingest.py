@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flows.context import flow, open_run, reach_server, subflow
-from flows.finish import finish, result_of
 from flows.options import WatchOptions
+from flows.report import finish
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, MEASURES_FILE, SCORES_FILE
 from tasks.core.run import Run
@@ -78,7 +78,7 @@ def ingest(options: WatchOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         ingested = ingest_documents(run, options.source, settings)
-        result = finish(run, result_of(run), sources=ingested.sources)
+        result = finish(run, sources=ingested.sources)
         if options.announce_share:
             announce(run, options.source, ingested.snapshot, options.announce_share)
         return result

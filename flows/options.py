@@ -5,6 +5,7 @@ None means "not given" everywhere. An option that stands for a setting takes typ
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Self, cast
@@ -17,10 +18,11 @@ from storage.errors import UserError
 from storage.home import LONGEST_CORPUS_NAME
 from tasks.core.settings import AUTO, Settings, load_settings, setting
 
-OPTION: Any = {"option": True}  # required, and named on the command line all the same
+OPTION: Any = {"argument": False}  # required, and named on the command line all the same
 REPEATED = ("source", "settings", "refresh")  # on the command line once for each source, setting, stage
 
-Model = Annotated[str, Field(description="Alias, version, models:/ address, run id or folder.")]
+MODEL_NAMES = "Alias, version, models:/ address, run id or folder."
+Model = Annotated[str, Field(description=MODEL_NAMES)]
 Texts = Annotated[str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")]
 Column = Annotated[str | None, Field(description="Field of JSON Lines or Parquet that holds the text.")]
 BothPrompts = Annotated[str | None, Field(description="File of prompts that both continue.")]
@@ -40,6 +42,13 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
     }
     text = f"{help or info.description}{shown}"
     return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits)
+
+
+def take_parameters(function: Any, parameters: list[inspect.Parameter]) -> None:
+    """Give a function of keyword arguments the signature that Typer and Prefect read, required parameters first."""
+    ordered = sorted(parameters, key=lambda item: item.default is not inspect.Parameter.empty)
+    function.__signature__ = inspect.Signature(ordered)
+    function.__annotations__ = {item.name: item.annotation for item in ordered}
 
 
 class Options(BaseModel):
@@ -87,7 +96,7 @@ class SettingsOptions(CorpusOptions):
     settings: dict[str, Any] | None = Field(
         None,
         description='Further settings by dotted name, such as {"train.lr": 0.001}.',
-        json_schema_extra={"typed": "Further setting, section.name=value"},
+        json_schema_extra={"typed": "Further setting, section.name=value", "flag": "--set"},
     )
 
     def load(self) -> Settings:
@@ -193,7 +202,7 @@ GenerateOptions.__doc__ = "Options of `generate`: every sampling parameter is on
 class CompareOptions(SettingsOptions):
     """Options of `compare`."""
 
-    a: str = Field(description="First model: alias, version, models:/ address, run id or folder.")
+    a: str = Field(description=f"First model. {MODEL_NAMES}")
     b: str = Field(description="Second model.")
     on: Texts = None
     column: Column = None
@@ -229,3 +238,29 @@ class CleanupOptions(Options):
     grace_days: float = Field(7, description="Keep artefacts made or used within so many days.", ge=0)
     at_least: int = Field(8, description="Join small segments when there are so many.", ge=2)
     dry_run: bool | None = Field(None, description="Only report what would be joined and removed.")
+
+
+class TeamOptions(BaseModel, frozen=True):
+    """Options of `sheepfold up`; paths are absolute, sources one per line."""
+
+    source: str = Field(
+        default="",
+        description="What the deployments read (default: ./documents).",
+        json_schema_extra={"argument": True},
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on (default: this machine only).")
+    prefect_port: int = Field(default=4200, description="Port of Prefect's server (default: 4200).", ge=1, le=65535)
+    mlflow_port: int = Field(default=5000, description="Port of MLflow's server (default: 5000).", ge=1, le=65535)
+    postgres: str = Field(
+        default="",
+        description="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "
+        "the variable: everyone on this machine can read a command line.",
+        json_schema_extra={"variable": "SHEEPFOLD_POSTGRES"},
+    )
+    allowed_hosts: str = Field(
+        default="", description="More names under which MLflow answers, with commas; '' takes them back."
+    )
+    auth: bool = Field(
+        default=False, description="Ask for names and passwords.", json_schema_extra={"flag": "--auth/--no-auth"}
+    )
+    prompts: str = Field(default="", description="File that generate/batch continues (default: ./prompts.txt).")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.finish import finish, result_of
 from flows.ingest import Ingested, ingest_documents
 from flows.options import PrepareOptions
+from flows.report import finish
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import OVERLAP_FILE, TOKENS_FILE
@@ -43,7 +43,7 @@ def prepare(options: PrepareOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         ingested, _, _ = ingest_and_prepare(run, options.source, settings)
-        return finish(run, result_of(run), sources=ingested.sources)
+        return finish(run, sources=ingested.sources)
 
 
 def ingest_and_prepare(run: Run, source: str, settings: Settings) -> tuple[Ingested, Prepared, Base | None]:
@@ -119,7 +119,7 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
         documents=ingested.texts,
         measures=ingested.measures,
     )
-    _overlaps(run, ingested, frozen)  # now, so that the next document that comes costs a look at itself alone
+    _overlaps(run, ingested, frozen)  # now, so that later runs look at new documents alone
     return frozen
 
 

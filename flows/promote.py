@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.evaluate import evaluate_model
-from flows.finish import finish, result_of
+from flows.evaluate import evaluate_model, remember_evaluation
 from flows.options import SettingsOptions
-from flows.state import latest_training, remember_evaluation
+from flows.report import finish
+from flows.train import latest_training
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
@@ -33,9 +33,7 @@ def promote(options: SettingsOptions) -> dict[str, Any]:
         evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate)
         done, run_id = promote_model(run, checkpoint, evaluation, settings)
         remember_evaluation(run, checkpoint, evaluation)  # not those that promotion refuses
-        return finish(
-            run, result_of(run, metrics=metrics, model=model_entry(done), mlflow_run_id=run_id), promoted=done
-        )
+        return finish(run, metrics=metrics, mlflow_run_id=run_id, promoted=done)
 
 
 @subflow("promote")
@@ -78,8 +76,6 @@ def _measured_champion(
     run: Run, registry: Registry, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings
 ) -> Rival | None:
     """Return the champion, evaluated on the same set; `evaluation` itself if it is this very checkpoint."""
-    from flows.evaluate import evaluate_model
-
     champion = champion_of(run.store, registry)
     if champion is None:
         return None
@@ -114,15 +110,3 @@ def _judged(
     if leaks is not None:
         inputs["leaks"] = leaks
     return gates(run, settings.gates, **inputs)
-
-
-def model_entry(done: Promotion) -> dict[str, Any]:
-    """Return the `model` part of a result."""
-    return {
-        "name": done.version.name,
-        "version": done.version.version,
-        "alias": done.alias,
-        "reason": done.reason,
-        "moved": done.moved,
-        "gates": [item.document() for item in done.verdicts],
-    }

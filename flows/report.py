@@ -1,19 +1,45 @@
-"""Results of flows: the document that `--json` prints, its text in a terminal, and the report in Markdown."""
+"""End a flow run: the corpus's ref follows its artefacts, and its result, report and pages are written.
+
+Texts of documents, and completions that begin with them, stay in the home alone: Prefect's database keeps what it is
+given, and `forget` does not reach it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flows.context import reach_server
+from storage.atomic import write_file
+from storage.catalog import LISTED, corpus_ref
+from storage.manifest import ArtifactRef
+from storage.schemas import COMPLETIONS_FILE
 from storage.tables import read_rows
-from tasks.core.run import StageReport
+from storage.tracking import pages_under
+from tasks.core.executor import in_flow
+from tasks.core.run import Run, StageReport
+from tasks.ingest.snapshot import snapshot
+from tasks.report.completions import write as generation_page
+from tasks.report.corpus import write as corpus_page
+from tasks.report.dataset import write as dataset_page
 from tasks.report.evaluation import metrics_table
+from tasks.report.evaluation import write as evaluation_page
+from tasks.report.gates import write as gates_page
 from tasks.report.markdown import cell, table
-from tasks.report.written import Page
-from tasks.training.suggest import suggestion_text
+from tasks.report.training import write as training_page
+from tasks.report.written import Outcome, Page
+from tasks.training.suggest import read_suggestion, suggest, suggestion_text
+from tasks.upkeep.forget_sweep import refuse_forgotten
 
+if TYPE_CHECKING:
+    from tasks.ingest.extract import SourceFiles
+    from tasks.registry.promote import Promotion
+    from tasks.report.evaluation import Measured
+
+# the evaluation's page links to the others
+PAGES = (corpus_page, dataset_page, training_page, gates_page, generation_page, evaluation_page)
 SAMPLES = 4
 SAMPLE = 200  # characters of a prompt, and of its continuation
 
@@ -38,9 +64,104 @@ class RunResult:
     suggestion: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document."""
-        return asdict(self)
+
+def publish(run: Run) -> None:
+    """Let the corpus's ref follow the artefacts of this run; the catalogue's views follow the ref.
+
+    Only ingestion makes a corpus; an evaluation or completions under an unknown name do not.
+
+    Raises:
+        UserError: if a document that this run may have read was forgotten while it ran.
+    """
+    if run.forgotten is not None:
+        refuse_forgotten(run.store, run.forgotten)
+    name = corpus_ref(run.corpus)
+    with run.store.lock(name):  # another run may publish between our reading and writing
+        state = run.store.read_ref(name) or {}
+        for stage, refs in run.produced.items():
+            state[stage] = [asdict(ref) for ref in refs]
+        if run.produced.get(snapshot.name):
+            state.pop(LISTED, None)
+        if snapshot.name in state:
+            run.store.write_ref(name, state)
+
+
+def leave(topic: str, description: str, text: str) -> None:
+    """Leave a Markdown artefact in Prefect's UI."""
+    if in_flow():
+        from prefect.artifacts import create_markdown_artifact
+
+        reach_server(lambda: create_markdown_artifact(text, key=f"sheepfold-{topic}", description=description))
+
+
+def finish(
+    run: Run,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    mlflow_run_id: str | None = None,
+    completions: ArtifactRef | None = None,
+    sources: SourceFiles | None = None,
+    measured: Measured | None = None,
+    promoted: Promotion | None = None,
+) -> dict[str, Any]:
+    """Publish what a run produced, and write its report and pages; returns the flow's result.
+
+    Args:
+        metrics: Figures of the evaluation.
+        sources: Where the files lie, for pictures of pages.
+        measured: The model whose evaluation has a page.
+        promoted: The registered model, and the verdicts of the gates on it.
+    """
+    publish(run)
+    proposal = run.produced.get(suggest.name)
+    result = RunResult(
+        stages=list(run.reports.values()),
+        metrics=dict(metrics or {}),
+        model=model_entry(promoted) if promoted else None,
+        mlflow_run_id=mlflow_run_id,
+        completions=str(run.store.folder(completions) / COMPLETIONS_FILE) if completions else None,
+        suggestion=read_suggestion(run.store.folder(proposal[0])) if proposal else None,
+        notes=list(run.notes),
+    )
+    outcome = Outcome(run, result.metrics, sources, measured, promoted)
+    pages = [page for write in PAGES if (page := write(outcome)) is not None]
+    links = _links(run, result.mlflow_run_id, promoted) if result.mlflow_run_id else []
+    report = run_report(run.corpus, result, pages, links)
+    sample = f"\n## Sample\n\n{sample_table(result.completions)}\n" if result.completions else ""
+    file = outcome.folder / "report.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, (report + sample).encode())
+    leave("report", f"Report of corpus {run.corpus}", f"{report}\nThe report with the completions: `{file}`\n")
+    for page in pages:
+        leave(page.topic, page.title, f"{page.summary}\n\nThe whole page: `{page.files[0]}`\n")
+        for path in page.files if result.mlflow_run_id else ():
+            run.tracking.client.log_artifact(result.mlflow_run_id, str(path))
+    return asdict(result)
+
+
+def _links(run: Run, run_id: str, promoted: Promotion | None) -> list[str]:
+    """Return links to the MLflow run and the model version where a server shows pages, else the run's database."""
+    address = run.tracking.page_of_run(run_id)
+    if address is None:
+        return [f"MLflow run `{run_id}` in `{run.home.shown_tracking_uri}`"]
+    links = [f"[MLflow run {run_id}]({address})"]
+    if promoted is not None:
+        name, version = promoted.version.name, promoted.version.version
+        page = f"{pages_under(run.home.tracking_uri)}/models/{name}/versions/{version}"
+        links.append(f"[Version {version} in the registry]({page})")
+    return links
+
+
+def model_entry(done: Promotion) -> dict[str, Any]:
+    """Return the `model` part of a result."""
+    return {
+        "name": done.version.name,
+        "version": done.version.version,
+        "alias": done.alias,
+        "reason": done.reason,
+        "moved": done.moved,
+        "gates": [item.document() for item in done.verdicts],
+    }
 
 
 def result_text(found: Mapping[str, Any]) -> str:

@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.finish import finish, result_of
 from flows.options import TrainOptions
 from flows.prepare import Prepared, ingest_and_prepare
+from flows.report import finish
+from storage.catalog import read_state
 from storage.manifest import ArtifactRef
+from storage.store import StoreError
 from tasks.core.executor import act
 from tasks.core.run import Run
 from tasks.core.settings import AUTO, Settings
@@ -29,7 +31,7 @@ def train(options: TrainOptions) -> dict[str, Any]:
         ingested, prepared, base = ingest_and_prepare(run, options.source, settings)
         checkpoint = train_model(run, settings, prepared, base)
         run_id = act(run, "track", partial(ensure_training_run, run, checkpoint), [checkpoint])
-        return finish(run, result_of(run, mlflow_run_id=run_id), sources=ingested.sources)
+        return finish(run, mlflow_run_id=run_id, sources=ingested.sources)
 
 
 @flow(TrainOptions)
@@ -39,7 +41,7 @@ def suggest(options: TrainOptions) -> dict[str, Any]:
     with open_run(options, settings.limits) as run:
         ingested, prepared, _ = ingest_and_prepare(run, options.source, settings)
         suggest_training(run, settings, prepared)
-        return finish(run, result_of(run), sources=ingested.sources)
+        return finish(run, sources=ingested.sources)
 
 
 def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> ArtifactRef:
@@ -80,3 +82,15 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
     checkpoint = train_stage(run, asked, **inputs, execution=settings.execution, tags=run.tags, after=after)
     run.remember(train=checkpoint)
     return checkpoint
+
+
+def latest_training(run: Run) -> ArtifactRef:
+    """Return the checkpoint of the corpus's last completed training.
+
+    Raises:
+        StoreError: if there is none.
+    """
+    found = read_state(run.store, run.corpus).get(train_stage.name)
+    if not found:
+        raise StoreError(f"corpus {run.corpus!r} has no training yet: run `sheepfold train SOURCE` or `run` first")
+    return found[0]

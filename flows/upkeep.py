@@ -9,8 +9,8 @@ from typing import Any
 
 from flows.cli_common import model_folder
 from flows.context import check_attempts, flow
-from flows.finish import leave
 from flows.options import CleanupOptions, LmEvalOptions
+from flows.report import leave
 from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store

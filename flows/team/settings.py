@@ -14,8 +14,9 @@ import shlex
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from pydantic import BaseModel
+from pydantic import Field
 
+from flows.options import TeamOptions
 from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
@@ -39,30 +40,14 @@ _POSTGRES = re.compile(
 _POSTGRES_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port")
 
 
-class TeamSettings(BaseModel, frozen=True):
-    """Options of `sheepfold up`.
+class TeamSettings(TeamOptions, frozen=True):
+    """Options of `sheepfold up` as they are kept, with secrets.
 
     Attributes:
-        host: address that both servers bind to.
-        prefect_port: port of Prefect's server.
-        mlflow_port: port of MLflow's server.
-        postgres: `postgresql://` address of a database for both servers; empty for SQLite in the home.
-        auth: both servers ask for a name and a password.
-        source: absolute folders or files that the deployments read, one per line.
-        prompts: absolute path of the file that `generate/batch` continues.
-        allowed_hosts: further host names under which MLflow's server answers, separated by commas.
         secrets: passwords and keys by the servers' own variables; empty without `auth`.
     """
 
-    host: str = "127.0.0.1"
-    prefect_port: int = 4200
-    mlflow_port: int = 5000
-    postgres: str = ""
-    auth: bool = False
-    source: str = ""
-    prompts: str = ""
-    allowed_hosts: str = ""
-    secrets: dict[str, str] = {}
+    secrets: dict[str, str] = Field(default={})
 
     @classmethod
     def kept(cls, home: Home) -> TeamSettings:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flows.cli import app
-from flows.show import figure
+from flows.cli_common import figure
 from model.presets import PRESETS
 from tasks.training.network_cost import PUBLISHED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.show import SHOWN, print_document, print_rows
+from flows.cli_common import SHOWN, print_document, print_rows
 
 SPAN = {
     "words": 9,

@@ -11,7 +11,7 @@ from typing import Any
 from tiny_run import home_at
 
 from flows.ingest import Ingested, ingest_documents
-from flows.state import publish
+from flows.report import publish
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.manifest import ArtifactRef

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from flows.state import publish, remember_evaluation
+from flows.evaluate import remember_evaluation
+from flows.report import publish
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home

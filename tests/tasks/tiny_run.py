@@ -15,8 +15,8 @@ from flows.evaluate import evaluate_model
 from flows.generate import sample
 from flows.ingest import Ingested
 from flows.prepare import Prepared, ingest_and_prepare
+from flows.report import publish
 from flows.retrain import plan_retraining
-from flows.state import publish
 from flows.train import train_model
 from storage.home import Home
 from storage.manifest import ArtifactRef

@@ -31,8 +31,11 @@ from flows.team.programs import (
     PREFECT_SCHEMA,
     SERVICES,
     WORKER,
+    bring_up,
+    make_schemas,
     processes,
     program,
+    program_states,
 )
 from flows.team.settings import (
     ENVIRONMENT,
@@ -43,7 +46,6 @@ from flows.team.settings import (
     postgres_variables,
     team_folder,
 )
-from flows.team.up import bring_up, make_schemas, program_states
 from storage.errors import UserError
 from storage.home import Home
 
@@ -186,7 +188,7 @@ def test_the_address_of_the_database_is_taken_from_the_environment_and_not_print
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[TeamSettings] = []
-    monkeypatch.setattr("flows.team.up.bring_up", lambda home, settings, *_: asked.append(settings) or [])
+    monkeypatch.setattr("flows.team.programs.bring_up", lambda home, settings, *_: asked.append(settings) or [])
     monkeypatch.setenv("SHEEPFOLD_POSTGRES", ADDRESS)
     done = CliRunner().invoke(app, ["up", str(team_folder(home)), "--home", str(home.path)])
     assert done.exit_code == 0 and [settings.postgres for settings in asked] == [ADDRESS]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tiny_run import Ran, TinyMachine, copy_of_store, run_in, tiny_settings, write_texts
 
-from flows.promote import model_entry, promote_model
+from flows.promote import promote_model
+from flows.report import model_entry
 from flows.stages import stage_facts
 from storage.home import Home
 from storage.registry import find_version, model_name, registered_versions

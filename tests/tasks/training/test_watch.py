@@ -9,7 +9,7 @@ import pytest
 from tiny_run import Ran, copy_of_store, direct_run, home_at, run_prepare, text_of, tiny_settings, write_texts
 
 from flows.ingest import ingest_documents
-from flows.state import publish
+from flows.report import publish
 from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store, open_store

@@ -18,8 +18,8 @@ import pytest
 from ingest_run import ingest, prose, write
 from tiny_run import Ran, direct_run, home_at, run_prepare, tiny_settings
 
+from flows.report import publish
 from flows.stages import stage_facts
-from flows.state import publish
 from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_json
 from storage.errors import UserError
