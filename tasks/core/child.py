@@ -129,7 +129,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env={**os.environ, **_python_path(), **(environment or {})},
+            env={**os.environ, **python_path(), **(environment or {})},
             bufsize=0,
             start_new_session=True,
         )
@@ -191,8 +191,19 @@ class ChildProcess:
         except psutil.Error:
             return 0
 
-    def kill(self) -> int:
-        """Kill the process group; returns the exit status, or minus the signal that ended the process."""
+    def kill(self, grace: float = 0.0) -> int:
+        """Kill the process group; returns the exit status, or minus the signal that ended the process.
+
+        Args:
+            grace: Seconds that the child and processes outside of its group have to end by themselves, as they do when
+                their standard input is closed.
+        """
+        if grace:
+            self._requests.close()
+            deadline = time.monotonic() + grace
+            with contextlib.suppress(TimeoutError, ChildEnded, ProtocolError, Stopped):
+                while True:
+                    self.receive(deadline)
         if self._process.returncode is None:  # else the number may be another's by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -202,8 +213,8 @@ class ChildProcess:
         return status
 
 
-def _python_path() -> dict[str, str]:
-    """The path by which the child finds this source tree, if the packages are not installed."""
+def python_path() -> dict[str, str]:
+    """Return the variable by which a child finds this source tree, if the packages are not installed."""
     root = str(Path(__file__).resolve().parents[2])
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return {}
