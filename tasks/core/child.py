@@ -24,7 +24,11 @@ from typing import IO, Any
 
 MAX_MESSAGE_BYTES = 2 * 1024**3
 _READ_BYTES = 1 << 16  # what a pipe holds; asking for more allocates more, each time
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False,
+    separators=(",", ":"),
+    default=lambda value: str(value) if isinstance(value, Path) else vars(value),
+)
 
 
 class ProtocolError(Exception):
@@ -44,7 +48,7 @@ def write_message(descriptor: int, message: Mapping[str, Any], errors: str = "su
 
     Args:
         descriptor: File descriptor in blocking mode.
-        message: JSON-able values.
+        message: JSON-able values, paths and dataclasses.
         errors: Treatment of lone surrogates. Python holds file names that are not UTF-8 in them, so they are kept;
             "replace" turns them into "?".
 
