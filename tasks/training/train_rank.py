@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from model.stopping import StopRequest, TrainingStopped
 from storage.atomic import write_file
 from tasks.core.child import serve
-from tasks.training.launch import WEIGHTS_FILE, Job, error_file
+from tasks.training.launch import WEIGHTS_FILE, Callbacks, Job, Launched, error_file
 
 if TYPE_CHECKING:
     from model.distributed import Ranks
@@ -138,20 +138,38 @@ def _measure(job: Job, ranks: Ranks) -> dict[str, Any]:
 
 
 def _train(job: Job, place: Path, channel: Channel, ranks: Ranks, stop: StopRequest) -> dict[str, Any]:
-    from safetensors.torch import load_file
+    from model.randomness import seed_everything
+    from tasks.training.throughput import memory
 
+    seed_everything(job.train["seed"], deterministic=job.deterministic)
+    callbacks = Callbacks(
+        metrics=lambda step, metrics: channel.tell(metrics=[step, {**metrics, **memory(job.device)}]),
+        checkpoint=channel.confirm_checkpoint,
+        progress=lambda step, total, metrics: channel.tell(progress=[step, total, metrics]),
+        event=lambda step, kind, message: channel.tell(event=[step, kind, message]),
+    )
+    done = train_job(job, place, callbacks, stop, ranks=ranks)
+    return {"history": done.history, "steps": done.steps, "resumed_from": done.resumed_from}
+
+
+def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **more: Any) -> Launched:
+    """Train as a job says, alone or as one of several processes.
+
+    Args:
+        job: what to train.
+        place: folder for the weights, which the first process writes.
+        callbacks: called in the first process.
+        stop: a request to stop.
+        more: further arguments of `model.Trainer`.
+    """
     from model import ModelConfig, TrainConfig, Trainer
-    from model.checkpoint import save_weights
+    from model.checkpoint import load_weights, save_weights
     from model.distributed import rank_device
     from model.execution import Execution
     from model.order import Group
-    from model.randomness import seed_everything
     from tasks.tokens.index import groups_of, open_sequences
-    from tasks.training.throughput import memory
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
-    device = rank_device(job.device)
-    seed_everything(plan.seed, deterministic=job.deterministic)
     dataset, shards = Path(job.dataset), {key: Path(folder) for key, folder in job.shards.items()}
     trainer = Trainer(
         network,
@@ -159,23 +177,23 @@ def _train(job: Job, place: Path, channel: Channel, ranks: Ranks, stop: StopRequ
         open_sequences(dataset, shards, "train", network.max_seq_len),
         open_sequences(dataset, shards, "validation", network.max_seq_len, job.validation_sample),
         groups=[Group(item.first, item.count, item.reads) for item in groups_of(dataset)],
-        device=device,
+        device=rank_device(job.device),
         checkpoint_dir=job.checkpoints,
         checkpoint_seconds=job.checkpoint_seconds,
         identity=job.identity,
-        initial_weights=load_file(job.initial_weights) if job.initial_weights else None,
+        initial_weights=load_weights(job.initial_weights, network).state_dict() if job.initial_weights else None,
         execution=Execution.from_dict(job.execution),
-        ranks=ranks,
         stop=stop,
-        on_event=lambda step, kind, message: channel.tell(event=[step, kind, message]),
-        on_metrics=lambda step, metrics: channel.tell(metrics=[step, {**metrics, **memory(device.type)}]),
-        on_checkpoint=channel.confirm_checkpoint,
-        on_progress=lambda step, total, metrics: channel.tell(progress=[step, total, metrics]),
+        on_event=callbacks.event,
+        on_metrics=callbacks.metrics,
+        on_checkpoint=callbacks.checkpoint,
+        on_progress=callbacks.progress,
+        **more,
     )
     result = trainer.fit()
-    if ranks.is_first:
+    if trainer.ranks.is_first:
         save_weights(place / WEIGHTS_FILE, result.model)
-    return {"history": result.history, "steps": result.steps, "resumed_from": result.resumed_from}
+    return Launched(place / WEIGHTS_FILE, result.history, result.steps, result.resumed_from)
 
 
 def _write_error(path: Path, rank: int, error: Exception) -> None:
