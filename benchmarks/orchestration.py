@@ -58,21 +58,22 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
     from storage.lineage import manifest_of
     from storage.manifest import ArtifactRef
     from storage.store import open_store
-    from tasks.tokens.index import groups_of
-    from tasks.training.train import CHECKPOINT_SECONDS, VALIDATION_SAMPLE, source_of
+    from tasks.tokens.index import groups_of, open_sequences
+    from tasks.training.train import CHECKPOINT_SECONDS, VALIDATION_SAMPLE, shard_folders
 
     store = open_store(store_folder)
     manifest = manifest_of(store, ArtifactRef("train", key, ""))
     (dataset,) = manifest.input_refs("dataset")
     work: Any = SimpleNamespace(store=store, folder=store.folder)
+    shards = shard_folders(work, dataset)
     network = ModelConfig.from_dict(manifest.settings["model"])
     settings = {**manifest.settings["train"], "max_steps": steps, "eval_every": max(1, -(-steps // 10))}
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             network,
             TrainConfig.from_dict(settings),
-            source_of(work, dataset, "train", network.max_seq_len),
-            source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
+            open_sequences(store.folder(dataset), shards, "train", network.max_seq_len),
+            open_sequences(store.folder(dataset), shards, "validation", network.max_seq_len, VALIDATION_SAMPLE),
             groups=[Group(item.first, item.count, item.reads) for item in groups_of(store.folder(dataset))],
             checkpoint_dir=Path(folder),
             checkpoint_seconds=CHECKPOINT_SECONDS,

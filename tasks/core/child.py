@@ -24,7 +24,11 @@ from typing import IO, Any
 
 MAX_MESSAGE_BYTES = 2 * 1024**3
 _READ_BYTES = 1 << 16  # what a pipe holds; asking for more allocates more, each time
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False,
+    separators=(",", ":"),
+    default=lambda value: str(value) if isinstance(value, Path) else vars(value),
+)
 
 
 class ProtocolError(Exception):
@@ -44,7 +48,7 @@ def write_message(descriptor: int, message: Mapping[str, Any], errors: str = "su
 
     Args:
         descriptor: File descriptor in blocking mode.
-        message: JSON-able values.
+        message: JSON-able values, paths and dataclasses.
         errors: Treatment of lone surrogates. Python holds file names that are not UTF-8 in them, so they are kept;
             "replace" turns them into "?".
 
@@ -129,7 +133,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env={**os.environ, **_python_path(), **(environment or {})},
+            env={**os.environ, **python_path(), **(environment or {})},
             bufsize=0,
             start_new_session=True,
         )
@@ -191,8 +195,19 @@ class ChildProcess:
         except psutil.Error:
             return 0
 
-    def kill(self) -> int:
-        """Kill the process group; returns the exit status, or minus the signal that ended the process."""
+    def kill(self, grace: float = 0.0) -> int:
+        """Kill the process group; returns the exit status, or minus the signal that ended the process.
+
+        Args:
+            grace: Seconds that the child and processes outside of its group have to end by themselves, as they do when
+                their standard input is closed.
+        """
+        if grace:
+            self._requests.close()
+            deadline = time.monotonic() + grace
+            with contextlib.suppress(TimeoutError, ChildEnded, ProtocolError, Stopped):
+                while True:
+                    self.receive(deadline)
         if self._process.returncode is None:  # else the number may be another's by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -202,8 +217,8 @@ class ChildProcess:
         return status
 
 
-def _python_path() -> dict[str, str]:
-    """The path by which the child finds this source tree, if the packages are not installed."""
+def python_path() -> dict[str, str]:
+    """Return the variable by which a child finds this source tree, if the packages are not installed."""
     root = str(Path(__file__).resolve().parents[2])
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return {}

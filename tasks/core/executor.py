@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from storage.errors import UserError, lasting_fault
-from storage.manifest import ArtifactRef, Manifest
+from storage.manifest import ArtifactRef
 from tasks.core.progress import Listener
 from tasks.core.stage import Outcome, Request, Stage
 
@@ -47,29 +47,22 @@ def in_flow() -> bool:
     return context is not None and context.FlowRunContext.get() is not None
 
 
-def carry_out(
-    run: Run, stage: Stage, missing: Sequence[Request], found: Sequence[tuple[Request, Manifest]], many: bool
-) -> list[Outcome]:
-    """Make missing artefacts, and show found ones.
+def carry_out(run: Run, stage: Stage, missing: Sequence[Request], many: bool) -> list[Outcome]:
+    """Make missing artefacts.
 
     Args:
         missing: Requests to make, in order.
-        found: Requests whose artefact is in the store.
         many: The requests are units of one call.
     """
     if in_flow():
-        return _as_tasks(run, stage, missing, found, many)
+        return _as_tasks(run, stage, missing, many)
     if len(missing) < 2:
         return [stage.make(run, request) for request in missing]
     with ThreadPoolExecutor(run.machine.workers) as threads:
         return list(threads.map(lambda request: stage.make(run, request), missing))
 
 
-def _as_tasks(
-    run: Run, stage: Stage, missing: Sequence[Request], found: Sequence[tuple[Request, Manifest]], many: bool
-) -> list[Outcome]:
-    inputs = [ref for request, _ in found for ref in request.behind()]
-    show_found(run, stage, [manifest.ref for _, manifest in found], many, inputs)
+def _as_tasks(run: Run, stage: Stage, missing: Sequence[Request], many: bool) -> list[Outcome]:
     made = _task(stage)
     if not many:
         named = made.with_options(task_run_name=f"{stage.name} · {run.corpus}")
@@ -142,8 +135,7 @@ def _outcome(run: Run, request: Request, state: Any) -> Outcome:
             "share the store?"
         )
     run.task_runs[made.stage, made.key] = _ids(state)
-    cached = state.name == "Cached"
-    return Outcome(made, cached, 0.0 if cached else made.seconds)
+    return Outcome(made, cached=state.name == "Cached")
 
 
 def _ids(state: Any) -> tuple[UUID, UUID]:

@@ -17,7 +17,7 @@ from storage.store import Store, open_store
 from storage.tables import union_digest
 from storage.verify import explain_damage
 from tasks.core.fingerprint import remember_in
-from tasks.core.stage import Request, Stage, added_files
+from tasks.core.stage import Outcome, Request, Stage, added_files
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
@@ -55,6 +55,14 @@ class StageReport:
     seconds: float = 0.0
     rows: int = 0
     reason: str = ""
+
+    def add(self, computed: int = 0, reused: int = 0, rows: int = 0, seconds: float = 0.0) -> None:
+        """Add to the figures."""
+        self.cached = self.cached and not computed
+        self.computed += computed
+        self.reused += reused
+        self.rows += rows
+        self.seconds = round(self.seconds + seconds, 3)
 
 
 class Run:
@@ -109,7 +117,7 @@ class Run:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what a task on another machine needs."""
-        return _travelled, (self.home, self._machine, self.corpus)
+        return type(self), (self.home, self._machine, self.corpus), {"travelled": True}
 
     @property
     def machine(self) -> Machine:
@@ -171,38 +179,23 @@ class Run:
         """Return what a function reads from an artefact; `assume` where a plan would have to make it first."""
         return function(ref) if ref.made else assume
 
-    def count(
-        self,
-        stage: Stage,
-        *,
-        computed: int = 0,
-        reused: int = 0,
-        rows: int = 0,
-        seconds: float = 0.0,
-        key: str = "",
-        reason: str = "",
-        recorded: Manifest | None = None,
-    ) -> None:
-        """Add to a stage's line of the report.
+    def line(self, stage: Stage) -> StageReport:
+        """Return a stage's line of the report."""
+        return self.reports.setdefault(stage.name, StageReport(stage.name))
 
-        Args:
-            recorded: Manifest of a reused artefact, whose code a plan compares with today's.
-        """
-        line = self.reports.setdefault(stage.name, StageReport(stage.name))
-        line.cached = line.cached and not computed
-        line.computed += computed
-        line.reused += reused
-        line.rows += rows
-        line.seconds = round(line.seconds + seconds, 3)
-        line.key = key or line.key
-        line.reason = line.reason or reason
-        if self.plan and recorded is not None:
-            self.compare_code(stage, recorded.code)
+    def count(self, stage: Stage, units: int, outcome: Outcome) -> None:
+        """Report an artefact of so many units; a plan compares the code that made it with today's."""
+        rows = outcome.manifest.counts.get("rows", 0)
+        computed = 0 if outcome.cached else units
+        self.line(stage).add(computed, units - computed, rows, outcome.seconds)
+        if self.plan:
+            self.compare_tools(stage, outcome.manifest)
 
     def reuse(self, stage: Stage, ref: ArtifactRef) -> ArtifactRef:
         """Report an artefact that is used because a ref pins it."""
         found = self.store.find(ref.stage, ref.key)
-        self.count(stage, reused=1, rows=found.counts.get("rows", 0) if found else 0, key=ref.key)
+        self.line(stage).add(reused=1, rows=found.counts.get("rows", 0) if found else 0)
+        self.line(stage).key = ref.key
         return ref
 
     def note(self, text: str) -> None:
@@ -232,9 +225,10 @@ class Run:
                 reason = "refresh asked for"
             else:
                 reason = f"new {stage.unit}" if many else self._difference(stage, request.settings, request.inputs)
-        seconds = round(self._seconds_per_unit(stage) * units, 1)
         key = request.key if request is not None else ""
-        self.count(stage, computed=units, seconds=seconds, key=key, reason=reason)
+        line = self.line(stage)
+        line.add(computed=units, seconds=round(self._seconds_per_unit(stage) * units, 1))
+        line.key, line.reason = key or line.key, line.reason or reason
         return ArtifactRef(stage.name, key, "")
 
     def _difference(self, stage: Stage, settings: Any, inputs: Mapping[str, Input]) -> str:
@@ -251,24 +245,17 @@ class Run:
         different = sorted(name for name in wanted if wanted[name] != known.settings.get(name))
         return f"changed setting: {', '.join(different)}" if different else "not in the store"
 
-    def compare_tools(self, stage: Stage, found: Manifest, tools: Mapping[str, str]) -> None:
+    def compare_tools(self, stage: Stage, found: Manifest, tools: Mapping[str, str] | None = None) -> None:
         """Note that the code of a stage or its tools changed since an artefact was made."""
-        self.compare_code(stage, found.code)
-        for name, now in tools.items():
-            then = found.tools.get(name)
-            if then is not None and then != now:
-                self.note(
-                    f"{name} is {now}; artefacts of stage {stage.name} were made with {then}; they stay in use; "
-                    f"--refresh {stage.name} computes them again"
-                )
-
-    def compare_code(self, stage: Stage, recorded: str) -> None:
-        """Note that the code of a stage changed since its artefacts were made."""
-        if recorded != stage.code:
-            self.note(
-                f"the code of stage {stage.name} changed since its artefacts were made; they stay in use; "
-                f"--refresh {stage.name} computes them again"
-            )
+        changes = [
+            f"{name} is {now}; artefacts of stage {stage.name} were made with {found.tools[name]}"
+            for name, now in (tools or {}).items()
+            if found.tools.get(name, now) != now
+        ]
+        if found.code != stage.code:
+            changes.append(f"the code of stage {stage.name} changed since its artefacts were made")
+        for change in changes:
+            self.note(f"{change}; they stay in use; --refresh {stage.name} computes them again")
 
     def _seconds_per_unit(self, stage: Stage) -> float:
         if stage.name in self._expected:
@@ -277,9 +264,3 @@ class Run:
             manifest.seconds / max(1, manifest.counts.get("units", 1)) for manifest in self.store.manifests(stage.name)
         ]
         return median(measured) if measured else FIRST_GUESS.get(stage.name, 1.0)
-
-
-def _travelled(home: Home, machine: Machine, corpus: str) -> Run:
-    run = Run(home, machine, corpus)
-    run.travelled = True
-    return run

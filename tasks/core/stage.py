@@ -127,12 +127,16 @@ class Outcome:
 
     manifest: Manifest
     cached: bool
-    seconds: float
 
     @property
     def ref(self) -> ArtifactRef:
         """Reference to the artefact."""
         return self.manifest.ref
+
+    @property
+    def seconds(self) -> float:
+        """Time that it took to make now."""
+        return 0.0 if self.cached else self.manifest.seconds
 
 
 @dataclass(frozen=True)
@@ -234,11 +238,11 @@ class Stage:
         Args:
             many: The requests are units of one call, and are reported as one line.
         """
-        from tasks.core.executor import carry_out
+        from tasks.core.executor import carry_out, show_found
 
         refs: dict[int, ArtifactRef] = {}
-        missing: list[tuple[int, Request]] = []
-        found: list[tuple[Request, Manifest]] = []
+        found: dict[int, Request] = {}
+        missing: dict[int, Request] = {}
         for index, call in enumerate(calls):
             needed = [value for name, value in call.inputs.items() if name in self.input_names]
             needed += call.after if callable(call.settings) else ()
@@ -251,24 +255,22 @@ class Stage:
             request = self.request(run, call)
             manifest = None if request.refresh else run.store.find(self.name, request.key)
             if manifest is not None and (run.plan or run.store.touch(manifest.ref)):
-                refs[index] = manifest.ref
-                found.append((request, manifest))
-                run.count(self, reused=call.units, rows=manifest.counts.get("rows", 0), recorded=manifest)
+                refs[index], found[index] = manifest.ref, request
+                run.count(self, call.units, Outcome(manifest, cached=True))
             elif run.plan:
                 refs[index] = run.would_make(self, request, "", call.units, many)
             else:
-                missing.append((index, request))
+                missing[index] = request
         if not run.plan:
-            outcomes = carry_out(run, self, [request for _, request in missing], found, many)
-            for (index, _), outcome in zip(missing, outcomes, strict=True):
+            waited_for = [ref for request in found.values() for ref in request.behind()]
+            show_found(run, self, [refs[index] for index in found], many, waited_for)
+            for index, outcome in zip(missing, carry_out(run, self, list(missing.values()), many), strict=True):
                 refs[index] = outcome.ref
-                units, rows = calls[index].units, outcome.manifest.counts.get("rows", 0)
-                computed = 0 if outcome.cached else units
-                run.count(self, computed=computed, reused=units - computed, rows=rows, seconds=outcome.seconds)
+                run.count(self, calls[index].units, outcome)
         ordered = [refs[index] for index in range(len(calls))]
         if ordered and all(ref.made for ref in ordered):
             whole = rows_digest((ref.key, ref.digest) for ref in ordered) if many else ordered[0].key
-            run.count(self, key=whole)
+            run.line(self).key = whole
         if self.facts.pinned and not run.plan:
             run.store.write_ref(f"{self.name}/{run.corpus}", asdict(ordered[0]))
         return ordered
@@ -279,11 +281,11 @@ class Stage:
         Args:
             listener: Called with the percentage of the work done.
         """
-        store, started = run.store, time.monotonic()
+        store = run.store
         with store.workspace(self.name, request.key, on_wait=logger.warning) as workspace:
             found = store.find(self.name, request.key)
             if found is not None and not request.refresh:  # made by the owner that we waited for
-                return Outcome(found, cached=True, seconds=time.monotonic() - started)
+                return Outcome(found, cached=True)
             refs = request.refs()
             store.note_inputs(workspace, refs)
             begun = time.monotonic()
@@ -308,7 +310,7 @@ class Stage:
                 seconds=round(time.monotonic() - begun, 3),
             )
             manifest = store.commit(workspace, manifest)
-        return Outcome(manifest, cached=False, seconds=time.monotonic() - started)
+        return Outcome(manifest, cached=False)
 
 
 def stage(

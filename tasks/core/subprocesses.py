@@ -106,7 +106,7 @@ def _start() -> ChildProcess:
 
 def _answer(process: ChildProcess, function: Callable[..., Any], progress: Progress, arguments: dict[str, Any]) -> Any:
     name = function.__qualname__
-    process.send({"function": f"{function.__module__}:{name}", "arguments": _to_json(arguments)})
+    process.send({"function": f"{function.__module__}:{name}", "arguments": arguments})
     while True:
         try:
             messages = process.receive()
@@ -123,18 +123,6 @@ def _answer(process: ChildProcess, function: Callable[..., Any], progress: Progr
                 raise SubprocessError(f"{name} failed:\n{message['error']}")
             else:
                 return message["result"]
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if is_dataclass(value):
-        return _to_json(vars(value))
-    if isinstance(value, dict):
-        return {name: _to_json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    return value
 
 
 def _from_json(value: Any, hint: Any) -> Any:

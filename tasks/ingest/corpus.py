@@ -218,7 +218,9 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, se
 
 def _report(run: Run, stage: Stage, placed: list[Placed], reused: int) -> list[Placed]:
     """Report contents that an index located, and the key of all segments together."""
-    run.count(stage, reused=reused, rows=reused, key=RefSet.of(_by_key(ref for _, ref in placed)).digest)
+    line = run.line(stage)
+    line.add(reused=reused, rows=reused)
+    line.key = RefSet.of(_by_key(ref for _, ref in placed)).digest or line.key
     return placed
 
 

@@ -1,8 +1,8 @@
-"""A training in several processes: torchrun starts them, this process listens to them and ends them.
+"""A training in several processes: torchrun starts them, this process hands on their reports and ends them.
 
-Goes in: a `Job`, which says in folders and settings all that a rank needs, and callbacks. Comes out: the history and a
-file of weights. The ranks (`tasks.training.train_rank`) know neither Prefect nor MLflow; the first of them reports over
-a socket, which is also how all of them notice that this process has gone: whatever it dies of, they do not outlive it.
+The ranks (`tasks.training.train_rank`) know neither Prefect nor MLflow. They inherit torchrun's standard input and
+output: the first rank reports through them, and the end of standard input ends all ranks of this machine, whatever this
+process died of.
 
 On one machine nothing has to be set but the number of processes. On several that share the store's folder, set on each
 
@@ -18,35 +18,29 @@ Every machine then runs the same number of processes, and they join anew when a 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import logging
 import os
-import selectors
 import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from storage.atomic import write_file
 from storage.errors import UserError
-from tasks.core.child import MessageReader, ProtocolError, write_message
+from tasks.core.child import ChildEnded, ChildProcess, module_command, python_path
 
 logger = logging.getLogger("sheepfold")
 
 NODES, MASTER = "SHEEPFOLD_NODES", "SHEEPFOLD_MASTER"
-JOB_FILE, LOG_FILE, WEIGHTS_FILE, HISTORY_FILE = "job.json", "ranks.log", "model.safetensors", "history.json"
+JOB_FILE, LOG_FILE, WEIGHTS_FILE = "job.json", "ranks.log", "model.safetensors"
 POLL_SECONDS = 0.2  # between two looks at whether to stop
-GRACE_SECONDS = 10.0  # for the ranks to say why, after one is lost
-LONGEST_ADDRESS = 90  # bytes of a socket's path; systems take about a hundred
+GRACE_SECONDS = 10.0  # for the ranks to end by themselves
 LOG_LINES = 15  # of the processes' output in an error that explains nothing itself
 _OURS = ("model", "storage", "tasks", "builtins")  # whose errors are raised here as what they are there
 
@@ -152,7 +146,7 @@ class Launched:
     """
 
     weights: Path
-    history: list[dict[str, Any]]
+    history: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     resumed_from: int = 0
     step_seconds: float = 0.0
@@ -191,169 +185,77 @@ def launch(
         raise UserError(f"execution.processes is {processes}: {error}") from error
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    callbacks = callbacks or Callbacks()
-    done: dict[str, Any] | None = None
-    with _Group(job, processes, nodes, place) as group:
-        for rank, message in group.messages(callbacks.stop_asked):
-            if "done" in message:
-                done = message["done"]
-            else:
-                _hand_on(message, rank, callbacks)
+    job_file = place / JOB_FILE
+    record = {"job": asdict(job), "processes": processes, "nodes": asdict(nodes)}
+    write_file(job_file, json.dumps(record, indent=1).encode())
+    if nodes.count > 1:
+        logger.info("waiting for %d machines: python -m tasks.training.launch %s NODE", nodes.count - 1, job_file)
+    callbacks, done = callbacks or Callbacks(), None
+    with (place / LOG_FILE).open("wb") as log:
+        ranks = ChildProcess(torchrun(job_file, node=0), environment(job, nodes), stderr=log)
+    try:
+        for message in _reports(ranks, callbacks.stop_asked):
+            done = message.pop("done", done)
+            for name, arguments in message.items():
+                if name == "warning":
+                    warnings.warn(str(arguments[0]), stacklevel=3)
+                else:
+                    getattr(callbacks, name)(*arguments)
+            if "checkpoint" in message:
+                ranks.send({"acknowledged": message["checkpoint"][0]})
+    finally:
+        status = ranks.kill(GRACE_SECONDS)
     if done is None:
-        raise _cause(place, group.status)
+        raise _cause(place, status)
     if "stopped" in done:
         raise TrainingStopped(*done["stopped"])
-    history = place / HISTORY_FILE
-    rows = json.loads(history.read_text(encoding="utf-8")) if history.exists() else []
-    return Launched(place / WEIGHTS_FILE, rows, **done)
+    return Launched(place / WEIGHTS_FILE, **done)
 
 
-def _hand_on(message: dict[str, Any], rank: _Connection, callbacks: Callbacks) -> None:
-    for name, arguments in message.items():
-        if name == "finished":
-            continue
-        if name == "warning":
-            warnings.warn(str(arguments[0]), stacklevel=4)
-        else:
-            getattr(callbacks, name)(*arguments)
-    if "checkpoint" in message:
-        rank.tell({"acknowledged": message["checkpoint"][0]})
-
-
-class _Connection:
-    """A rank of this machine."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self.reader = MessageReader(connected.fileno())
-        self.is_finished = False
-
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send a message; one that has gone is noticed where it is read."""
-        with contextlib.suppress(OSError):
-            write_message(self.socket.fileno(), message)
-
-    def read(self) -> list[dict[str, Any]] | None:
-        """What has arrived; None where the rank has gone."""
+def _reports(ranks: ChildProcess, stop_asked: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """Yield the messages of the first rank until torchrun and all ranks have ended; pass on a request to stop."""
+    passed_on = False
+    while True:
+        if not passed_on and stop_asked():
+            ranks.send({"stop": True})
+            passed_on = True
         try:
-            return self.reader.read_available()
-        except (OSError, ProtocolError):
-            return None
-
-
-class _Group:
-    """torchrun and its processes; leaving the context ends all of them, whatever they do."""
-
-    def __init__(self, job: Job, processes: int, nodes: Nodes, place: Path) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._lost: float | None = None  # when a rank went before it had finished
-        self.status: int | None = None
-        address, self._folder = str(place.absolute() / "ranks"), ""
-        if len(os.fsencode(address)) > LONGEST_ADDRESS:
-            self._folder = tempfile.mkdtemp(prefix="sheepfold-")
-            address = str(Path(self._folder) / "ranks")
-        self._server.bind(address)
-        self._server.listen(processes)
-        self._selector.register(self._server, selectors.EVENT_READ)
-        job_file = place / JOB_FILE
-        record = {"job": asdict(job), "processes": processes, "nodes": asdict(nodes), "socket": address}
-        job_file.with_suffix(".part").write_text(json.dumps(record, indent=1), encoding="utf-8")
-        job_file.with_suffix(".part").rename(job_file)  # whoever waits for it reads all of it
-        if nodes.count > 1:
-            logger.info("waiting for %d machines: python -m tasks.training.launch %s NODE", nodes.count - 1, job_file)
-        with (place / LOG_FILE).open("wb") as log:
-            self._process = subprocess.Popen(
-                torchrun(job_file, node=0),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(job, nodes),
-                start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
-            )
-
-    def __enter__(self) -> _Group:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for rank in self._ranks():
-            self._leave(rank)  # a rank that is still there ends at once
-        self._server.close()
-        self._selector.close()
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        self.status = self._process.wait()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def messages(self, stop_asked: Callable[[], bool]) -> Iterator[tuple[_Connection, dict[str, Any]]]:
-        """What ranks say, until all have gone, or one is lost and the others do not follow."""
-        told_to_stop: set[_Connection] = set()
-        while not self._is_over():
-            if stop_asked():
-                for rank in set(self._ranks()) - told_to_stop:
-                    rank.tell({"stop": True})
-                    told_to_stop.add(rank)
-            for key, _ in self._selector.select(POLL_SECONDS):
-                if key.fileobj is self._server:
-                    rank = _Connection(self._server.accept()[0])
-                    self._selector.register(rank.socket, selectors.EVENT_READ, rank)
-                    continue
-                arrived = key.data.read()
-                if arrived is None:
-                    self._leave(key.data)
-                    if not key.data.is_finished:
-                        self._lost = self._lost or time.monotonic()
-                for message in arrived or ():
-                    key.data.is_finished |= "finished" in message
-                    yield key.data, message
-
-    def _ranks(self) -> list[_Connection]:
-        return [key.data for key in self._selector.get_map().values() if key.data is not None]
-
-    def _leave(self, rank: _Connection) -> None:
-        self._selector.unregister(rank.socket)
-        rank.socket.close()
-
-    def _is_over(self) -> bool:
-        if self._process.poll() is not None and not self._ranks():
-            return True
-        return self._lost is not None and time.monotonic() > self._lost + GRACE_SECONDS
+            yield from ranks.receive(time.monotonic() + POLL_SECONDS)
+        except TimeoutError:
+            continue
+        except ChildEnded:
+            return
 
 
 def torchrun(job_file: Path, node: int) -> list[str]:
-    """The command that starts the ranks of one machine."""
+    """Return the command that starts the ranks of one machine."""
     record = json.loads(job_file.read_text(encoding="utf-8"))
     count, master = record["nodes"]["count"], record["nodes"]["master"]
     where = ["--standalone"]
     if count > 1:
         address, _, port = master.rpartition(":")
         where = [f"--nnodes={count}", f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
-    program = [sys.executable, "-m", "torch.distributed.run", *where, f"--nproc-per-node={record['processes']}"]
-    kept = ["--max-restarts=0", f"--log-dir={job_file.parent / 'torchrun'}"]
-    return [*program, *kept, "-m", "tasks.training.train_rank", str(job_file)]
+    options = [
+        f"--nproc-per-node={record['processes']}",
+        "--max-restarts=0",
+        f"--log-dir={job_file.parent / 'torchrun'}",
+    ]
+    program = ["-m", "tasks.training.train_rank", str(job_file)]
+    return [*module_command("torch.distributed.run"), *where, *options, *program]
 
 
 def environment(job: Job, nodes: Nodes) -> dict[str, str]:
-    """This process's environment, with what the ranks need."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    found = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": str(job.threads)}
+    """Return the variables that the ranks need beside those of this process."""
+    found = {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": str(job.threads)}
     if nodes.count == 1:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            found.setdefault(name, loopback)
+            found[name] = os.environ.get(name, loopback)
     return found
 
 
 def error_file(place: Path, rank: int) -> Path:
-    """Where a rank writes what it failed of."""
+    """Return the file in which a rank records the error that ended it."""
     return place / f"error-{rank}.json"
 
 
@@ -395,8 +297,8 @@ def join(job_file: Path, node: int) -> None:
     while not job_file.exists():
         time.sleep(POLL_SECONDS)
     record = json.loads(job_file.read_text(encoding="utf-8"))
-    found = environment(Job(**record["job"]), Nodes(**record["nodes"]))
-    os.execve(sys.executable, torchrun(job_file, node), found)
+    added = environment(Job(**record["job"]), Nodes(**record["nodes"]))
+    os.execve(sys.executable, torchrun(job_file, node), {**os.environ, **python_path(), **added})
 
 
 if __name__ == "__main__":

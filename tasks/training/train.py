@@ -11,8 +11,9 @@ import logging
 import math
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,15 @@ from tasks.core.machine import describe_device, threads_each
 from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.lineage.attribution import name_documents
-from tasks.tokens.index import ReadGroup, groups_of, load_index, open_sequences
+from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.launch import Callbacks, Job, Launched, launch
 from tasks.training.samples import Sampler, first_ids
+from tasks.training.train_rank import train_job
 from tasks.training.watch import Watch, sync_journal
 
 if TYPE_CHECKING:
-    from model.stopping import StopRequest
     from tasks.core.run import Run
 
 logger = logging.getLogger("sheepfold")
@@ -164,11 +165,6 @@ def steps_of(run: Run, settings: TrainSettings, train: dict[str, Any], dataset: 
     return min(most, fitting)
 
 
-def source_of(work: Work, dataset: ArtifactRef, split: str, seq_len: int, limit: int | None = None) -> Any:
-    """Sequences of one split, mapped from their shards; a fixed sample of them where there are more than `limit`."""
-    return open_sequences(work.folder(dataset), shard_folders(work, dataset), split, seq_len, limit)
-
-
 def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
     """Return the folders of a dataset's token shards, by key."""
     return {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
@@ -249,81 +245,9 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
     return {name: bool(written.get(name, True)) for name in ("bos", "eos")}
 
 
-def _in_place(
-    work: Work,
-    settings: TrainStageSettings,
-    dataset: ArtifactRef,
-    identity: dict[str, str],
-    start: Path | None,
-    callbacks: Callbacks,
-    stop: StopRequest,
-    on_sample: Callable[[int, Any], None],
-    execution: ExecutionSettings,
-) -> Launched:
-    """Train in this process."""
-    from model import ModelConfig, TrainConfig, Trainer
-    from model.checkpoint import load_weights, save_weights
-    from model.execution import Execution
-    from model.order import Group
-
-    network = ModelConfig.from_dict(settings.model)
-    trainer = Trainer(
-        network,
-        TrainConfig.from_dict(settings.train),
-        source_of(work, dataset, "train", network.max_seq_len),
-        source_of(work, dataset, "validation", network.max_seq_len, VALIDATION_SAMPLE),
-        groups=[Group(item.first, item.count, item.reads) for item in groups_of(work.folder(dataset))],
-        device=work.machine.device,
-        checkpoint_dir=work.scratch / "checkpoints",
-        checkpoint_seconds=CHECKPOINT_SECONDS,
-        identity=identity,
-        initial_weights=None if start is None else load_weights(start, network).state_dict(),
-        documents_of=lambda sequences: name_documents(work.store, dataset, sequences),
-        execution=Execution.from_dict(execution.fields()),
-        on_metrics=callbacks.metrics,
-        on_checkpoint=callbacks.checkpoint,
-        on_event=callbacks.event,
-        on_progress=callbacks.progress,
-        on_sample=on_sample,
-        stop=stop,
-    )
-    result = trainer.fit()
-    save_weights(work.scratch / WEIGHTS_FILE, result.model)
-    return Launched(work.scratch / WEIGHTS_FILE, result.history, result.steps, result.resumed_from)
-
-
-def _in_processes(
-    work: Work,
-    settings: TrainStageSettings,
-    dataset: ArtifactRef,
-    identity: dict[str, str],
-    start: Path | None,
-    callbacks: Callbacks,
-    execution: ExecutionSettings,
-) -> Launched:
-    """Train in several processes, each with a device of its own."""
-    job = Job(
-        settings.model,
-        settings.train,
-        execution.fields(),
-        device=work.machine.device,
-        threads=threads_each(execution.processes),
-        deterministic=work.machine.deterministic,
-        dataset=str(work.folder(dataset)),
-        shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},
-        validation_sample=VALIDATION_SAMPLE,
-        checkpoints=str(work.scratch / "checkpoints"),
-        checkpoint_seconds=CHECKPOINT_SECONDS,
-        identity=identity,
-        initial_weights="" if start is None else str(start),
-    )
-    return launch(job, execution.processes, work.scratch / "ranks", callbacks)
-
-
 @stage(
     "train",
     version=4,
-    modules=("tasks.training.train_rank",),
     tables={HISTORY_FILE: HISTORY, "telemetry.parquet": HISTORY},
     unkeyed=("execution", "tags"),
 )
@@ -378,17 +302,31 @@ def train(
         stop_asked=lambda: stop.asked,
     )
     identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
-    start = None if base is None else work.folder(base) / WEIGHTS_FILE
+    job = Job(
+        settings.model,
+        settings.train,
+        execution.fields(),
+        device=work.machine.device,
+        threads=threads_each(execution.processes),
+        deterministic=work.machine.deterministic,
+        dataset=str(work.folder(dataset)),
+        shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},
+        validation_sample=VALIDATION_SAMPLE,
+        checkpoints=str(work.scratch / "checkpoints"),
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        identity=identity,
+        initial_weights="" if base is None else str(work.folder(base) / WEIGHTS_FILE),
+    )
+
+    def in_processes() -> Launched:
+        return launch(job, execution.processes, work.scratch / "ranks", callbacks)
+
+    def alone() -> Launched:
+        documents_of = partial(name_documents, work.store, dataset)
+        return train_job(job, work.scratch, callbacks, stop, on_sample=watch.sample, documents_of=documents_of)
+
     try:
-        if execution.processes > 1:
-            result = stoppable(
-                lambda: _in_processes(work, settings, dataset, identity, start, callbacks, execution), stop
-            )
-        else:
-            result = stoppable(
-                lambda: _in_place(work, settings, dataset, identity, start, callbacks, stop, watch.sample, execution),
-                stop,
-            )
+        result = stoppable(in_processes if execution.processes > 1 else alone, stop)
         watch.finish(load_weights(result.weights, network), result.steps)
     except (NonFiniteLoss, OutOfMemory) as error:
         watch.end("FAILED")

@@ -2,29 +2,30 @@
 
     torchrun -m tasks.training.train_rank JOB
 
-Reads the job, trains, and reports through a socket to the process that launched it. When that one goes, so does this.
+Reads the job, trains, and reports through standard output to the process that launched it. When that one ends, so does
+this.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
+import select
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.stopping import StopRequest, TrainingStopped
-from tasks.core.child import MessageReader, write_message
-from tasks.training.launch import HISTORY_FILE, WEIGHTS_FILE, Job, error_file
+from storage.atomic import write_file
+from tasks.core.child import serve
+from tasks.training.launch import WEIGHTS_FILE, Callbacks, Job, Launched, error_file
 
 if TYPE_CHECKING:
     from model.distributed import Ranks
@@ -34,62 +35,66 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe
 
 
 class Channel:
-    """The way to the launching process and back; on other machines than that one, there is none.
+    """Messages of the first rank to the launching process and back; the other ranks have nothing to report.
 
     Args:
-        address: of its socket; empty where there is no way.
+        is_first: this is the first rank.
         on_stop: called, in another thread, when the training is asked to stop.
     """
 
-    def __init__(self, address: str, on_stop: Callable[[], None]) -> None:
+    def __init__(self, is_first: bool, on_stop: Callable[[], None]) -> None:
         self._on_stop = on_stop
         self._lock = threading.Lock()
         self._acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._socket: socket.socket | None = None
-        if address:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.connect(address)
-            threading.Thread(target=self._listen, args=(self._socket,), daemon=True).start()
+        self._is_first = is_first
+        if is_first:
+            requests, self._send = serve()
+            threading.Thread(target=self._listen, args=(requests,), daemon=True).start()
 
     def tell(self, **message: Any) -> None:
         """Report something."""
-        if self._socket is not None:
+        if self._is_first:
             with self._lock:
-                write_message(self._socket.fileno(), message)
+                self._send(message)
 
     def confirm_checkpoint(self, step: int) -> None:
-        """Returns when what belongs to the steps up to this one has been made durable."""
+        """Return when the records of the steps up to this one are durable."""
         self.tell(checkpoint=[step])
-        if self._socket is not None:
-            while self._acknowledged.get() != step:
-                pass
+        while self._acknowledged.get() != step:
+            pass
 
-    def _listen(self, connected: socket.socket) -> None:
-        """Hears what is asked; ends this process with the other one, because nobody waits for it any more."""
-        reader = MessageReader(connected.fileno())
-        with contextlib.suppress(OSError):
-            while (messages := reader.read_available()) is not None:
-                for message in messages:
-                    if "stop" in message:
-                        self._on_stop()
-                    else:
-                        self._acknowledged.put(message["acknowledged"])
-        os._exit(1)
+    def _listen(self, requests: Iterator[dict[str, Any]]) -> None:
+        for message in requests:
+            if "stop" in message:
+                self._on_stop()
+            else:
+                self._acknowledged.put(message["acknowledged"])
+
+
+def _end_with_launcher() -> None:
+    """End this process when standard input, which the first rank reads, is closed at its other end."""
+    poll = select.poll()
+    poll.register(0, select.POLLHUP)
+    poll.poll()
+    os._exit(1)
 
 
 def main() -> None:
-    """Trains as the job says; the exit status is 0 only if all of it was done or a stop was asked for."""
+    """Train as the job says; the exit status is 0 only if all of it was done or a stop was asked for."""
     job_file, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     record = json.loads(job_file.read_text(encoding="utf-8"))
     stop = StopRequest()
-    # connected before anything that takes time, so that an end of the other process is noticed from now on
-    channel = Channel(record["socket"] if os.environ["GROUP_RANK"] == "0" else "", stop.ask)
+    # before anything that takes time, so that an end of the launching process is noticed from now on
+    channel = Channel(rank == 0, stop.ask)
+    if rank > 0:
+        os.dup2(2, 1)  # standard output is the first rank's, for its messages
+    if rank > 0 and os.environ["GROUP_RANK"] == "0":  # on other machines nobody holds the other end
+        threading.Thread(target=_end_with_launcher, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: stop.ask())
     if rank == 0:
         warnings.showwarning = lambda message, *_, **__: channel.tell(warning=[str(message)])
     try:
         _run(Job(**record["job"]), job_file.parent, channel, stop)
-        channel.tell(finished=[])
     except Exception as error:  # noqa: BLE001 - the launching process raises it
         _write_error(error_file(job_file.parent, rank), rank, error)
         traceback.print_exc()
@@ -116,8 +121,7 @@ def _run(job: Job, place: Path, channel: Channel, stop: StopRequest) -> None:
             done = _measure(job, ranks) if job.measure else _train(job, place, channel, ranks, stop)
         except TrainingStopped as stopped:
             done = {"stopped": [stopped.step, stopped.saved]}
-        if ranks.is_first:
-            channel.tell(done=done)
+        channel.tell(done=done)
 
 
 def _measure(job: Job, ranks: Ranks) -> dict[str, Any]:
@@ -134,20 +138,38 @@ def _measure(job: Job, ranks: Ranks) -> dict[str, Any]:
 
 
 def _train(job: Job, place: Path, channel: Channel, ranks: Ranks, stop: StopRequest) -> dict[str, Any]:
-    from safetensors.torch import load_file
+    from model.randomness import seed_everything
+    from tasks.training.throughput import memory
 
+    seed_everything(job.train["seed"], deterministic=job.deterministic)
+    callbacks = Callbacks(
+        metrics=lambda step, metrics: channel.tell(metrics=[step, {**metrics, **memory(job.device)}]),
+        checkpoint=channel.confirm_checkpoint,
+        progress=lambda step, total, metrics: channel.tell(progress=[step, total, metrics]),
+        event=lambda step, kind, message: channel.tell(event=[step, kind, message]),
+    )
+    done = train_job(job, place, callbacks, stop, ranks=ranks)
+    return {"history": done.history, "steps": done.steps, "resumed_from": done.resumed_from}
+
+
+def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **more: Any) -> Launched:
+    """Train as a job says, alone or as one of several processes.
+
+    Args:
+        job: what to train.
+        place: folder for the weights, which the first process writes.
+        callbacks: called in the first process.
+        stop: a request to stop.
+        more: further arguments of `model.Trainer`.
+    """
     from model import ModelConfig, TrainConfig, Trainer
-    from model.checkpoint import save_weights
+    from model.checkpoint import load_weights, save_weights
     from model.distributed import rank_device
     from model.execution import Execution
     from model.order import Group
-    from model.randomness import seed_everything
     from tasks.tokens.index import groups_of, open_sequences
-    from tasks.training.throughput import memory
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
-    device = rank_device(job.device)
-    seed_everything(plan.seed, deterministic=job.deterministic)
     dataset, shards = Path(job.dataset), {key: Path(folder) for key, folder in job.shards.items()}
     trainer = Trainer(
         network,
@@ -155,24 +177,23 @@ def _train(job: Job, place: Path, channel: Channel, ranks: Ranks, stop: StopRequ
         open_sequences(dataset, shards, "train", network.max_seq_len),
         open_sequences(dataset, shards, "validation", network.max_seq_len, job.validation_sample),
         groups=[Group(item.first, item.count, item.reads) for item in groups_of(dataset)],
-        device=device,
+        device=rank_device(job.device),
         checkpoint_dir=job.checkpoints,
         checkpoint_seconds=job.checkpoint_seconds,
         identity=job.identity,
-        initial_weights=load_file(job.initial_weights) if job.initial_weights else None,
+        initial_weights=load_weights(job.initial_weights, network).state_dict() if job.initial_weights else None,
         execution=Execution.from_dict(job.execution),
-        ranks=ranks,
         stop=stop,
-        on_event=lambda step, kind, message: channel.tell(event=[step, kind, message]),
-        on_metrics=lambda step, metrics: channel.tell(metrics=[step, {**metrics, **memory(device.type)}]),
-        on_checkpoint=channel.confirm_checkpoint,
-        on_progress=lambda step, total, metrics: channel.tell(progress=[step, total, metrics]),
+        on_event=callbacks.event,
+        on_metrics=callbacks.metrics,
+        on_checkpoint=callbacks.checkpoint,
+        on_progress=callbacks.progress,
+        **more,
     )
     result = trainer.fit()
-    if ranks.is_first:
+    if trainer.ranks.is_first:
         save_weights(place / WEIGHTS_FILE, result.model)
-        (place / HISTORY_FILE).write_text(json.dumps(result.history), encoding="utf-8")
-    return {"steps": result.steps, "resumed_from": result.resumed_from}
+    return Launched(place / WEIGHTS_FILE, result.history, result.steps, result.resumed_from)
 
 
 def _write_error(path: Path, rank: int, error: Exception) -> None:
@@ -187,9 +208,7 @@ def _write_error(path: Path, rank: int, error: Exception) -> None:
         "time": time.time(),
         "traceback": "".join(traceback.format_exception(error)),
     }
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record), encoding="utf-8")
-    part.rename(path)
+    write_file(path, json.dumps(record).encode())
 
 
 def _is_json(value: Any) -> bool:

@@ -15,11 +15,11 @@ from model.data import IGNORE
 from model.order import Group, Order
 from tasks.core.settings import SettingsError, load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings
-from tasks.tokens.index import ReadGroup, groups_of
+from tasks.tokens.index import ReadGroup, groups_of, open_sequences
 from tasks.tokens.mix import MixSettings
 from tasks.tokens.packing import PACKINGS
 from tasks.tokens.settings import DatasetSettings
-from tasks.training.train import source_of, steps_of_tokens
+from tasks.training.train import shard_folders, steps_of_tokens
 
 T = 16
 
@@ -42,7 +42,8 @@ def build(folder: Path, packing: str, **more: Any) -> Built:
 
 def source(built: Built, split: str, limit: int | None = None) -> Any:
     work = SimpleNamespace(store=built.corpus.store, folder=built.corpus.store.folder)
-    return source_of(work, built.manifest.ref, split, T, limit)  # type: ignore[arg-type]
+    dataset = built.manifest.ref
+    return open_sequences(work.folder(dataset), shard_folders(work, dataset), split, T, limit)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

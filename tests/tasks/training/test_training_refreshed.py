@@ -49,19 +49,19 @@ def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
 
 def change_weights(patch: pytest.MonkeyPatch) -> None:
     """Let the second training end with other weights, as it does on another machine."""
-    in_place = tasks.training.train._in_place
+    train_job = tasks.training.train.train_job
 
-    def changed(work: Any, settings: Any, *arguments: Any) -> Any:
+    def changed(job: Any, *arguments: Any, **more: Any) -> Any:
         from model import ModelConfig
         from model.checkpoint import load_weights, save_weights
 
-        result = in_place(work, settings, *arguments)
-        model = load_weights(result.weights, ModelConfig.from_dict(settings.model))
+        result = train_job(job, *arguments, **more)
+        model = load_weights(result.weights, ModelConfig.from_dict(job.model))
         next(model.parameters()).data.add_(1e-3)
         save_weights(result.weights, model)
         return result
 
-    patch.setattr(tasks.training.train, "_in_place", changed)
+    patch.setattr(tasks.training.train, "train_job", changed)
 
 
 def curve(tracking: Tracking, run_id: str) -> Counter[int]:
