@@ -22,16 +22,18 @@ demo: setup ocr
 # two test processes side by side, a file of tests in one of them, each with one thread for arithmetic
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n 2 --dist loadfile
+# in the order of the folders, so that the long tests of tests/flows begin first
+DEAREST_FIRST := $(SIDE_BY_SIDE) --no-loadscope-reorder
 
 test: setup ocr check
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not full and not faults"
 
 test-full: test
-	$(PYTEST) -m "full and not faults"
+	$(PYTEST) $(DEAREST_FIRST) -m "full and not faults"
 
 # processes are killed at random moments, disks are filled (as root), clocks jump (with libfaketime), servers go away
 test-faults: setup ocr
-	$(PYTEST) -m faults
+	$(PYTEST) $(DEAREST_FIRST) -m faults
 
 # which of the pinned versions have known faults; asks the Python package index, and needs nothing else of the network
 audit: .venv/audit/installed

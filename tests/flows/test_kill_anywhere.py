@@ -1,6 +1,6 @@
 """Kill a run anywhere, run it again: the same keys, tables and weights, as if nothing had happened.
 
-Ten empty homes; in each the whole process tree is killed at a moment of its own, then the same command runs to its
+Five empty homes; in each the whole process tree is killed at a moment of its own, then the same command runs to its
 end. A killed training goes on from its last checkpoint.
 """
 
@@ -25,14 +25,14 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds all processes of a run through /proc"),
 ]
 
-KILLS = 10
-FILES = 60
+KILLS = 5
+FILES = 30
 STEPS = 200
 
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory, corpus_folder: Path) -> Path:
-    """Sixty files, spread evenly over the corpus in the order of their names."""
+    """Some files, spread evenly over the corpus in the order of their names."""
     folder = tmp_path_factory.mktemp("documents")
     files = sorted(path for path in corpus_folder.rglob("*") if path.is_file())
     chosen = [files[place * len(files) // FILES] for place in range(FILES)]
@@ -67,7 +67,7 @@ def test_a_killed_run_ends_like_an_undisturbed_one(
     record_property: Callable[[str, object], None],
 ) -> None:
     reference, seconds = undisturbed
-    # one moment in each tenth of the run, at random within it
+    # one moment in each fifth of the run, at random within it
     moment = (number + random.Random(number).random()) / KILLS * seconds
     command = Command(tmp_path / "home", ["run", str(documents), "--max-steps", str(STEPS)])
     process = command.start(tmp_path / "log")

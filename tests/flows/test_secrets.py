@@ -125,16 +125,20 @@ def test_nothing_that_was_said_holds_a_secret(ran: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("command", "name", "value"),
     [
-        ("MLFLOW_TRACKING_URI", "http://shepherd:planted-in-address-1b2c@127.0.0.1:9"),
-        ("MLFLOW_TRACKING_URI", "postgresql://shepherd:planted-in-address-1b2c@127.0.0.1:9/mlflow"),
-        ("SHEEPFOLD_STORE", "s3://key:planted-in-address-1b2c@bucket/store"),
+        (["status"], "MLFLOW_TRACKING_URI", "http://shepherd:planted-in-address-1b2c@127.0.0.1:9"),
+        (
+            ["gc", "--dry-run"],
+            "MLFLOW_TRACKING_URI",
+            "postgresql://shepherd:planted-in-address-1b2c@127.0.0.1:9/mlflow",
+        ),
+        (["status"], "SHEEPFOLD_STORE", "s3://key:planted-in-address-1b2c@bucket/store"),
     ],
+    ids=["http", "postgresql", "s3"],
 )
-@pytest.mark.parametrize("command", [["status"], ["gc", "--dry-run"]], ids=lambda command: command[0])
 def test_a_password_in_an_address_is_not_told_where_nothing_answers_there(
-    tmp_path: Path, name: str, value: str, command: list[str]
+    tmp_path: Path, command: list[str], name: str, value: str
 ) -> None:
     variables = {**environment(tmp_path / "home"), name: value, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = subprocess.run(
@@ -144,10 +148,9 @@ def test_a_password_in_an_address_is_not_told_where_nothing_answers_there(
     assert [path for path, data in contents(tmp_path) if b"planted" in data] == []
 
 
-@pytest.mark.parametrize("scheme", ["https", "git+https", "s3", "ftp"])
-@pytest.mark.parametrize("command", ["plan", "run", "up"])
+@pytest.mark.parametrize(("command", "scheme"), [("plan", "https"), ("run", "git+https"), ("up", "s3"), ("run", "ftp")])
 def test_a_password_in_the_address_of_a_source_is_neither_told_nor_kept(
-    tmp_path: Path, scheme: str, command: str
+    tmp_path: Path, command: str, scheme: str
 ) -> None:
     source = f"{scheme}://shepherd:planted-in-source-8d4e@host.invalid/project.git"
     done = call(tmp_path / "home", command, source)

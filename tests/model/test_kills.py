@@ -31,7 +31,7 @@ write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsyn
 rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat mkdir mkdirat rmdir
 """
 TRACED = "trace=" + ",".join(f"?{call}" for call in CALLS.split())  # ?: not every kind of machine has every call
-KILLS, STEPS = 20, 50
+KILLS, STEPS = 8, 50
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds all processes of a server through /proc"),
 ]
 
-KILLS = (WORKER, PREFECT, MLFLOW) * 4
-DATABASE_KILLS = 3
+KILLS = (WORKER, PREFECT, MLFLOW, WORKER, PREFECT)
+DATABASE_KILLS = 2
 STEPS = 200
 
 

@@ -35,6 +35,9 @@ def box(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Iterat
     """A team on SQLite."""
     for made in new_box(tmp_path_factory.mktemp("box")):
         shutil.copytree(sample_folder / "text", made.folder / "documents")
+        temporary = made.folder / "temporary"  # where Prefect makes a folder for each run
+        temporary.mkdir()
+        made.variables["TMPDIR"] = str(temporary)
         made.run("up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
         yield made
 
@@ -186,18 +189,11 @@ def test_down_queues_running_runs_again_and_stops_everything(box: Box) -> None:
     waited(lambda: box.ask(f"flow_runs/{run}")["run_count"] >= 2, "the run to start again")
 
 
-def test_a_run_takes_relative_paths_from_beside_the_home_and_copies_nothing(
-    tmp_path: Path, sample_folder: Path
-) -> None:
-    for made in new_box(tmp_path):
-        shutil.copytree(sample_folder / "text", tmp_path / "documents")
-        temporary = tmp_path / "temporary"  # where Prefect makes a folder for each run
-        temporary.mkdir()
-        made.variables["TMPDIR"] = str(temporary)
-        made.run("up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
-        made.wait(made.start("ingest/watch", source="documents"), "Completed")
-        assert made.run("sql", "select count(*) n from files")[0]["n"] == len(list((tmp_path / "documents").iterdir()))
-        assert not list(temporary.rglob("*.txt"))
+def test_a_run_takes_relative_paths_from_beside_the_home_and_copies_nothing(box: Box) -> None:
+    box.wait(box.start("ingest/watch", source="documents"), "Completed")
+    texts = [path for path in (box.folder / "documents").rglob("*") if path.is_file()]
+    assert box.run("sql", "select count(*) n from files")[0]["n"] == len(texts)
+    assert not list(Path(box.variables["TMPDIR"]).rglob("*.txt"))
 
 
 @pytest.fixture(scope="module")

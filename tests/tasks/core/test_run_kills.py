@@ -30,7 +30,7 @@ from tests.zygote import Zygote
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
-RUN_KILLS, WORKER_KILLS = 40, 60
+RUN_KILLS, WORKER_KILLS = 15, 20
 
 
 def test_a_run_killed_at_random_moments_ends_with_the_artefacts_and_the_curve_of_one_left_alone(

@@ -23,13 +23,7 @@ def page_file(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page_in(tmp_path_factory.mktemp("report"), report.draw)
 
 
-@pytest.fixture(params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
-def opened(request: pytest.FixtureRequest, chromium: Any, page_file: Path) -> Opened:
-    width, scheme = request.param
-    return Opened(chromium, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
-
-
-def test_the_page_opens_without_complaint_or_request_and_has_all_sections(
+def test_the_page_opens_without_complaint_or_request_has_all_sections_and_runs_nothing_of_a_name_or_a_text(
     chromium: Any, page_file: Path, report: Report
 ) -> None:
     opened = Opened(chromium, page_file)
@@ -39,32 +33,23 @@ def test_the_page_opens_without_complaint_or_request_and_has_all_sections(
         assert opened.page.locator(f"#{name} h2").count() == 1
         assert opened.page.locator(f'nav a[href="#{name}"]').count() == 1
 
-
-def test_nothing_of_a_name_or_a_text_runs(chromium: Any, page_file: Path) -> None:
-    opened = Opened(chromium, page_file)
     assert opened.page.evaluate("window.hit") is None
     assert opened.page.locator("script").count() == 0
     assert opened.page.locator('img:not([src^="data:"])').count() == 0
 
 
-def test_nothing_is_wider_than_its_place(opened: Opened) -> None:
-    assert opened.spilled() == []
-
-
-def test_all_words_can_be_read(opened: Opened) -> None:
-    assert opened.faint() == []
-
-
-def test_drawings_have_all_their_parts_within_and_no_label_on_another(opened: Opened) -> None:
-    assert opened.outside() == []
-    assert opened.covered() == []
-
-
-def test_light_and_dark_are_not_the_same(chromium: Any, page_file: Path) -> None:
-    papers = [
-        Opened(chromium, page_file, color_scheme=scheme).page.evaluate(
-            "getComputedStyle(document.body).backgroundColor"
-        )
-        for scheme in ("light", "dark")
-    ]
-    assert papers[0] != papers[1]
+def test_everything_fits_its_place_and_can_be_read_on_each_screen_and_light_is_not_dark(
+    chromium: Any, page_file: Path
+) -> None:
+    papers = {}
+    for width, scheme in SCREENS:
+        opened = Opened(chromium, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
+        found = {
+            "wider than its place": opened.spilled(),
+            "hard to read": opened.faint(),
+            "beyond its drawing": opened.outside(),
+            "labels on labels": opened.covered(),
+        }
+        assert not any(found.values()), f"{width} pixels, {scheme}: {found}"
+        papers[scheme] = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert papers["light"] != papers["dark"]
