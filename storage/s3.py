@@ -35,7 +35,7 @@ from storage.atomic import GONE, fsync_path, fsync_tree, write_file
 from storage.errors import Unreachable, UserError
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
-from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, list_files, parse_manifest
+from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, parse_manifest
 
 ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
 TRANSFERS = 4  # files of an artefact that move at once
@@ -262,14 +262,12 @@ class S3Store(Store):
             there = self._known[stage][key][MANIFEST_NAME]
         return None if there is None else there.etag
 
-    def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
+    def _publish(self, workspace: Workspace, manifest: Manifest) -> Manifest:
         """Upload the files, then the manifest if nobody else put one meanwhile.
 
         Raises:
             StoreError: if another machine made this artefact meanwhile, with another result.
         """
-        manifest = list_files(workspace.out, manifest)
-        write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
         fsync_tree(workspace.out)
         made = workspace.out.rename(workspace.out.with_name("complete"))  # what a kill leaves of it is uploaded later
         return self._upload(made, manifest, workspace.replaces)
@@ -288,7 +286,7 @@ class S3Store(Store):
         self._delete(f"{place}/{name}" for name in before.keys() - objects.keys())
         write_file(made / ETAG_NAME, etag.encode())
         with self._cache_lock(manifest.stage, manifest.key):
-            self._publish(made, manifest)
+            self._publish_folder(made, manifest)
         return manifest
 
     def _yield_to_winner(self, manifest: Manifest, uploaded: Iterable[str]) -> Manifest:

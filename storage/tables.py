@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.digest import rows_digest
-from storage.without_pandas import without_pandas
+from storage.without_pandas import WithoutPandas
 
-with without_pandas():
-    pa.array([""])  # it looks for pandas this once; and again where somebody converts a table to pandas
+sys.meta_path.insert(0, WithoutPandas())
+pa.array([""])  # Arrow looks for pandas this once; and again where somebody converts a table to pandas
+del sys.meta_path[0]
 
 ROW_GROUP_ROWS = 1_000
 ROW_GROUP_BYTES = 32 * 2**20

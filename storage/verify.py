@@ -26,13 +26,8 @@ from storage.tombstones import TOMBSTONES_REF
 
 Name = tuple[str, str]  # stage and key
 
-WHOLE, DIGESTS, SCHEMAS, INPUTS, NAMES = (
-    "artefacts whole",
-    "file digests",
-    "table schemas",
-    "inputs present",
-    "names",
-)
+WHOLE, DIGESTS, SCHEMAS = "artefacts whole", "file digests", "table schemas"
+INPUTS, NAMES = "inputs present", "names"
 CORPUS = "corpus/"  # names that every run over a corpus writes
 
 
