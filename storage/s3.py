@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class S3Store(Store):
         if not self._address.startswith("s3://") or not self._name:
             raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
         self._known: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
-        self._until: dict[tuple[str, str], float] = {}  # when a listing expires, of an artefact or (key "") a stage
+        self._until: dict[str, float] = {}  # by stage: when its listing expires
         self._listing = threading.Lock()
         self._versions: dict[str, str | None] = {}  # ETags of records, when they were read last
 
@@ -161,39 +161,35 @@ class S3Store(Store):
         """Return an artefact's objects as the bucket has them now if `fresh`, else as listed a short time ago."""
         with self._listing:
             if fresh:
-                self._list_artifacts(stage, key)
-            elif time.monotonic() > max(self._until.get((stage, name), 0.0) for name in ("", key)):
-                self._list_artifacts(stage, "")
+                self._known[stage][key] = self._list_artifacts(stage, key).get(key, {})
+            elif time.monotonic() > self._until.get(stage, 0.0):
+                begun = time.time()
+                self._known[stage] = self._list_artifacts(stage)
+                self._drop_removed(stage, begun)
+                self._until[stage] = time.monotonic() + LISTING_SECONDS
             return self._known[stage].get(key, {})
 
-    def _list_artifacts(self, stage: str, key: str) -> None:
+    def _list_artifacts(self, stage: str, key: str = "") -> dict[str, _Objects]:
         """List the objects of one artefact, or of a whole stage if the key is empty."""
-        begun = time.time()
-        artifacts: dict[str, _Objects] = defaultdict(dict)
+        artifacts: dict[str, _Objects] = {}
         for path, found in self._list(f"{stage}/{key}"):
             listed, _, name = path.removeprefix(f"{stage}/").partition("/")
             if name and stays_inside(listed):  # a foreign name must not lead out of the cache
-                artifacts[listed][name] = found
-        if key:
-            self._known[stage][key] = artifacts[key]
-        else:
-            self._known[stage] = dict(artifacts)
-            self._drop_removed(stage, artifacts.keys(), begun)
-        self._until[stage, key] = time.monotonic() + LISTING_SECONDS
+                artifacts.setdefault(listed, {})[name] = found
+        return artifacts
 
     def _know(self, stage: str, key: str, objects: _Objects) -> None:
         """Note the objects of an artefact that was made or removed here."""
         with self._listing:
             self._known[stage][key] = objects
-            self._until[stage, key] = time.monotonic() + LISTING_SECONDS
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
         return owner_lock(self._lock_path(f"cache-{stage}-{key}"))
 
-    def _drop_removed(self, stage: str, present: Collection[str], asked: float) -> None:
+    def _drop_removed(self, stage: str, asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
-        for key in set(super().keys(stage)).difference(present):
+        for key in set(super().keys(stage)) - self._known[stage].keys():
             folder = self.root / stage / key
             with suppress(*GONE):  # another process of this machine deletes it too
                 if (folder / ETAG_NAME).stat().st_mtime < asked - 1:  # else it may be newer than the listing

@@ -165,7 +165,7 @@ class Store:
             (work / "out").mkdir(parents=True)
             scratch.mkdir(exist_ok=True)
             yield Workspace(work / "out", scratch, replaces)
-            if self.find(stage, key) is not None:
+            if (self.root / stage / key / MANIFEST_NAME).is_file():  # made, or found in the store
                 shutil.rmtree(work)
 
     def _finish_commit(self, stage: str, key: str) -> str | None:
@@ -213,7 +213,7 @@ class Store:
                 files = {entry.name: entry.sha256 for entry in _list_files(copies)}
                 key = sha256_json({"stage": kind, "files": files})
                 with self.workspace(kind, key) as workspace:
-                    manifest = self.find(kind, key)
+                    manifest = self.find(kind, key, fresh=True)
                     if manifest is None:
                         workspace.out.rmdir()
                         copies.rename(workspace.out)
