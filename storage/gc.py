@@ -107,8 +107,7 @@ class _Manifests:
         """Mark artefacts whose `keep_with` inputs are all marked, until there are no more."""
         inputs = {}
         for name, manifest in self.by_name.items():
-            arguments = facts[name[0]].keep_with if name[0] in facts else ()
-            if arguments:
+            if arguments := facts.get(name[0], StageFacts()).keep_with:
                 known = [argument for argument in arguments if argument in manifest.inputs]
                 inputs[name] = [ref for argument in known for ref in manifest.input_refs(argument)]
         while kept := [

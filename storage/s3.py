@@ -91,7 +91,7 @@ class S3Store(Store):
         self._known: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
         self._until: dict[str, float] = {}  # by stage: when its listing expires
         self._listing = threading.Lock()
-        self._versions: dict[str, str | None] = {}  # ETags of records, when they were read last
+        self._conditions: dict[str, Any] = {}  # by record: that it is still as it was when it was read last
 
     def __reduce__(self) -> tuple[Callable[..., S3Store], tuple[str, Path]]:
         return S3Store, (self._address, self.root)
@@ -315,26 +315,23 @@ class S3Store(Store):
 
     # records
     def _read_record(self, record: str) -> bytes | None:
-        data, self._versions[record] = self._get(record) or (None, None)
-        return data
+        found = self._get(record)
+        self._conditions[record] = "create" if found is None else {"e_tag": found[1]}
+        return None if found is None else found[0]
 
     def _write_record(self, record: str, data: bytes) -> None:
         """Write a record, on condition that it has not changed since this store read it."""
         self._check_conditional_writes()
-        mode: Any = "overwrite"
-        if record in self._versions:
-            version = self._versions[record]
-            mode = "create" if version is None else {"e_tag": version}
-        etag = self._put(record, data, mode)
+        etag = self._put(record, data, self._conditions.get(record, "overwrite"))
         if etag is None:
             raise StoreError(
                 f"{self.address}/{record} was changed by another machine meanwhile: run the same command again"
             )
-        self._versions[record] = etag
+        self._conditions[record] = {"e_tag": etag}
 
     def _remove_record(self, record: str) -> None:
         self._delete([record])
-        self._versions.pop(record, None)
+        self._conditions.pop(record, None)
 
     def _records(self, folder: str) -> list[str]:
         names = (path.removeprefix(f"{folder}/") for path, _ in self._list(folder))

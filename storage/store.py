@@ -192,7 +192,8 @@ class Store:
     def add(self, kind: str, sources: Mapping[str, Path]) -> ArtifactRef:
         """Copy files from outside into the store as an artefact without inputs; harmless if it is there.
 
-        The copies are hashed, so key and digest are those of the bytes in the store even if a source is edited meanwhile.
+        The copies are hashed, so key and digest are those of the bytes in the store even if a source is edited
+        meanwhile.
 
         Args:
             kind: the artefact's stage.

@@ -201,5 +201,4 @@ def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None =
         if live is not None and not (counts := members(table[identity], live[place])).all():
             table = table.filter(pa.array(counts))
         parts.append(table.select(["doc_id", "digest"]))
-    columns = (part.to_pydict() for part in parts)
-    return rows_digest(row for part in columns for row in zip(part["doc_id"], part["digest"], strict=True))
+    return rows_digest(row for part in parts for row in zip(*part.to_pydict().values(), strict=True))
