@@ -13,20 +13,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class WithoutPandas:
-    """Refuses to import pandas as if it were not installed."""
+class WithoutPandas(Loader):
+    """Finder and loader that refuse to import pandas as if it were not installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a module that cannot be loaded (ModuleNotFoundError) for pandas, and nothing else."""
-        return ModuleSpec(fullname, _Refused()) if fullname == "pandas" else None
-
-
-class _Refused(Loader):
-    """A loader that loads nothing."""
+        return ModuleSpec(fullname, self) if fullname == "pandas" else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Raise ModuleNotFoundError."""
         raise ModuleNotFoundError("tables are made without pandas here", name=spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
