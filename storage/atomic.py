@@ -6,7 +6,6 @@ is forced to the disk in the same way: what lies in it would be lost with its na
 
 from __future__ import annotations
 
-import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -65,8 +64,7 @@ def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
             os.fsync(handle.fileno())
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
 

@@ -6,13 +6,12 @@ import errno
 import os
 
 # Messages of disk faults that last until the person acts, as other processes and libraries (SQLite too) report them.
-_FULL, _READ_ONLY = "the disk is full", "the disk can only be read"
 _LASTING = {
-    os.strerror(errno.ENOSPC): _FULL,
+    os.strerror(errno.ENOSPC): "the disk is full",
     os.strerror(errno.EDQUOT): "the disk is full as far as you may fill it",
-    os.strerror(errno.EROFS): _READ_ONLY,
-    "database or disk is full": _FULL,
-    "attempt to write a readonly database": _READ_ONLY,
+    os.strerror(errno.EROFS): "the disk can only be read",
+    "database or disk is full": "the disk is full",
+    "attempt to write a readonly database": "the disk can only be read",
 }
 
 

@@ -105,43 +105,34 @@ class _Manifests:
 
     def mark_companions(self, facts: Mapping[str, StageFacts], marked: set[Name]) -> None:
         """Mark artefacts whose `keep_with` inputs are all marked, until there are no more."""
-        companions = {name: found for name, found in self.by_name.items() if _keep_with(facts, name[0])}
-        while True:
-            kept = [
-                name
-                for name, manifest in companions.items()
-                if name not in marked
-                and all(
-                    not marked.isdisjoint(self.resolve(ref))
-                    for argument in _keep_with(facts, name[0])
-                    if argument in manifest.inputs
-                    for ref in manifest.input_refs(argument)
-                )
-            ]
-            if not kept:
-                return
+        inputs = {}
+        for name, manifest in self.by_name.items():
+            if arguments := facts.get(name[0], StageFacts()).keep_with:
+                known = [argument for argument in arguments if argument in manifest.inputs]
+                inputs[name] = [ref for argument in known for ref in manifest.input_refs(argument)]
+        while kept := [
+            name
+            for name, refs in inputs.items()
+            if name not in marked and not any(marked.isdisjoint(self.resolve(ref)) for ref in refs)
+        ]:
             self.mark(kept, marked)
 
-
-def _keep_with(facts: Mapping[str, StageFacts], stage: str) -> tuple[str, ...]:
-    return facts[stage].keep_with if stage in facts else ()
+    def sizes(self, garbage: Collection[Name] = ()) -> list[StageSize]:
+        """Return number and bytes of each stage's artefacts."""
+        found: dict[str, StageSize] = {}
+        for name, manifest in sorted(self.by_name.items()):
+            total, size = found.setdefault(name[0], StageSize(name[0])), sum(entry.size for entry in manifest.files)
+            total.artefacts += 1
+            total.size += size
+            if name in garbage:
+                total.garbage += 1
+                total.garbage_size += size
+        return list(found.values())
 
 
 def sizes(store: Store) -> list[StageSize]:
     """Return number and bytes of each stage's artefacts."""
-    return _sizes(_Manifests(store), ())
-
-
-def _sizes(known: _Manifests, garbage: Collection[Name]) -> list[StageSize]:
-    found: dict[str, StageSize] = {}
-    for name, manifest in sorted(known.by_name.items()):
-        total, size = found.setdefault(name[0], StageSize(name[0])), sum(entry.size for entry in manifest.files)
-        total.artefacts += 1
-        total.size += size
-        if name in garbage:
-            total.garbage += 1
-            total.garbage_size += size
-    return list(found.values())
+    return _Manifests(store).sizes()
 
 
 def find_garbage(
@@ -190,7 +181,7 @@ def find_garbage(
         artefacts=[*reversed(list(TopologicalSorter(inputs).static_order())), *bare],
         inputs=inputs,
         work=[item for item in idle if item.touched <= before],
-        sizes=_sizes(known, garbage),
+        sizes=known.sizes(garbage),
     )
 
 

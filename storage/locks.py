@@ -33,24 +33,15 @@ def _lock(path: Path) -> FileLock:
     return FileLock(path, thread_local=False, fallback_to_soft=False)
 
 
-def _release(lock: FileLock, path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)  # while we hold it: a process that opened it meanwhile sees that, and retries
-    finally:
-        lock.release()
-
-
 def is_held(path: Path) -> bool:
     """Return True if a living owner holds the lock file `path`."""
     if not path.exists():
         return False
-    lock = _lock(path)
     try:
-        lock.acquire(blocking=False)
+        with _lock(path).acquire(blocking=False):
+            return False
     except Timeout:
         return True
-    _release(lock, path)
-    return False
 
 
 @contextmanager
@@ -83,4 +74,7 @@ def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iter
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        _release(lock, path)
+        try:
+            path.unlink(missing_ok=True)  # while we hold it: a process that opened it meanwhile sees that, and retries
+        finally:
+            lock.release()

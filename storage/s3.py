@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from storage.atomic import GONE, fsync_path, fsync_tree, write_file
 from storage.errors import Unreachable, UserError
 from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
-from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, list_files, parse_manifest
+from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, parse_manifest
 
 ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
 TRANSFERS = 4  # files of an artefact that move at once
@@ -89,9 +89,9 @@ class S3Store(Store):
         if not self._address.startswith("s3://") or not self._name:
             raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
         self._known: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
-        self._until: dict[tuple[str, str], float] = {}  # when a listing expires, of an artefact or (key "") a stage
+        self._until: dict[str, float] = {}  # by stage: when its listing expires
         self._listing = threading.Lock()
-        self._versions: dict[str, str | None] = {}  # ETags of records, when they were read last
+        self._conditions: dict[str, Any] = {}  # by record: that it is still as it was when it was read last
 
     def __reduce__(self) -> tuple[Callable[..., S3Store], tuple[str, Path]]:
         return S3Store, (self._address, self.root)
@@ -161,39 +161,35 @@ class S3Store(Store):
         """Return an artefact's objects as the bucket has them now if `fresh`, else as listed a short time ago."""
         with self._listing:
             if fresh:
-                self._list_artifacts(stage, key)
-            elif time.monotonic() > max(self._until.get((stage, name), 0.0) for name in ("", key)):
-                self._list_artifacts(stage, "")
+                self._known[stage][key] = self._list_artifacts(stage, key).get(key, {})
+            elif time.monotonic() > self._until.get(stage, 0.0):
+                begun = time.time()
+                self._known[stage] = self._list_artifacts(stage)
+                self._drop_removed(stage, begun)
+                self._until[stage] = time.monotonic() + LISTING_SECONDS
             return self._known[stage].get(key, {})
 
-    def _list_artifacts(self, stage: str, key: str) -> None:
+    def _list_artifacts(self, stage: str, key: str = "") -> dict[str, _Objects]:
         """List the objects of one artefact, or of a whole stage if the key is empty."""
-        begun = time.time()
-        artifacts: dict[str, _Objects] = defaultdict(dict)
+        artifacts: dict[str, _Objects] = {}
         for path, found in self._list(f"{stage}/{key}"):
             listed, _, name = path.removeprefix(f"{stage}/").partition("/")
             if name and stays_inside(listed):  # a foreign name must not lead out of the cache
-                artifacts[listed][name] = found
-        if key:
-            self._known[stage][key] = artifacts[key]
-        else:
-            self._known[stage] = dict(artifacts)
-            self._drop_removed(stage, artifacts.keys(), begun)
-        self._until[stage, key] = time.monotonic() + LISTING_SECONDS
+                artifacts.setdefault(listed, {})[name] = found
+        return artifacts
 
     def _know(self, stage: str, key: str, objects: _Objects) -> None:
         """Note the objects of an artefact that was made or removed here."""
         with self._listing:
             self._known[stage][key] = objects
-            self._until[stage, key] = time.monotonic() + LISTING_SECONDS
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
         return owner_lock(self._lock_path(f"cache-{stage}-{key}"))
 
-    def _drop_removed(self, stage: str, present: Collection[str], asked: float) -> None:
+    def _drop_removed(self, stage: str, asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
-        for key in set(super().keys(stage)).difference(present):
+        for key in set(super().keys(stage)) - self._known[stage].keys():
             folder = self.root / stage / key
             with suppress(*GONE):  # another process of this machine deletes it too
                 if (folder / ETAG_NAME).stat().st_mtime < asked - 1:  # else it may be newer than the listing
@@ -262,14 +258,12 @@ class S3Store(Store):
             there = self._known[stage][key][MANIFEST_NAME]
         return None if there is None else there.etag
 
-    def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
+    def _publish(self, workspace: Workspace, manifest: Manifest) -> Manifest:
         """Upload the files, then the manifest if nobody else put one meanwhile.
 
         Raises:
             StoreError: if another machine made this artefact meanwhile, with another result.
         """
-        manifest = list_files(workspace.out, manifest)
-        write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
         fsync_tree(workspace.out)
         made = workspace.out.rename(workspace.out.with_name("complete"))  # what a kill leaves of it is uploaded later
         return self._upload(made, manifest, workspace.replaces)
@@ -288,7 +282,7 @@ class S3Store(Store):
         self._delete(f"{place}/{name}" for name in before.keys() - objects.keys())
         write_file(made / ETAG_NAME, etag.encode())
         with self._cache_lock(manifest.stage, manifest.key):
-            self._publish(made, manifest)
+            self._publish_folder(made, manifest)
         return manifest
 
     def _yield_to_winner(self, manifest: Manifest, uploaded: Iterable[str]) -> Manifest:
@@ -321,26 +315,23 @@ class S3Store(Store):
 
     # records
     def _read_record(self, record: str) -> bytes | None:
-        data, self._versions[record] = self._get(record) or (None, None)
-        return data
+        found = self._get(record)
+        self._conditions[record] = "create" if found is None else {"e_tag": found[1]}
+        return None if found is None else found[0]
 
     def _write_record(self, record: str, data: bytes) -> None:
         """Write a record, on condition that it has not changed since this store read it."""
         self._check_conditional_writes()
-        mode: Any = "overwrite"
-        if record in self._versions:
-            version = self._versions[record]
-            mode = "create" if version is None else {"e_tag": version}
-        etag = self._put(record, data, mode)
+        etag = self._put(record, data, self._conditions.get(record, "overwrite"))
         if etag is None:
             raise StoreError(
                 f"{self.address}/{record} was changed by another machine meanwhile: run the same command again"
             )
-        self._versions[record] = etag
+        self._conditions[record] = {"e_tag": etag}
 
     def _remove_record(self, record: str) -> None:
         self._delete([record])
-        self._versions.pop(record, None)
+        self._conditions.pop(record, None)
 
     def _records(self, folder: str) -> list[str]:
         names = (path.removeprefix(f"{folder}/") for path, _ in self._list(folder))

@@ -32,7 +32,6 @@ from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
 
 MANIFEST_NAME = "manifest.json"
 INPUTS_NAME = ".inputs.json"  # of unfinished work, in its scratch folder
-_COPY_BYTES = 1 << 20  # that `add` reads at once
 
 
 class StoreError(UserError):
@@ -166,7 +165,7 @@ class Store:
             (work / "out").mkdir(parents=True)
             scratch.mkdir(exist_ok=True)
             yield Workspace(work / "out", scratch, replaces)
-            if self.find(stage, key) is not None:
+            if (self.root / stage / key / MANIFEST_NAME).is_file():  # made, or found in the store
                 shutil.rmtree(work)
 
     def _finish_commit(self, stage: str, key: str) -> str | None:
@@ -177,12 +176,15 @@ class Store:
 
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
         """Make the workspace's `out` the artefact that `manifest` names; returns the manifest with its files listed."""
-        manifest = list_files(workspace.out, manifest)
+        manifest = replace(manifest, files=_list_files(workspace.out))
         write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
-        self._publish(workspace.out, manifest)
+        return self._publish(workspace, manifest)
+
+    def _publish(self, workspace: Workspace, manifest: Manifest) -> Manifest:
+        self._publish_folder(workspace.out, manifest)
         return manifest
 
-    def _publish(self, made: Path, manifest: Manifest) -> None:
+    def _publish_folder(self, made: Path, manifest: Manifest) -> None:
         discard = made.with_name("replaced")
         publish(made, self.root / manifest.stage / manifest.key, discard)
         shutil.rmtree(discard, ignore_errors=True)
@@ -190,8 +192,8 @@ class Store:
     def add(self, kind: str, sources: Mapping[str, Path]) -> ArtifactRef:
         """Copy files from outside into the store as an artefact without inputs; harmless if it is there.
 
-        The copies are hashed while they are written, so key and digest are those of the bytes in the store even if a
-        source is edited meanwhile.
+        The copies are hashed, so key and digest are those of the bytes in the store even if a source is edited
+        meanwhile.
 
         Args:
             kind: the artefact's stage.
@@ -207,10 +209,12 @@ class Store:
         with self._hold(kind, incoming):
             copies = self.root / ".work" / kind / incoming / "out"
             try:
-                files = {name: _copy_hashed(path, copies / name) for name, path in sorted(sources.items())}
+                for name, path in sources.items():
+                    _copy(path, copies / name)
+                files = {entry.name: entry.sha256 for entry in _list_files(copies)}
                 key = sha256_json({"stage": kind, "files": files})
                 with self.workspace(kind, key) as workspace:
-                    manifest = self.find(kind, key)
+                    manifest = self.find(kind, key, fresh=True)
                     if manifest is None:
                         workspace.out.rmdir()
                         copies.rename(workspace.out)
@@ -346,12 +350,11 @@ class Store:
         if found is None:
             return None
         try:
-            value = json.loads(found)
-        except ValueError as error:
-            raise StoreError(f"{self.address}/{record} is not JSON ({error}): remove it and run again") from error
-        if not isinstance(value, dict):
-            raise StoreError(f"{self.address}/{record} does not hold an object: remove it and run again")
-        return value
+            return {**json.loads(found)}
+        except (ValueError, TypeError) as error:
+            raise StoreError(
+                f"{self.address}/{record} is not a JSON object ({error}): remove it and run again"
+            ) from error
 
     def write_ref(self, name: str, value: dict[str, Any]) -> None:
         """Move a name, in one step."""
@@ -415,11 +418,9 @@ def open_store(address: str, cache: Path | None = None) -> Store:
     return S3Store(address, place / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16])
 
 
-def list_files(out: Path, manifest: Manifest) -> Manifest:
-    """Return the manifest with every data file of `out` listed."""
+def _list_files(out: Path) -> list[FileEntry]:
     paths = sorted(path for path in out.rglob("*") if path.is_file() and path != out / MANIFEST_NAME)
-    entries = [FileEntry(path.relative_to(out).as_posix(), path.stat().st_size, sha256_file(path)) for path in paths]
-    return replace(manifest, files=entries)
+    return [FileEntry(path.relative_to(out).as_posix(), path.stat().st_size, sha256_file(path)) for path in paths]
 
 
 def parse_manifest(text: bytes, place: str) -> Manifest:
@@ -459,19 +460,14 @@ def _ref(name: str) -> str:
     return f".refs/{name}.json"
 
 
-def _copy_hashed(source: Path, target: Path) -> str:
-    """Copy a file; returns the sha256 of the bytes that were written."""
+def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
     try:
         reading = source.open("rb")
     except OSError as error:
         raise UserError(f"{source} cannot be read ({error.strerror}): give a file that can") from error
     with reading, target.open("wb") as writing:
-        while block := reading.read(_COPY_BYTES):
-            digest.update(block)
-            writing.write(block)
-    return digest.hexdigest()
+        shutil.copyfileobj(reading, writing)
 
 
 def _read_unfinished(work: Path) -> Unfinished:

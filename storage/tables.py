@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.digest import rows_digest
-from storage.without_pandas import without_pandas
+from storage.without_pandas import WithoutPandas
 
-with without_pandas():
-    pa.array([""])  # it looks for pandas this once; and again where somebody converts a table to pandas
+sys.meta_path.insert(0, WithoutPandas())
+pa.array([""])  # Arrow looks for pandas this once; and again where somebody converts a table to pandas
+del sys.meta_path[0]
 
 ROW_GROUP_ROWS = 1_000
 ROW_GROUP_BYTES = 32 * 2**20
@@ -199,5 +201,4 @@ def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None =
         if live is not None and not (counts := members(table[identity], live[place])).all():
             table = table.filter(pa.array(counts))
         parts.append(table.select(["doc_id", "digest"]))
-    columns = (part.to_pydict() for part in parts)
-    return rows_digest(row for part in columns for row in zip(part["doc_id"], part["digest"], strict=True))
+    return rows_digest(row for part in parts for row in zip(*part.to_pydict().values(), strict=True))

@@ -110,10 +110,10 @@ class Tracking:
     """
 
     def __init__(self, home: Home) -> None:
+        self.home = home
+        self.client = client(home)  # before any import of MLflow, which reads its settings then
         from mlflow.exceptions import MlflowException, RestException
 
-        self.home = home
-        self.client = client(home)
         try:
             self.experiment_id = self._experiment()
         except RestException:
@@ -175,18 +175,13 @@ class Tracking:
     def deleted_train_keys(self) -> set[str]:
         """Return the keys of trainings whose runs were all deleted."""
         from mlflow.entities import ViewType
+        from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
-        active: dict[str, bool] = {}
-        page: str | None = ""
-        while page is not None:
-            runs = self.client.search_runs(
-                [self.experiment_id], run_view_type=ViewType.ALL, page_token=page or None, max_results=1000
-            )
-            for run in runs:
-                key = run.data.tags.get(KEY_TAG, "")
-                active[key] = active.get(key, False) or run.info.lifecycle_stage == "active"
-            page = runs.token or None
-        return {key for key, is_active in active.items() if key and not is_active}
+        deleted = self.client.search_runs(
+            [self.experiment_id], run_view_type=ViewType.DELETED_ONLY, max_results=SEARCH_MAX_RESULTS_THRESHOLD
+        )
+        keys = {run.data.tags[KEY_TAG] for run in deleted if KEY_TAG in run.data.tags}
+        return {key for key in keys if not self.runs(key)}
 
     def ensure_run(
         self, train_key: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str], attempt: str = ""

@@ -26,13 +26,8 @@ from storage.tombstones import TOMBSTONES_REF
 
 Name = tuple[str, str]  # stage and key
 
-WHOLE, DIGESTS, SCHEMAS, INPUTS, NAMES = (
-    "artefacts whole",
-    "file digests",
-    "table schemas",
-    "inputs present",
-    "names",
-)
+WHOLE, DIGESTS, SCHEMAS = "artefacts whole", "file digests", "table schemas"
+INPUTS, NAMES = "inputs present", "names"
 CORPUS = "corpus/"  # names that every run over a corpus writes
 
 
@@ -124,7 +119,7 @@ def _file_faults(
     except StoreError as error:  # a store on S3 checks the digests of what it downloads
         checked[DIGESTS] += 1
         return [(DIGESTS, str(error))]
-    tables = facts[manifest.stage].tables if manifest.stage in facts else {}
+    tables = facts.get(manifest.stage, StageFacts()).tables
     faults = []
     for entry in manifest.files:
         path = folder / entry.name
@@ -211,19 +206,14 @@ def repair(store: Store, checks: Iterable[Check], facts: Mapping[str, StageFacts
     Args:
         facts: by stage.
     """
-    things = {thing: check.name for check in checks for thing in check.damaged}
+    damaged = {check.name: check.damaged for check in checks}
     # the names of corpora last: pinned names are restored from them
-    names = sorted(
-        (thing for thing, check in things.items() if check == NAMES), key=lambda name: name.startswith(CORPUS)
-    )
+    names = sorted(damaged.pop(NAMES), key=lambda name: name.startswith(CORPUS))
+    artefacts = dict.fromkeys(thing for things in damaged.values() for thing in things)
     return [
-        *(_repair_artifact(store, facts, thing) for thing, check in things.items() if check != NAMES),
+        *(_repair_artifact(store, facts, thing) for thing in artefacts),
         *(_repair_name(store, facts, name) for name in names),
     ]
-
-
-def _is_pinned(facts: Mapping[str, StageFacts], stage: str) -> bool:
-    return stage in facts and facts[stage].pinned
 
 
 def _repair_artifact(store: Store, facts: Mapping[str, StageFacts], thing: str) -> Repair:
@@ -239,7 +229,7 @@ def _repair_artifact(store: Store, facts: Mapping[str, StageFacts], thing: str) 
         store.remove(stage, key, keep_manifest=True)
     except StoreError as error:
         return Repair(thing, False, f"left: {error}")
-    other = "; a run over other documents than then makes another one" if _is_pinned(facts, stage) else ""
+    other = "; a run over other documents than then makes another one" if facts.get(stage, StageFacts()).pinned else ""
     return Repair(thing, True, f"removed, because {wrong}: the next run that needs it makes it again{other}")
 
 
@@ -252,7 +242,7 @@ def _repair_name(store: Store, facts: Mapping[str, StageFacts], name: str) -> Re
             "them again before the next run",
         )
     stage, _, corpus = name.partition("/")
-    if not name.startswith(CORPUS) and not _is_pinned(facts, stage):
+    if not name.startswith(CORPUS) and not facts.get(stage, StageFacts()).pinned:
         return Repair(name, False, "left, because no run writes it again: restore it from a backup, or remove it")
     with store.lock(name):
         if _read_name(store, name) is not None:

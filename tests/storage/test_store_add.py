@@ -56,7 +56,7 @@ def test_several_files_lie_under_the_names_they_are_given(store: Store, source: 
 def test_what_is_edited_while_it_is_copied_has_the_key_of_the_copy(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.store._COPY_BYTES", 4)
+    monkeypatch.setattr("shutil.COPY_BUFSIZE", 4)
     path = tmp_path / "in"
     path.write_bytes(b"old text")
     opened = Path.open
