@@ -41,6 +41,14 @@ def test_a_kill_while_the_tables_are_made_leaves_a_home_that_works(tmp_path: Pat
     assert [path.name for path in tmp_path.glob("*mlflow.db*")] == ["mlflow.db"]
 
 
+def test_making_the_database_prints_nothing_and_sends_no_telemetry(tmp_path: Path) -> None:
+    known = "\nfrom mlflow.telemetry import get_telemetry_client\nprint(get_telemetry_client())"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    command = [sys.executable, "-c", MAKE + known, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
 def test_two_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
     assert [process.wait() for process in [start(tmp_path), start(tmp_path)]] == [0, 0]
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
