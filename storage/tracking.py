@@ -54,10 +54,15 @@ QUIET = {
 Point = tuple[str, int, float]  # metric, step, value
 
 
-def client(home: Home) -> MlflowClient:
-    """Return a client of the home's tracking server and registry."""
+def _quieten() -> None:
+    """Set MLflow's settings in the environment, which it reads when it is imported."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+
+
+def client(home: Home) -> MlflowClient:
+    """Return a client of the home's tracking server and registry."""
+    _quieten()
     import mlflow
     from mlflow import MlflowClient
 
@@ -82,6 +87,7 @@ def create_database(address: str) -> None:
     name = make_url(address).database
     if not name or name == ":memory:" or Path(name).exists():
         return
+    _quieten()
     from mlflow import MlflowClient
 
     path = Path(name)

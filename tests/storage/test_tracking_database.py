@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from storage.home import Home
 from storage.tracking import EXPERIMENT, Tracking
 
@@ -20,6 +22,12 @@ from storage.home import Home
 from storage.tracking import Tracking
 folder = Path(sys.argv[1])
 Tracking(Home(folder, str(folder / "store"), f"sqlite:///{folder / 'mlflow.db'}"))
+"""
+
+DATABASE = """
+import sys
+from storage.tracking import create_database
+create_database(f"sqlite:///{sys.argv[1]}/mlflow.db")
 """
 
 
@@ -41,10 +49,11 @@ def test_a_kill_while_the_tables_are_made_leaves_a_home_that_works(tmp_path: Pat
     assert [path.name for path in tmp_path.glob("*mlflow.db*")] == ["mlflow.db"]
 
 
-def test_making_the_database_prints_nothing_and_sends_no_telemetry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [MAKE, DATABASE], ids=["tracking", "database"])
+def test_making_the_database_prints_nothing_and_sends_no_telemetry(tmp_path: Path, made: str) -> None:
     known = "\nfrom mlflow.telemetry import get_telemetry_client\nprint(get_telemetry_client())"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    command = [sys.executable, "-c", MAKE + known, str(tmp_path)]
+    command = [sys.executable, "-c", made + known, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("None\n", "")
 
