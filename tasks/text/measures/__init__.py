@@ -33,7 +33,7 @@ from tasks.text.measures.batch import (
     share,
 )
 from tasks.text.measures.code import blob_share, comment_share, is_generated, is_minified
-from tasks.text.measures.language import UNDETERMINED, identify
+from tasks.text.measures.language import UNDETERMINED, identify_language
 from tasks.text.measures.private_data import find_pii
 from tasks.text.measures.repetition import line_measures, phrase_measures
 from tasks.text.measures.wording import STOP_WORDS, wording_measures
@@ -77,14 +77,13 @@ def _measure(rows: Sequence[Row]) -> list[Row]:
     batch = make_batch(texts)
     columns = {**_characters(batch), **_words(batch), **line_measures(batch), **phrase_measures(batch)}
     names, values = list(columns), zip(*(column.tolist() for column in columns.values()), strict=True)
-    languages = _languages(rows, texts)
     return [
-        _finish(row, text, dict(zip(names, numbers, strict=True)), language)
-        for row, text, numbers, language in zip(rows, texts, values, languages, strict=True)
+        _finish(row, text, dict(zip(names, numbers, strict=True)))
+        for row, text, numbers in zip(rows, texts, values, strict=True)
     ]
 
 
-def _finish(row: Row, text: str, measures: Row, language: tuple[str, float]) -> Row:
+def _finish(row: Row, text: str, measures: Row) -> Row:
     """Add what is measured on one text alone."""
     whole = row["text"]
     lowered = whole.lower()
@@ -92,6 +91,7 @@ def _finish(row: Row, text: str, measures: Row, language: tuple[str, float]) -> 
     longest = measures["longest_word"] if len(whole) == len(text) else None
     is_code = row["kind"] == "code"
     solid = len(text) - measures.pop("n_spaces")
+    language, confidence = (UNDETERMINED, 0.0) if is_code else identify_language(text)
     return {
         "doc_id": row["doc_id"],
         "kind": row["kind"],
@@ -102,20 +102,11 @@ def _finish(row: Row, text: str, measures: Row, language: tuple[str, float]) -> 
         "blob_share": blob_share(text, solid, measures["longest_word"], measures["digit_share"]),
         "generated": is_code and is_generated(lowered),
         "minified": is_code and is_minified(measures["mean_line_length"], measures["space_share"]),
-        "language": language[0],
-        "language_confidence": language[1],
+        "language": language,
+        "language_confidence": confidence,
         "licence": detect_licence(whole),
         "pii": [span.to_dict() for span in find_pii(whole, lowered, longest)],
     }
-
-
-def _languages(rows: Sequence[Row], texts: Sequence[str]) -> list[tuple[str, float]]:
-    """The language of prose; code has none."""
-    prose = [number for number, row in enumerate(rows) if row["kind"] != "code"]
-    languages = [(UNDETERMINED, 0.0)] * len(rows)
-    for number, answer in zip(prose, identify([texts[number] for number in prose]), strict=True):
-        languages[number] = answer
-    return languages
 
 
 def _characters(batch: Batch) -> dict[str, np.ndarray]:
