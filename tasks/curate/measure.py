@@ -20,7 +20,7 @@ from tasks.text.measures import digest_of, measure_documents
 
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256
-BATCH_CHARS = 2**22
+BATCH_CHARS = 2**21
 COLUMNS = ["doc_id", "kind", "title", "programming_language", "text", "text_sha256"]
 
 

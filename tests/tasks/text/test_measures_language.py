@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from tasks.text.measures import language, measure_documents
-from tasks.text.measures.language import identify_language
+from tasks.text import language
+from tasks.text.language import identify_language
+from tasks.text.measures import measure_documents
 
 TEXTS = {
     "en": "The sheep went up the hill in the morning and came down again when the rain had begun to fall.",

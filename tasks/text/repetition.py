@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.text.measures.batch import Batch, Hashes, Ints, Mask, highest_between, share, sort_keys, sums_between
+from tasks.text.batch import Batch, Hashes, Ints, Mask, highest_between, share, sums_between
 from tasks.text.words import span_hashes
 
 TOP_LENGTHS = (2, 3, 4)
@@ -50,7 +50,7 @@ def find_repeated(documents: Ints, hashes: Hashes, places: Ints) -> Groups:
         hashes: hash of each thing.
         places: index of each thing, to report.
     """
-    keys = sort_keys(documents, hashes)
+    keys = _keys(documents, hashes)
     order = np.argsort(keys)
     keys = keys[order]
     new = np.ones(len(keys), dtype=np.bool_)
@@ -63,6 +63,11 @@ def find_repeated(documents: Ints, hashes: Hashes, places: Ints) -> Groups:
     starts = np.cumsum(sizes) - sizes
     firsts = np.minimum.reduceat(kept, starts) if len(kept) else kept
     return Groups(kept, starts, sizes, firsts)
+
+
+def _keys(documents: Ints, hashes: Hashes) -> Hashes:
+    """Hashes that are alike only within a document."""
+    return hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)
 
 
 def repeat_mask(groups: Groups, n: int) -> Mask:
@@ -94,9 +99,8 @@ def phrase_measures(batch: Batch) -> dict[str, np.ndarray]:
     np.cumsum(batch.word_lengths, out=lengths[1:])
     places = np.flatnonzero(documents[1:] == documents[:-1])
     hashes = batch.word_hashes
-    # the document's number in the key keeps other documents' phrases out of its buckets more often than not
     pairs = hashes[places] * _MULTIPLIER + hashes[places + 1]
-    crowded = _lone_pairs_out(pairs ^ (documents[places].astype(np.uint64) * _MULTIPLIER))
+    crowded = _lone_pairs_out(_keys(documents[places], pairs))
     places, grams = places[crowded], pairs[crowded]
     repeats = np.zeros(n_words, dtype=np.bool_)
     for n in range(2, max(DUPLICATE_LENGTHS) + 1):
