@@ -199,36 +199,37 @@ def _within_limits(texts: dict[bytes, str]) -> dict[bytes, str]:
 
 
 def _form(side: str, path: Path) -> str:
-    """How a file is read: `text`, `lines` or `parquet`."""
+    """How a file is read: `TEXT`, `LINES` or `PARQUET`."""
     suffix = path.suffix.lower()
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
     found = detect(head, path.stat().st_size, suffix)
     if found.media_type == JSON_LINES or (suffix in _LINES_SUFFIXES and found.kind == "text"):
-        return "lines"
+        return LINES
     if found.media_type == PARQUET_MEDIA:
-        return "parquet"
+        return PARQUET
     if found.kind in ("text", "code") and found.media_type.startswith("text/") and found.media_type != "text/html":
-        return "text"
+        return TEXT
     raise ExamplesError(f"classifier.{side}: {path} is {found.media_type}, which is no example; {_POSSIBLE}")
 
 
 def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, str]]:
     """Where each text of a file stands, and the text."""
     form = _form(side, path)
-    if form == "text":
+    if form == TEXT:
         with path.open("rb") as handle:
             yield str(path), decode(handle.read(_READ_BYTES)).text
         return
     try:
-        for row in read_rows(Table(path, LINES)) if form == "lines" else read_rows(Table(path, PARQUET), _text_column):
+        for row in read_rows(Table(path, form), _text_column if form == PARQUET else None):
+            text = ""
             try:
-                yield f"{path}, {row.place}", row.text(_COLUMN, empty=True)
+                text = row.text(_COLUMN, empty=True)
             except ExtractionProblem as problem:
-                if problem.code == "empty":
-                    yield f"{path}, {row.place}", ""
-                else:
+                if problem.code != "empty":
                     refused.add(path, problem)
+                    continue
+            yield f"{path}, {row.place}", text
     except ExtractionProblem as problem:
         raise ExamplesError(f"classifier.{side}: {path}: {problem.reason}; {_POSSIBLE}") from problem
 

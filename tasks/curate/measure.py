@@ -16,7 +16,7 @@ from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
 from tasks.text import Signatures, join_signatures, signatures
-from tasks.text.measures import digest_of, measure_documents
+from tasks.text.measures import measure_documents
 
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256
@@ -57,8 +57,9 @@ def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
                 spans += len(measured["pii"])
+                columns = {name: value for name, value in measured.items() if name != "doc_id"}
                 # the signatures are no columns, but follow from the text
-                yield {**measured, "digest": sha256_json([row["text_sha256"], digest_of(measured)])}
+                yield {**measured, "digest": sha256_json([row["text_sha256"], sha256_json(columns)])}
             done += len(batch)
             progress(done, total)
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from storage.digest import sha256_json
 from tasks.ingest.licences import detect_licence
 from tasks.text.batch import (
     DIGIT,
@@ -134,11 +133,6 @@ def _stop_words(batch: Batch) -> np.ndarray:
 @lru_cache(maxsize=1)
 def _stop_word_hashes() -> Hashes:
     return make_batch([" ".join(STOP_WORDS)]).word_hashes
-
-
-def digest_of(measures: Row) -> str:
-    """Return the digest of a document's measures."""
-    return sha256_json({name: value for name, value in measures.items() if name not in ("doc_id", "digest")})
 
 
 # words and marks

@@ -217,7 +217,6 @@ _MARGIN = 40  # an IBAN begins up to so many letters before its first run of dig
 
 
 def _numbers(text: str) -> Iterator[Span]:
-    looked_at: set[tuple[int, int]] = set()
     for run in _RUN.finditer(text):
         start, end = max(0, run.start() - 2), run.end()
         n_digits = sum(map(str.isdigit, run[0]))
@@ -226,7 +225,7 @@ def _numbers(text: str) -> Iterator[Span]:
         if n_digits >= 7:
             yield from _phones(text, start, end)
             # an account number holds letters between its digits: it may reach beyond the run on both sides
-            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN, looked_at)
+            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN)
         if n_digits >= 13:
             yield from _cards(text, start, end)
 
@@ -294,14 +293,10 @@ _IBAN_LENGTHS = {
 }  # fmt: skip
 
 
-def _ibans(text: str, start: int, end: int, looked_at: set[tuple[int, int]]) -> Iterator[Span]:
-    """Account numbers between two places; `looked_at` holds what the run before gave, and then what this one gives."""
-    before = looked_at.copy()
-    looked_at.clear()
+def _ibans(text: str, start: int, end: int) -> Iterator[Span]:
     for found in _IBAN.finditer(text, start, min(len(text), end)):
-        looked_at.add(found.span())
         length = _IBAN_LENGTHS.get(found[0][:2])
-        written = _take(found[0], length) if length and found.span() not in before else ""
+        written = _take(found[0], length) if length else ""
         if written and _mod_97(written.replace(" ", "")):
             yield Span(found.start(), len(written), "iban")
 
