@@ -71,14 +71,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 def sums_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
-    """Sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums[bounds[1:]] - sums[bounds[:-1]]
 
 
 def highest_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
-    """Maximum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    """Return the maximum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
     highest = np.zeros(len(bounds) - 1, dtype=np.int64)
     filled = bounds[1:] > bounds[:-1]
     if filled.any():
@@ -87,7 +87,7 @@ def highest_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
 
 
 def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """`part / whole` to four places; 0 where there is no whole."""
+    """Return `part / whole` to four places; 0 where there is no whole."""
     return np.round(np.divide(part, whole, out=np.zeros(len(part)), where=np.asarray(whole) > 0), 4)
 
 

@@ -63,7 +63,6 @@ def measure_documents(rows: Sequence[Row]) -> list[Row]:
 
 
 def _finish(row: Row, text: str, measures: Row) -> Row:
-    """Add what is measured on one text alone."""
     whole = row["text"]
     is_code = row["kind"] == "code"
     solid = len(text) - measures.pop("n_spaces")
@@ -105,7 +104,6 @@ def _characters(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def _words(batch: Batch) -> dict[str, np.ndarray]:
-    """Words of each document: how many, how long, with letters, and Gopher's stop words among them."""
     lettered = (
         np.maximum.reduceat(batch.classes, batch.word_starts) >= LETTER if len(batch.word_starts) else np.array([])
     )
@@ -122,7 +120,7 @@ def _words(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def _stop_words(batch: Batch) -> np.ndarray:
-    """How many of the eight stop words occur in each document, in lower case."""
+    """Number of different stop words of each document."""
     present = [
         np.bincount(batch.word_documents[batch.word_hashes == value], minlength=batch.n_documents) > 0
         for value in _stop_word_hashes()
@@ -151,7 +149,6 @@ COMPRESSED_CHARS = 8_192
 
 
 def _wording(text: str, n_words: int) -> Row:
-    """Counts of the marks and phrases that quality rules ask for."""
     lowered = text.lower()
     cookies = "cookie" in lowered
     ellipses = text.count("...") + text.count("…")

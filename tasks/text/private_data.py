@@ -139,7 +139,6 @@ def _assignments(text: str) -> Iterator[Span]:
 
 
 def _looks_random(value: str, bare: bool) -> bool:
-    """Whether a value is no word, no name of something and no stand-in."""
     letters = any(char.isalpha() for char in value)
     digits = sum(char.isdigit() for char in value)
     if not (letters and digits) or _PLACEHOLDER.search(value):
@@ -259,7 +258,6 @@ def _cards(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _is_card(digits: str) -> bool:
-    """Whether a number has the prefix and the length of a card's, and its check digit."""
     n, two, three, four = len(digits), int(digits[:2]), int(digits[:3]), int(digits[:4])
     known = (
         (digits[0] == "4" and n in (13, 16, 19))  # Visa
@@ -274,7 +272,7 @@ def _is_card(digits: str) -> bool:
 
 
 def _luhn(digits: str) -> bool:
-    """Whether the last digit is the check digit of ISO/IEC 7812-1."""
+    """Check digit of ISO/IEC 7812-1."""
     doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
     return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
 
