@@ -13,8 +13,7 @@ from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, MEASURES_FILE, SCORES
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call
-from tasks.curate.classifier.classifier import trained_classifier
-from tasks.curate.classifier.score import ScoreSettings, score
+from tasks.curate.classifier import ScoreSettings, score, trained_classifier
 from tasks.curate.curate import CurationSettings, curate
 from tasks.curate.dedup import dedup, last_dedup
 from tasks.curate.evaluation_sets import forbidden_grams

@@ -34,7 +34,6 @@ from storage.errors import UserError
 from tasks.core.option import MAX_SEED, STRICT, option
 
 if TYPE_CHECKING:
-    import tasks.curate.classifier.settings
     import tasks.curate.policy
     import tasks.curate.settings
     import tasks.evaluation.gate_settings
@@ -198,7 +197,7 @@ class Settings:
     limits: tasks.readers.records.Limits
     normalise: tasks.text.cleaning.NormaliseSettings
     dedup: tasks.curate.settings.DedupSettings
-    classifier: tasks.curate.classifier.settings.ClassifierSettings
+    classifier: tasks.curate.settings.ClassifierSettings
     policy: tasks.curate.policy.PolicySettings
     curate: tasks.curate.settings.CurateSettings
     refine: tasks.curate.settings.RefineSettings

@@ -16,13 +16,11 @@ from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
 from tasks.text import Signatures, join_signatures, signatures
-from tasks.text.measures import digest_of, measure_documents
-from tasks.text.measures.language import look_in
+from tasks.text.measures import measure_documents
 
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256
-BATCH_CHARS = 2**22
-MUCH_TEXT = 2**20  # bytes of a table, unpacked; a home with less is not worth 70 MB of what need not be unpacked again
+BATCH_CHARS = 2**21
 COLUMNS = ["doc_id", "kind", "title", "programming_language", "text", "text_sha256"]
 
 
@@ -31,26 +29,24 @@ class MeasureSettings:
     """Settings of the stage; there are none: a measure is no decision."""
 
 
-@stage("measure", version=1, unit="document", tables={MEASURES_FILE: MEASURES})
+@stage("measure", version=2, unit="document", tables={MEASURES_FILE: MEASURES})
 def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE
     size = unpacked_size(source)
-    made = work.in_subprocess(measure_segment, size, source=source, out=work.out, cache=work.home.cache)
+    made = work.in_subprocess(measure_segment, size, source=source, out=work.out)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     work.counts["pii_spans"] = made["pii_spans"]
     return str(made["digest"])
 
 
-def measure_segment(source: Path, out: Path, cache: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
+def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write measures and signatures of a table of documents; returns counts and a digest.
 
     Args:
         source: the table.
         out: folder for what is written.
-        cache: folder for what later processes need not unpack again.
     """
-    look_in(cache, keep=unpacked_size(source) >= MUCH_TEXT)
     signed: list[Signatures] = []
     spans = 0
 
@@ -61,8 +57,9 @@ def measure_segment(source: Path, out: Path, cache: Path, progress: Callable[[in
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
                 spans += len(measured["pii"])
+                columns = {name: value for name, value in measured.items() if name != "doc_id"}
                 # the signatures are no columns, but follow from the text
-                yield {**measured, "digest": sha256_json([row["text_sha256"], digest_of(measured)])}
+                yield {**measured, "digest": sha256_json([row["text_sha256"], sha256_json(columns)])}
             done += len(batch)
             progress(done, total)
 

@@ -45,7 +45,7 @@ STATUSES = {
     "rejected": ("refused", "tone-pale-contrary"),
     "failed": ("failed", "tone-contrary"),
 }
-NO_LANGUAGE = {"und": "not determined", "zxx": "no language"}
+NO_LANGUAGE = {"und": "not determined"}
 BYTES_PER_TOKEN = 4.0  # of text in the Latin alphabet for a large vocabulary: the estimate where nothing is encoded
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples

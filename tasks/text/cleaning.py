@@ -55,7 +55,7 @@ class NormaliseSettings:
 
 
 def document_text(pages: Sequence[Mapping[str, Any]], kind: str, settings: NormaliseSettings) -> str:
-    """The canonical text of a document.
+    """Return the canonical text of a document.
 
     Args:
         pages: Its pages in order, with `page` (the number) and `text`.
@@ -70,11 +70,11 @@ def document_text(pages: Sequence[Mapping[str, Any]], kind: str, settings: Norma
     texts = [str(page["text"]) for page in filled]
     if settings.strip_running_heads and kind in PRINT:
         texts = strip_running_heads(texts, [int(page["page"]) for page in filled])
-    joined = join_pages(texts) if kind in PRINT else PAGE_BREAK.join(texts)
+    joined = _join_pages(texts) if kind in PRINT else PAGE_BREAK.join(texts)
     return normalise_text(joined, kind, repair=settings.repair_mojibake)
 
 
-def join_pages(texts: Sequence[str]) -> str:
+def _join_pages(texts: Sequence[str]) -> str:
     """Pages as one text; where a hyphen ends one and a small letter begins the next, as two lines of one page."""
     parts: list[str] = []
     for text in texts:
@@ -89,7 +89,7 @@ def join_pages(texts: Sequence[str]) -> str:
 
 
 def normalise_text(text: str, kind: str, *, repair: bool = True) -> str:
-    """Canonical form of a document's text.
+    """Return the canonical form of a document's text.
 
     NFC, Unix line ends, no control characters, no spaces at line ends. Prose (not code, where such a thing may be
     meant) also loses ligatures and soft hyphens, and print (PDFs, images) the hyphenation of its lines. Mojibake is
@@ -112,7 +112,6 @@ def normalise_text(text: str, kind: str, *, repair: bool = True) -> str:
 
 
 def _canonical(text: str, kind: str) -> str:
-    """The canonical form, without a look at mojibake."""
     rest = beyond_ascii(text)
     text = _without_controls(_unix_line_ends(text), rest)
     if kind != "code":
@@ -123,9 +122,9 @@ def _canonical(text: str, kind: str) -> str:
                 text = text.replace(old, new)
     # only now: what stood between a letter and its accent is gone
     if _MAY_COMPOSE.search(rest):
-        text = compose(text)
+        text = _compose(text)
     if any(spaces in text for spaces in _SPACES_AT_END) or text[-1:] in (" ", "\t", "\u00a0"):
-        text = strip_line_ends(text)
+        text = _strip_line_ends(text)
     if kind in PRINT:
         text = join_hyphenation(text)
     if kind != "code" and "\n\n\n" in text:
@@ -153,16 +152,15 @@ def _without_controls(text: str, rest: str) -> str:
     return text if len(kept) == len(encoded) else kept.decode()
 
 
-def compose(text: str) -> str:
-    """Text in NFC; only the lines that are not yet are worked on, for no line end takes part in a composition."""
+def _compose(text: str) -> str:
     if unicodedata.is_normalized("NFC", text):
         return text
-    lines = text.split("\n")
+    lines = text.split("\n")  # no line end takes part in a composition
     return "\n".join(line if line.isascii() else unicodedata.normalize("NFC", line) for line in lines)
 
 
-def strip_line_ends(text: str) -> str:
-    """Text without spaces, tabs and no-break spaces at the ends of its lines; linear, as no pattern for it would be."""
+def _strip_line_ends(text: str) -> str:
+    # linear, as no pattern for it would be
     return "\n".join([line.rstrip(" \t\u00a0") for line in text.split("\n")])
 
 
@@ -201,7 +199,7 @@ MAX_SHARE_OF_CONTROLS = 0.125  # more of them in a line, and it is no text
 
 
 def repair_mojibake(text: str) -> str:
-    """Repairs what a wrong decoding broke.
+    """Repair what a wrong decoding broke.
 
     Args:
         text: Any text; best before anything was taken out of it, since control characters, soft hyphens and no-break
@@ -297,7 +295,7 @@ _SUSPENDED = re.compile(r"(?:und|oder|bzw\.|(?:and|or|to)(?=[ \n][^\W\d_]{1,40}-
 
 
 def join_hyphenation(text: str) -> str:
-    """Joins words that a hyphen at the end of a line divides.
+    """Join words that a hyphen at the end of a line divides.
 
     Only a lower-case continuation is joined, so "Baden-" and "Württemberg", "1990-" and "2000" stay as they are.
 
@@ -370,7 +368,7 @@ _ASCII = bytes(range(0x80))
 
 
 def beyond_ascii(text: str) -> str:
-    """Returns the characters beyond ASCII in their order, lone surrogates included; those of one run stay together."""
+    """Return the characters beyond ASCII in their order, lone surrogates included; those of one run stay together."""
     if text.isascii():
         return ""
     # bytes of longer sequences are never those of ASCII

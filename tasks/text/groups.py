@@ -34,19 +34,19 @@ class Pairs:
 
     @classmethod
     def sorted(cls, one: I64, other: I64, similarity: npt.NDArray[np.float64]) -> Self:
-        """Distinct pairs in any order and direction, put into the order of this class."""
+        """Return distinct pairs of any order and direction in the order of this class."""
         first, second = np.minimum(one, other), np.maximum(one, other)
         order = np.lexsort((second, first))
         return cls(first[order], second[order], similarity[order])
 
     def at_least(self, threshold: float) -> Self:
-        """Pairs of at least that similarity."""
+        """Return the pairs of at least that similarity."""
         chosen = self.similarity >= threshold
         return type(self)(self.first[chosen], self.second[chosen], self.similarity[chosen])
 
 
 def clusters(n: int, pairs: Pairs) -> I64:
-    """Cluster of each of n documents: the smallest index among its members."""
+    """Return the cluster of each of n documents: the smallest index among its members."""
     labels = np.arange(n)
     while True:
         ours, theirs = labels[pairs.first], labels[pairs.second]
@@ -60,7 +60,7 @@ def clusters(n: int, pairs: Pairs) -> I64:
 
 
 def giant_clusters(labels: I64, max_cluster: int) -> list[tuple[int, int]]:
-    """Label and size of the clusters of more than `max_cluster` documents, the largest first."""
+    """Return label and size of the clusters of more than `max_cluster` documents, the largest first."""
     found, sizes = np.unique(labels, return_counts=True)
     giant = np.flatnonzero(sizes > max_cluster)
     order = giant[np.lexsort((found[giant], -sizes[giant]))]
@@ -68,7 +68,7 @@ def giant_clusters(labels: I64, max_cluster: int) -> list[tuple[int, int]]:
 
 
 def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.bool_], I64]:
-    """Which documents to keep: best first, each unless it is a direct near-duplicate of one already kept.
+    """Choose the documents to keep: best first, each unless it is a direct near-duplicate of one already kept.
 
     Args:
         n: number of documents.

@@ -126,12 +126,6 @@ def gram_hashes(texts: Sequence[str]) -> Hashes:
     return joined([word_runs(batch.words, GRAM_WORDS) for batch in read_batches(texts)])
 
 
-def estimate(one: U32, other: U32) -> npt.NDArray[np.float64]:
-    """Return the estimated Jaccard similarity of rows of minima: the share of equal values (error at most 0.046)."""
-    equal: npt.NDArray[np.float64] = np.count_nonzero(one == other, axis=-1) / N_PERMUTATIONS
-    return equal
-
-
 def _sign(batch: Batch) -> Signatures:
     shingles = _distinct(word_runs(batch.words, SHINGLE_WORDS))
     minima, n_shingles = _minima(shingles), shingles.counts

@@ -43,7 +43,7 @@ class _Edge:
 
 
 def strip_running_heads(texts: Sequence[str], numbers: Sequence[int] | None = None) -> list[str]:
-    """Removes running heads from the pages of a document.
+    """Remove running heads from the pages of a document.
 
     Args:
         texts: The texts of its pages in order.

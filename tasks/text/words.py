@@ -47,7 +47,6 @@ _ALONE_RANGES = (
 _CHAR_BASE = 0x9E3779B97F4A7C15  # odd, without pattern: invertible modulo 2**64
 _WORD_BASE = 0xD1342543DE82EF95
 _TOKEN_BASE = 0xAF251AF3B0F025B5
-_FEW = 1 << 10  # powers of a base are products of one of so many low ones and a high one
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ def span_hashes(values: npt.NDArray[Any], begins: I64, ends: I64, base: int = _C
 
     Args:
         values: Numbers; zeros at the end of a span leave no trace in its hash.
-        begins: Ascending.
+        begins: First value of each span.
         ends: One beyond the last value of each span.
         base: Odd base of the polynomial.
     """
@@ -247,25 +246,13 @@ def span_hashes(values: npt.NDArray[Any], begins: I64, ends: I64, base: int = _C
     terms *= values.astype(np.uint64, copy=False)
     sums = np.zeros(len(values) + 1, np.uint64)
     np.cumsum(terms, out=sums[1:])
-    return _mix((sums[ends] - sums[begins]) * _powers_at(pow(base, -1, 1 << 64), begins))
+    return _mix((sums[ends] - sums[begins]) * _powers(pow(base, -1, 1 << 64), len(values) + 1)[begins])
 
 
 def _powers(base: int, n: int) -> U64:
     """The first `n` powers of a number modulo 2**64."""
-    high = _first_powers(pow(base, _FEW, 1 << 64), n // _FEW + 1)
-    return np.multiply.outer(high, _first_powers(base, _FEW)).ravel()[:n]
-
-
-def _powers_at(base: int, exponents: I64) -> U64:
-    """Powers modulo 2**64 for ascending exponents, without the powers between them."""
-    high = _first_powers(pow(base, _FEW, 1 << 64), int(exponents[-1]) // _FEW + 1 if len(exponents) else 1)
-    powers: U64 = _first_powers(base, _FEW)[exponents % _FEW] * high[exponents // _FEW]
-    return powers
-
-
-def _first_powers(base: int, n: int) -> U64:
     factors = np.full(n, base, np.uint64)
-    factors[0] = 1
+    factors[:1] = 1
     return np.multiply.accumulate(factors)
 
 

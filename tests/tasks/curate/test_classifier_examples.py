@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from classifier_samples import manual, manuals, rubbishes, write_files, write_lines
 
-from tasks.curate.classifier import examples as module
-from tasks.curate.classifier.examples import ExamplesError, file_identities, read_examples, refuse_shared
-from tasks.curate.classifier.features import READ_CHARS
-from tasks.curate.classifier.settings import ClassifierSettings
+from tasks.curate import classifier as module
+from tasks.curate.classifier import READ_CHARS, ExamplesError, file_identities, read_examples, refuse_shared
+from tasks.curate.settings import ClassifierSettings
 
 TEXTS = manuals(12)
 

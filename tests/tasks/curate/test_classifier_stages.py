@@ -19,10 +19,18 @@ from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.core.subprocesses import WORTH_A_PROCESS, Subprocesses
-from tasks.curate.classifier.classifier import METRICS_FILE, WEIGHTS_FILE, ClassifierStageSettings, classifier
-from tasks.curate.classifier.examples import ExamplesError, example_files
-from tasks.curate.classifier.features import BUCKETS
-from tasks.curate.classifier.score import ScoreSettings, score, score_segment
+from tasks.curate.classifier import (
+    BUCKETS,
+    METRICS_FILE,
+    WEIGHTS_FILE,
+    ClassifierStageSettings,
+    ExamplesError,
+    ScoreSettings,
+    classifier,
+    example_files,
+    score,
+    score_segment,
+)
 
 
 @pytest.fixture

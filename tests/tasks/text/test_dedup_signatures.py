@@ -11,7 +11,7 @@ import pytest
 from dedup_samples import edited, jaccard, peak_memory, plain_runs, plain_words, prose
 
 from tasks.text import Signatures, join_signatures, load_signatures, signatures
-from tasks.text.minhash import N_PERMUTATIONS, estimate
+from tasks.text.minhash import N_PERMUTATIONS
 
 PINNED_MINIMA = "8f57358bbdc2f85e"
 TEXTS = ["", "one", "four words are few", "漢字" * 30, *(prose(20 + 40 * seed, seed) for seed in range(40)), " \n"]
@@ -55,7 +55,7 @@ def test_estimates_are_as_close_as_those_of_datasketch() -> None:
         pair = [one, edited(one, 0.002 * number, seed=number)]
         true = jaccard(*pair)
         minima = signatures(pair).minima
-        ours.append(float(estimate(minima[0], minima[1])) - true)
+        ours.append(float(np.mean(minima[0] == minima[1])) - true)
         sketches = []
         for text in pair:
             sketch = datasketch.MinHash(num_perm=N_PERMUTATIONS, seed=1)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from slow_measures import slow_measures
 
-from storage.digest import sha256_json
-from tasks.text.measures import MEASURED_CHARS, digest_of, measure_documents
+from tasks.text.measures import MEASURED_CHARS, measure_documents
 
 PROSE = """The first lines of a text are its head. They say what it is about, and for whom.
 
@@ -100,12 +99,6 @@ def test_a_document_measures_the_same_in_every_company() -> None:
     random.Random(1).shuffle(order := list(range(len(rows))))
     together = measure_documents([rows[number] for number in order])
     assert together == [alone[number] for number in order]
-
-
-def test_the_digest_is_that_of_all_columns_but_the_document() -> None:
-    measured = measure("mail to shepherd@sheep.farm, the flock is well")
-    content = {name: value for name, value in measured.items() if name != "doc_id"}
-    assert digest_of({**measured, "digest": "old"}) == sha256_json(content)
 
 
 def test_a_giant_text_is_described_by_its_beginning_but_counted_whole() -> None:

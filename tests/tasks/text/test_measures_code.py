@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.text.measures import measure_documents
-from tasks.text.measures.code import comment_share
+from tasks.text.measures import comment_share, measure_documents
 
 DATA = b"".join(hashlib.sha256(bytes([n])).digest() for n in range(60))
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tasks.text.measures.private_data import find_pii, luhn
+from tasks.text.private_data import find_pii
 
 # put together here, so that no scanner of repositories takes them for real ones
 AWS = "AKIA" + "Q3EGRXWJ5ZP7KTNB"
@@ -149,13 +149,6 @@ def test_account_numbers_in_a_row_are_found_once_each(between: str) -> None:
     n_between = (len(written) - 1) * (" MT84" in between)
     assert len(found) == len(written) + n_between
     assert {span.length for span in found} == {len(number) for number in written} | ({38} if n_between else set())
-
-
-@pytest.mark.parametrize(
-    ("digits", "valid"), [("79927398713", True), ("79927398710", False), ("0", True), ("18", True)]
-)
-def test_the_check_digit_is_that_of_luhn(digits: str, valid: bool) -> None:
-    assert luhn(digits) is valid
 
 
 @pytest.mark.timeout(60)

@@ -13,18 +13,44 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """A stretch of a text, in characters; its kind is `email`, `ip`, `phone`, `iban`, `card` or `secret`."""
+
+    start: int
+    length: int
+    kind: str
+
+    @property
+    def end(self) -> int:
+        """One beyond its last character."""
+        return self.start + self.length
+
+
+def find_pii(text: str) -> list[Span]:
+    """Return the spans of personal data in order; none overlaps another.
+
+    Of overlapping spans the one that begins first counts, of those the longest.
+    """
+    spans = [*_emails(text), *_numbers(text), *_ipv6(text), *_keys(text), *_private_keys(text), *_assignments(text)]
+    spans.sort(key=lambda span: (span.start, -span.length, span.kind))
+    kept: list[Span] = []
+    for span in spans:
+        if not kept or span.start >= kept[-1].end:
+            kept.append(span)
+    return kept
+
+
+# secrets
 
 _TAIL = r"(?![A-Za-z0-9_\-])"
 # what a key begins with, and the whole key; each is tried only where the beginning stands
 _KEYS = {
     "AKIA": re.compile(r"AKIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
     "ASIA": re.compile(r"ASIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
-    "ghp_": re.compile(r"ghp_[A-Za-z0-9]{36,255}(?![A-Za-z0-9])"),
-    "gho_": re.compile(r"gho_[A-Za-z0-9]{36,255}(?![A-Za-z0-9])"),
-    "ghu_": re.compile(r"ghu_[A-Za-z0-9]{36,255}(?![A-Za-z0-9])"),
-    "ghs_": re.compile(r"ghs_[A-Za-z0-9]{36,255}(?![A-Za-z0-9])"),
-    "ghr_": re.compile(r"ghr_[A-Za-z0-9]{36,255}(?![A-Za-z0-9])"),
+    **{f"gh{kind}_": re.compile(rf"gh{kind}_[A-Za-z0-9]{{36,255}}(?![A-Za-z0-9])") for kind in "pousr"},
     "github_pat_": re.compile(r"github_pat_[A-Za-z0-9_]{22,255}(?![A-Za-z0-9_])"),
     "glpat-": re.compile(rf"glpat-[A-Za-z0-9_\-]{{20,64}}{_TAIL}"),
     "xox": re.compile(rf"xox[abeoprs]-(?=[A-Za-z\-]{{0,16}}[0-9])[A-Za-z0-9\-]{{15,250}}{_TAIL}"),
@@ -66,26 +92,7 @@ _MIN_ENTROPY = 3.0  # bits per character, of a value in quotation marks
 _MIN_BARE_ENTROPY = 3.5
 
 
-_MIN_KEY = 20  # characters of the shortest key
-
-
-def find_secrets(text: str, lowered: str, longest_word: int | None = None) -> Iterator[tuple[int, int]]:
-    """Start and length of each secret, in characters, by kind rather than in order.
-
-    Args:
-        lowered: the text in lower case.
-        longest_word: characters of the text's longest word at most, if that is known.
-    """
-    if longest_word is None or longest_word >= _MIN_KEY:
-        yield from _keys(text)
-    if "PRIVATE KEY" in text:
-        yield from _private_keys(text)
-    if len(lowered) != len(text):  # the one character that is two in lower case would move all places
-        lowered = text.replace("\u0130", "I").lower()
-    yield from _assignments(text, lowered)
-
-
-def _keys(text: str) -> Iterator[tuple[int, int]]:
+def _keys(text: str) -> Iterator[Span]:
     for opening, pattern in _KEYS.items():
         for start in _places(text, opening):
             # so that each stretch that a key could be made of is read once
@@ -93,7 +100,7 @@ def _keys(text: str) -> Iterator[tuple[int, int]]:
                 continue
             found = pattern.match(text, start)
             if found and len(set(found[0])) > 7:
-                yield start, len(found[0])
+                yield Span(start, len(found[0]), "secret")
 
 
 def _places(text: str, needle: str) -> Iterator[int]:
@@ -103,7 +110,7 @@ def _places(text: str, needle: str) -> Iterator[int]:
         at = text.find(needle, at + len(needle))
 
 
-def _private_keys(text: str) -> Iterator[tuple[int, int]]:
+def _private_keys(text: str) -> Iterator[Span]:
     done = 0
     for start in _places(text, "-----BEGIN "):
         opening = _PRIVATE_KEY.match(text, start)
@@ -114,86 +121,38 @@ def _private_keys(text: str) -> Iterator[tuple[int, int]]:
         # code that reads and writes such files holds both lines, too, with no key between
         if end >= 0 and _KEY_BODY.search(text, opening.end(), end):
             done = end + len(closing)
-            yield start, done - start
+            yield Span(start, done - start, "secret")
 
 
-def _assignments(text: str, lowered: str) -> Iterator[tuple[int, int]]:
+def _assignments(text: str) -> Iterator[Span]:
     """Values that names like `password` and `api_key` are given, if they look random."""
+    lowered = text.replace("\u0130", "I").lower()  # the one character that is two in lower case would move all places
     for name, rest in _NAMES.items():
         for start in _places(lowered, name):
             if lowered.endswith("publickey", 0, start):  # the name of a .NET assembly has a token that is public
                 continue
             named = rest.match(lowered, start + len(name))
             found = _ASSIGNED.match(text, named.end()) if named else None
-            if found is None:
-                continue
-            group = 1 if found[1] else 2 if found[2] else 3
-            if _looks_random(found[group], bare=group == 3):
-                yield found.start(group), len(found[group])
+            group = found.lastindex if found else None
+            if found and group and _looks_random(found[group], bare=group == 3):
+                yield Span(found.start(group), len(found[group]), "secret")
 
 
 def _looks_random(value: str, bare: bool) -> bool:
-    """Whether a value is no word, no name of something and no stand-in."""
     letters = any(char.isalpha() for char in value)
     digits = sum(char.isdigit() for char in value)
     if not (letters and digits) or _PLACEHOLDER.search(value):
         return False
     if bare and (digits < 3 or "." in value):  # an expression of a program rather than a value
         return False
-    return entropy(value) >= (_MIN_BARE_ENTROPY if bare else _MIN_ENTROPY)
-
-
-def entropy(value: str) -> float:
-    """Bits per character by the frequencies of a value's characters."""
-    counts = Counter(value).values()
-    return -sum(n / len(value) * math.log2(n / len(value)) for n in counts)
-
-
-KINDS = ("email", "ip", "phone", "iban", "card", "secret")
-
-
-@dataclass(frozen=True, order=True)
-class Span:
-    """A stretch of a text, in characters."""
-
-    start: int
-    length: int
-    kind: str
-
-    @property
-    def end(self) -> int:
-        """One beyond its last character."""
-        return self.start + self.length
-
-    def to_dict(self) -> dict[str, str | int]:
-        """As the table of measures holds it."""
-        return {"kind": self.kind, "start": self.start, "length": self.length}
-
-
-def find_pii(text: str, lowered: str | None = None, longest_word: int | None = None) -> list[Span]:
-    """Spans of personal data in order; none overlaps another.
-
-    Of overlapping spans the one that begins first counts, of those the longest.
-
-    Args:
-        lowered: the text in lower case, if it is at hand.
-        longest_word: characters of its longest word at most, if that is known.
-    """
-    lowered = text.lower() if lowered is None else lowered
-    spans = [*_emails(text), *_numbers(text), *_ipv6(text)]
-    spans += [Span(start, length, "secret") for start, length in find_secrets(text, lowered, longest_word)]
-    spans.sort(key=lambda span: (span.start, -span.length, span.kind))
-    kept: list[Span] = []
-    for span in spans:
-        if not kept or span.start >= kept[-1].end:
-            kept.append(span)
-    return kept
+    entropy = -sum(n / len(value) * math.log2(n / len(value)) for n in Counter(value).values())
+    return entropy >= (_MIN_BARE_ENTROPY if bare else _MIN_ENTROPY)
 
 
 # e-mail
 
 _LOCAL_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%+-'")
-_DOMAIN = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z]{2,24})(?![A-Za-z0-9-])(@?)")
+_DOMAIN = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z]{2,24})(?![A-Za-z0-9-])(?=([@:/]?))")
 # `aes256-gcm@openssh.com` and its like are ciphers, `icon@2x.png` and the like are files
 _FILE_SUFFIXES = frozenset(
     ("css", "dll", "gif", "htm", "html", "ico", "jpeg", "jpg", "js", "json", "md", "pdf", "png", "py", "so", "svg")
@@ -214,22 +173,15 @@ def _emails(text: str) -> Iterator[Span]:
         # in TeX, `\\name@part` and `a@b@c.d` are names of macros
         is_name = text[start - 1 : start] in ("\\", "@") or text[at - 1] == "."
         domain = _DOMAIN.match(text, at + 1) if start < at and not is_name else None
-        if (
-            domain
-            and _is_mail_domain(domain)
-            and not _is_repository(text[start:at], text[domain.end() : domain.end() + 1])
-        ):
+        if domain and _is_mail(text[start:at], domain):
             yield Span(start, domain.end(1) - start, "email")
         at = text.find("@", at + 1)
 
 
-def _is_mail_domain(domain: re.Match[str]) -> bool:
-    return domain[1].lower() not in _FILE_SUFFIXES and not _RESERVED.fullmatch(domain[0]) and domain[2] != "@"
-
-
-def _is_repository(local: str, behind: str) -> bool:
-    """`git@host:path` is where a repository is."""
-    return local == "git" and behind in (":", "/")
+def _is_mail(local: str, domain: re.Match[str]) -> bool:
+    if domain[2] == "@" or (local == "git" and domain[2]):  # `git@host:path` is where a repository is
+        return False
+    return domain[1].lower() not in _FILE_SUFFIXES and not _RESERVED.fullmatch(domain[0])
 
 
 # numbers: one scan finds runs of digits and what stands between the digits of a number; each kind looks only there
@@ -264,7 +216,6 @@ _MARGIN = 40  # an IBAN begins up to so many letters before its first run of dig
 
 
 def _numbers(text: str) -> Iterator[Span]:
-    looked_at: set[tuple[int, int]] = set()
     for run in _RUN.finditer(text):
         start, end = max(0, run.start() - 2), run.end()
         n_digits = sum(map(str.isdigit, run[0]))
@@ -273,7 +224,7 @@ def _numbers(text: str) -> Iterator[Span]:
         if n_digits >= 7:
             yield from _phones(text, start, end)
             # an account number holds letters between its digits: it may reach beyond the run on both sides
-            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN, looked_at)
+            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN)
         if n_digits >= 13:
             yield from _cards(text, start, end)
 
@@ -307,7 +258,6 @@ def _cards(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _is_card(digits: str) -> bool:
-    """Whether a number has the prefix and the length of a card's, and its check digit."""
     n, two, three, four = len(digits), int(digits[:2]), int(digits[:3]), int(digits[:4])
     known = (
         (digits[0] == "4" and n in (13, 16, 19))  # Visa
@@ -318,16 +268,13 @@ def _is_card(digits: str) -> bool:
         or (14 <= n <= 19 and (two in (36, 38) or 300 <= three <= 305))  # Diners
         or (16 <= n <= 19 and two == 62)  # UnionPay
     )
-    return known and len(set(digits)) > 1 and luhn(digits)
+    return known and len(set(digits)) > 1 and _luhn(digits)
 
 
-def luhn(digits: str) -> bool:
-    """Whether the last digit is the check digit of ISO/IEC 7812-1."""
-    total = 0
-    for place, digit in enumerate(reversed(digits)):
-        value = int(digit) * (2 if place % 2 else 1)
-        total += value - 9 if value > 9 else value
-    return total % 10 == 0
+def _luhn(digits: str) -> bool:
+    """Check digit of ISO/IEC 7812-1."""
+    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
+    return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
 
 
 # length of an account number by country (the SWIFT registry of ISO 13616)
@@ -344,14 +291,10 @@ _IBAN_LENGTHS = {
 }  # fmt: skip
 
 
-def _ibans(text: str, start: int, end: int, looked_at: set[tuple[int, int]]) -> Iterator[Span]:
-    """Account numbers between two places; `looked_at` holds what the run before gave, and then what this one gives."""
-    before = looked_at.copy()
-    looked_at.clear()
+def _ibans(text: str, start: int, end: int) -> Iterator[Span]:
     for found in _IBAN.finditer(text, start, min(len(text), end)):
-        looked_at.add(found.span())
         length = _IBAN_LENGTHS.get(found[0][:2])
-        written = _take(found[0], length) if length and found.span() not in before else ""
+        written = _take(found[0], length) if length else ""
         if written and _mod_97(written.replace(" ", "")):
             yield Span(found.start(), len(written), "iban")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.text.measures.batch import Batch, Hashes, Ints, Mask, highest_between, share, sort_keys, sums_between
+from tasks.text.batch import Batch, Hashes, Ints, Mask, highest_between, share, sums_between
 from tasks.text.words import span_hashes
 
 TOP_LENGTHS = (2, 3, 4)
@@ -43,14 +43,14 @@ class Groups(NamedTuple):
 
 
 def find_repeated(documents: Ints, hashes: Hashes, places: Ints) -> Groups:
-    """Group what is alike within a document and occurs more than once.
+    """Group equal things of a document that occur more than once.
 
     Args:
         documents: document of each thing.
         hashes: hash of each thing.
         places: index of each thing, to report.
     """
-    keys = sort_keys(documents, hashes)
+    keys = _keys(documents, hashes)
     order = np.argsort(keys)
     keys = keys[order]
     new = np.ones(len(keys), dtype=np.bool_)
@@ -65,8 +65,13 @@ def find_repeated(documents: Ints, hashes: Hashes, places: Ints) -> Groups:
     return Groups(kept, starts, sizes, firsts)
 
 
+def _keys(documents: Ints, hashes: Hashes) -> Hashes:
+    """Hashes that are alike only within a document."""
+    return hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)
+
+
 def repeat_mask(groups: Groups, n: int) -> Mask:
-    """True for the second and later occurrences of what recurs."""
+    """Return a mask of `n` things: the second and later occurrences in each group."""
     mask = np.zeros(n, dtype=np.bool_)
     mask[groups.places] = True
     mask[groups.firsts] = False
@@ -81,12 +86,11 @@ def _lone_pairs_out(keys: Hashes) -> Mask:
 
 
 def phrase_measures(batch: Batch) -> dict[str, np.ndarray]:
-    """Shares of the characters of words (white space apart) that lie in repeated phrases.
+    """Return the shares of the characters of words (white space apart) that lie in repeated n-grams of words.
 
-    `top_Ngram_char_share`: occurrences times length of the most frequent run of N words, the longest of those equally
-    frequent; 0 if none recurs, at most 1. `duplicate_Ngram_char_share`: characters of the words that lie in a run of N
-    words which occurred earlier in the document. `distinct_share`: distinct ones among the runs of five words; 1 for
-    texts of fewer than a hundred words.
+    `top_Ngram_char_share`: occurrences times length of the most frequent n-gram, the longest of those equally frequent;
+    0 if none recurs, at most 1. `duplicate_Ngram_char_share`: characters of the words in n-grams that occurred earlier
+    in the document. `distinct_share`: distinct ones among the 5-grams; 1 for texts of fewer than a hundred words.
     """
     n_words, documents = len(batch.word_lengths), batch.word_documents
     measures: dict[str, np.ndarray] = {}
@@ -94,9 +98,8 @@ def phrase_measures(batch: Batch) -> dict[str, np.ndarray]:
     np.cumsum(batch.word_lengths, out=lengths[1:])
     places = np.flatnonzero(documents[1:] == documents[:-1])
     hashes = batch.word_hashes
-    # the document's number in the key keeps other documents' phrases out of its buckets more often than not
     pairs = hashes[places] * _MULTIPLIER + hashes[places + 1]
-    crowded = _lone_pairs_out(pairs ^ (documents[places].astype(np.uint64) * _MULTIPLIER))
+    crowded = _lone_pairs_out(_keys(documents[places], pairs))
     places, grams = places[crowded], pairs[crowded]
     repeats = np.zeros(n_words, dtype=np.bool_)
     for n in range(2, max(DUPLICATE_LENGTHS) + 1):
@@ -169,7 +172,7 @@ class Units:
 
 
 def line_measures(batch: Batch) -> dict[str, np.ndarray]:
-    """The measures of lines and paragraphs of every document, by the names of their columns."""
+    """Return the measures of lines and paragraphs of every document, by the names of their columns."""
     feeds = np.flatnonzero(batch.codes == LINE_FEED)
     starts, ends = feeds[:-1] + 1, feeds[1:]
     n_lines = np.diff(np.searchsorted(starts, batch.text_bounds))
@@ -205,8 +208,6 @@ def _paragraphs(lines: Units, numbers: Ints) -> Units:
 
 
 def _shapes(batch: Batch, lines: Units) -> dict[str, np.ndarray]:
-    """How lines begin and end, and how short they are."""
-
     def of_lines(mask: np.ndarray) -> np.ndarray:
         return share(np.bincount(lines.document[mask], minlength=batch.n_documents), n_lines)
 
@@ -227,7 +228,7 @@ def _shapes(batch: Batch, lines: Units) -> dict[str, np.ndarray]:
 
 
 def _closes_sentence(batch: Batch, ends: Ints) -> np.ndarray:
-    """Whether a word ends in a quotation mark, or in a bracket behind a full stop."""
+    # a quotation mark, or a bracket behind a full stop
     close, before = batch.codes[ends - 1], batch.codes[ends - 2]
     quote = _among(close, CLOSING[:-2])
     return quote | (_among(close, CLOSING[-2:]) & _among(before, TERMINAL))

@@ -37,18 +37,25 @@ _UNSPACED_RANGES = (
     (0xFF66, 0xFF9F),  # half-width Katakana
     (0x20000, 0x3FFFF),
 )
-_COMMON = 0x3000  # below it are all scripts but those of East Asia, and nearly all punctuation
 _LAST_ASSIGNED = 0x3FFFF  # above it there are no letters, digits or spaces: tags, selectors and private use
 
 
-def classify(char: str) -> int:
-    """The class of one character."""
+@lru_cache(maxsize=1)
+def _class_table() -> npt.NDArray[np.uint8]:
+    """The class of every code point, as an array to index with them; built at the first use (a fifth of a second)."""
+    table = np.full(0x110000, OTHER, dtype=np.uint8)
+    table[: _LAST_ASSIGNED + 1] = [_classify(chr(point)) for point in range(_LAST_ASSIGNED + 1)]
+    table[0xE0100:0xE01F0] = MARK  # variation selectors
+    for first, last in _UNSPACED_RANGES:
+        block = table[first : last + 1]
+        block[block >= LETTER] = UNSPACED
+    return table
+
+
+def _classify(char: str) -> int:
     if char.isspace():
         return SPACE
     if char.isalpha():
-        point = ord(char)
-        if any(first <= point <= last for first, last in _UNSPACED_RANGES):
-            return UNSPACED
         return UPPER if char.isupper() else LETTER
     if char.isdigit():
         return DIGIT
@@ -58,51 +65,20 @@ def classify(char: str) -> int:
     return SYMBOL if category in "PS" else OTHER
 
 
-def classes_of(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """The class of each code point."""
-    common = int(codes.max(initial=0)) < _COMMON
-    found: npt.NDArray[np.uint8] = (_common_table() if common else class_table())[codes]
-    return found
-
-
-@lru_cache(maxsize=1)
-def _common_table() -> npt.NDArray[np.uint8]:
-    """The beginning of `class_table`, which is built in no time and enough for most texts."""
-    return np.array([classify(chr(point)) for point in range(_COMMON)], dtype=np.uint8)
-
-
-@lru_cache(maxsize=1)
-def class_table() -> npt.NDArray[np.uint8]:
-    """The class of every code point, as an array to index with them; built at the first use (a fifth of a second)."""
-    table = np.full(0x110000, OTHER, dtype=np.uint8)
-    table[: _LAST_ASSIGNED + 1] = [classify(chr(point)) for point in range(_LAST_ASSIGNED + 1)]
-    table[0xE0100:0xE01F0] = MARK  # variation selectors
-    return table
-
-
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
-MAX_DOCUMENTS = 1024  # of a batch: a document's number takes ten bits of a sort key
-_NUMBER_BITS = 10
-
-
-def sort_keys(documents: Ints, hashes: Hashes) -> Hashes:
-    """Keys that sort by document, and within it by hash."""
-    keys: Hashes = (documents.astype(np.uint64) << np.uint64(64 - _NUMBER_BITS)) | (hashes >> np.uint64(_NUMBER_BITS))
-    return keys
-
 
 def sums_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
-    """Sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums[bounds[1:]] - sums[bounds[:-1]]
 
 
 def highest_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
-    """Maximum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    """Return the maximum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
     highest = np.zeros(len(bounds) - 1, dtype=np.int64)
     filled = bounds[1:] > bounds[:-1]
     if filled.any():
@@ -111,7 +87,7 @@ def highest_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
 
 
 def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """`part / whole` to four places; 0 where there is no whole."""
+    """Return `part / whole` to four places; 0 where there is no whole."""
     return np.round(np.divide(part, whole, out=np.zeros(len(part)), where=np.asarray(whole) > 0), 4)
 
 
@@ -156,16 +132,10 @@ class Batch:
 
 
 def make_batch(texts: Sequence[str]) -> Batch:
-    """Lay texts end to end and find their words.
-
-    Raises:
-        ValueError: for more texts than a batch takes.
-    """
-    if len(texts) > MAX_DOCUMENTS:
-        raise ValueError(f"{len(texts)} texts, but a batch takes at most {MAX_DOCUMENTS}: measure them in several")
+    """Lay texts end to end and find their words."""
     joined = "\n".join(["", *texts, ""])
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    classes = classes_of(codes)
+    classes = _class_table()[codes]
     text_bounds = np.cumsum([1, *(len(text) + 1 for text in texts)], dtype=np.int64)
     counts = [
         np.bincount(classes[first : last - 1], minlength=N_CLASSES)
