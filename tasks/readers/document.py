@@ -10,10 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 from tasks.readers.decode import decode
-from tasks.readers.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, Detected, identify
+from tasks.readers.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, SQLITE_MEDIA, Detected, identify
 from tasks.readers.docx import read_docx
 from tasks.readers.html import read_html
-from tasks.readers.magics import SQLITE_MEDIA
 from tasks.readers.members import Members
 from tasks.readers.notebook import read_notebook
 from tasks.readers.parsed import Parsed

@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from tasks.readers.archives import read_archive
 from tasks.readers.decode import clean
-from tasks.readers.detect import CONTAINERS, JSON_LINES, Detected, identify
+from tasks.readers.detect import CONTAINERS, JSON_LINES, PARQUET_MEDIA, SQLITE_MEDIA, Detected, identify
 from tasks.readers.entries import Budget, Entry, Locators, numbered
-from tasks.readers.magics import PARQUET_MEDIA, SQLITE_MEDIA
 from tasks.readers.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText
 from tasks.readers.rows import LINES, PARQUET, SQLITE, TEXT, Columns, Table, document_column, list_columns, read_rows
 

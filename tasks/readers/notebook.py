@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.readers.decode import clean, decode
-from tasks.readers.languages import KERNELS
+from tasks.readers.detect import KERNELS
 from tasks.readers.parsed import Parsed
 from tasks.readers.records import ExtractionProblem
 

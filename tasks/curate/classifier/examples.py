@@ -19,8 +19,7 @@ from storage.digest import sha256_file
 from storage.errors import UserError
 from tasks.curate.classifier.features import READ_CHARS
 from tasks.readers.decode import decode
-from tasks.readers.detect import HEAD_BYTES, JSON_LINES, detect
-from tasks.readers.magics import PARQUET_MEDIA
+from tasks.readers.detect import HEAD_BYTES, JSON_LINES, PARQUET_MEDIA, detect
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, TEXT, Columns, Refused, Table, list_columns, read_rows
 from tasks.text import keep_best, near_pairs, signatures
