@@ -85,7 +85,7 @@ def _options_from_line(options: type[models.Options], given: dict[str, Any]) -> 
 
     asked = {name: value for name, value in given.items() if value is not None and value != []}
     if "source" in asked:
-        from tasks.sources.resolve import resolve_sources
+        from tasks.sources.address import resolve_sources
 
         asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
     if "settings" in asked:

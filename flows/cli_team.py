@@ -50,7 +50,7 @@ def up(
     from flows.team.settings import TeamSettings
     from flows.team.up import bring_up, team_status
     from storage.home import Home
-    from tasks.sources.resolve import resolve_sources
+    from tasks.sources.address import resolve_sources
 
     place = Home.from_environment(home or None)
     kept = TeamSettings.kept(place)

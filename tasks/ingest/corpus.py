@@ -27,9 +27,8 @@ from tasks.ingest.segments import cut_segments, passwords_digest, segment_index,
 from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
 from tasks.readers.ocr import ocr_ready
 from tasks.readers.rows import LINES
-from tasks.sources.documents import is_corpus
-from tasks.sources.hashing import HashMemo
-from tasks.sources.resolve import resolve_sources, walk_sources
+from tasks.sources.address import is_corpus, resolve_sources
+from tasks.sources.listing import HashMemo, walk_sources
 from tasks.upkeep.forget_sweep import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it

@@ -44,8 +44,7 @@ from tasks.ingest.segments import cut_segments
 from tasks.readers.decode import clean
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import GZIP, LINES, PARQUET, TEXT, ZSTD, Columns, Row, Table, list_columns, read_rows
-from tasks.sources.hashing import FileState
-from tasks.sources.opening import open_regular
+from tasks.sources.folder import FileState, open_regular
 from tasks.text.cleaning import normalise_text
 from tasks.tokens.engines import text_array
 

@@ -31,7 +31,7 @@ from tasks.readers.records import (
     PageText,
     stable_text,
 )
-from tasks.sources.opening import open_regular
+from tasks.sources.folder import open_regular
 
 _Send = Callable[[dict[str, Any]], None]
 

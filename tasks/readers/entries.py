@@ -14,7 +14,7 @@ from io import BytesIO
 from typing import IO
 
 from tasks.readers.records import ExtractionProblem, ExtractOptions
-from tasks.sources.walk import encode_path
+from tasks.sources.folder import encode_path
 
 CHUNK_BYTES = 1024 * 1024
 LONGEST_LOCATOR = 2048  # Characters; formats allow names of 64 KiB and more.
