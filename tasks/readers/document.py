@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from tasks.readers.decode import decode
+from tasks.readers.decode import Decoded, decode
 from tasks.readers.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, SQLITE_MEDIA, Detected, identify
-from tasks.readers.docx import read_docx
-from tasks.readers.html import read_html
+from tasks.readers.markup import read_html, read_xml
 from tasks.readers.members import Members
-from tasks.readers.notebook import read_notebook
-from tasks.readers.parsed import Parsed
+from tasks.readers.office import read_docx, read_notebook
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
-from tasks.readers.xml import read_xml
 
 _Title = TypeVar("_Title")
-_READERS: dict[str, Callable[[bytes, ExtractOptions], Parsed]] = {
+_READERS: dict[str, Callable[[bytes, ExtractOptions], Decoded]] = {
     "text/html": lambda data, options: read_html(data),
     "application/xhtml+xml": lambda data, options: read_html(data),
     "application/xml": lambda data, options: read_xml(data),
@@ -140,11 +137,7 @@ def _noted(extraction: Generator[PageText, None, _Title], seen: list[PageText]) 
 def _read_text(data: bytes, detected: Detected, options: ExtractOptions, outcome: Extraction) -> PageText:
     """The one page of text or code; what is learnt of the whole document goes into the outcome."""
     reader = _READERS.get(detected.media_type)
-    if reader is None:
-        decoded = decode(data)
-        found = Parsed(decoded.text, decoded.encoding, decoded.confidence)
-    else:
-        found = reader(data, options)
+    found = decode(data) if reader is None else reader(data, options)
     outcome.encoding, outcome.title, outcome.reason = found.encoding, found.title, found.note
     outcome.encoding_confidence = found.confidence if found.encoding else None
     outcome.programming_language = found.programming_language or outcome.programming_language
