@@ -72,7 +72,7 @@ def read_lines(file: Path, n_lines: int) -> Iterator[PageText | Extraction]:
     with file.open("rb") as lines:
         for _ in range(n_lines):
             values = json.loads(lines.readline())  # at the end of the file an empty line, which is no JSON
-            yield PageText.from_dict(values) if "page" in values else Extraction.from_dict(values)
+            yield PageText(**values) if "page" in values else Extraction.from_dict(values)
 
 
 def write_lines(file: Path, items: Iterable[PageText | Extraction]) -> None:

@@ -8,7 +8,7 @@ to a result's identity, the second does not.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from tasks.core.option import option
@@ -73,11 +73,6 @@ class PageText:
         """Return the record as JSON-able values."""
         return {name: getattr(self, name) for name in _PAGE_FIELDS}  # asdict takes ten times as long
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> PageText:
-        """Return the record that `to_dict` wrote."""
-        return cls(**values)
-
 
 @dataclass(slots=True)
 class Extraction:
@@ -123,8 +118,13 @@ class Extraction:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Extraction:
         """Return the record that `to_dict` wrote."""
-        pages = [PageText.from_dict(page) for page in values.get("pages", [])]
+        pages = [PageText(**page) for page in values.get("pages", [])]
         return cls(**{**values, "pages": pages})
+
+    def refuse(self, problem: ExtractionProblem) -> Extraction:
+        """Take over status and reason of a problem; return the record."""
+        self.status, self.reason_code, self.reason = problem.status, problem.code, problem.reason
+        return self
 
 
 _PAGE_FIELDS = tuple(item.name for item in fields(PageText))
@@ -165,15 +165,6 @@ class ExtractOptions:
     )
     sqlite_query: str = option("", "Query whose rows are the documents of a SQLite file; empty skips such files.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-able values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ExtractOptions:
-        """Return the record that `to_dict` wrote."""
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -196,15 +187,6 @@ class Limits:
         "Memory of queries over a whole corpus, as for near-duplicates and curation; beyond it they use the disk.",
         ge=2**28,
     )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-able values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Limits:
-        """Return the record that `to_dict` wrote."""
-        return cls(**values)
 
 
 def judge_pages(outcome: Extraction, ocr: bool) -> None:
