@@ -20,10 +20,18 @@ from tasks.core.executor import show_found
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, Stage
-from tasks.ingest.extract import SegmentSettings, SourceFiles, extract, extract_tools
+from tasks.ingest.extract import (
+    SegmentSettings,
+    SourceFiles,
+    cut_segments,
+    extract,
+    extract_tools,
+    passwords_digest,
+    segment_index,
+    wants_retry,
+)
 from tasks.ingest.importing import SUFFIX, ImportSettings, Part, cut_imports, import_index, import_segment, parts_of
 from tasks.ingest.journal import Content
-from tasks.ingest.segments import cut_segments, passwords_digest, segment_index, wants_retry
 from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
 from tasks.readers.ocr import ocr_ready
 from tasks.readers.rows import LINES

@@ -22,8 +22,7 @@ from storage.schemas import EXTRACTS_FILE, PAGES_FILE
 from storage.store import Store, StoreError
 from storage.tables import stream_rows
 from storage.tombstones import FORGETTING_LOCK
-from tasks.ingest.extract import extract
-from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, present_segments
+from tasks.ingest.extract import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
 from tasks.upkeep.compact_following import INGESTED, corpora_with, follow
 from tasks.upkeep.compact_merging import SEGMENTS, merge_segments
 from tasks.upkeep.forget_sweep import finish_forgetting

@@ -23,8 +23,8 @@ from tasks.core.progress import StageProgress
 from tasks.core.run import Run
 from tasks.core.stage import Outcome, Request, Stage
 from tasks.ingest import extract as extract_module
+from tasks.ingest.extract import Located, passwords_digest, segment_index, wants_retry
 from tasks.ingest.journal import Content
-from tasks.ingest.segments import Located, passwords_digest, segment_index, wants_retry
 from tasks.readers.records import Extraction, Limits, PageText, judge_pages
 
 
