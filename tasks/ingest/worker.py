@@ -30,6 +30,7 @@ from tasks.readers.records import (
     Limits,
     MemberStarted,
     PageText,
+    Returning,
     stable_text,
 )
 from tasks.sources.folder import open_regular
@@ -87,22 +88,12 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         detected = detect(data[:HEAD_BYTES], len(data), job["suffix"])
         # Ahead of everything that may kill this process: the row of a document that did should say what it was.
         send({"detected": asdict(detected)})
-        extraction = yield_document(
-            data,
-            job["suffix"],
-            options,
-            passwords=job["passwords"],
-            skip=job["settled"],
-            pages=_page_numbers(job, options),
-            ocr_pages=job["ocr_pages"],
-        )
-        while True:
-            try:
-                item = next(extraction)
-            except StopIteration as end:
-                outcome: Extraction = end.value
-                return outcome
+        pages, ocr_pages = _page_numbers(job, options), job["ocr_pages"]
+        items = yield_document(data, job["suffix"], options, job["passwords"], job["settled"], pages, ocr_pages)
+        extraction = Returning(items)
+        for item in extraction:
             send(_written(item, out))
+        return extraction.result
     except MemoryError:
         return Extraction("failed", _memory_reason(job), "memory", **asdict(detected))
     except (BrokenPipeError, _CannotWrite):

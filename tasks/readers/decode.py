@@ -37,11 +37,9 @@ _BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16.
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_LINE_ENDS = re.compile(r"\r\n?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 _CONTROL_BYTES = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f"})
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
 _EAST_ASIAN = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _EAST_ASIAN_SIGNS = re.compile(r"[\u3001\u3002\uff0c\uff0e\uff1f\uff01\u3041-\u3096\n ]")
 # Letters of two scripts side by side, or a control character of the C1 block: no sane text has many.
@@ -89,12 +87,14 @@ class Decoded:
 def clean(text: str) -> str:
     """Return the text with line feeds only, no control characters (but tab, form feed) or lone surrogates."""
     if "\r" in text:
-        text = _LINE_ENDS.sub("\n", text)
-    text = _CONTROLS.sub("", text)
-    if _SURROGATES.search(text):
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
         # Joins halves that belong together, replaces those that do not.
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+        return _CONTROLS.sub("", text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    # A glance at the bytes spares most pages of a PDF, of which a thousand come in a second, the search.
+    return text if len(encoded.translate(None, _CONTROL_BYTES)) == len(encoded) else _CONTROLS.sub("", text)
 
 
 def decode(data: bytes) -> Decoded:

@@ -28,7 +28,15 @@ from tasks.readers.detect import (
 from tasks.readers.markup import read_html, read_xml
 from tasks.readers.office import read_docx, read_notebook
 from tasks.readers.pdf import extract_pdf
-from tasks.readers.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
+from tasks.readers.records import (
+    Extraction,
+    ExtractionProblem,
+    ExtractOptions,
+    MemberStarted,
+    PageText,
+    Returning,
+    judge_pages,
+)
 from tasks.readers.rows import LINES, PARQUET, SQLITE, TEXT, Columns, Table, document_column, list_columns, read_rows
 
 _Item = TypeVar("_Item")
@@ -124,14 +132,11 @@ def _yield_pages(
 
 def _noted(extraction: Generator[PageText, None, _Result], seen: list[PageText]) -> Generator[PageText, None, _Result]:
     """The same pages, noted on their way."""
-    while True:
-        try:
-            page = next(extraction)
-        except StopIteration as end:
-            title: _Result = end.value
-            return title
+    noted = Returning(extraction)
+    for page in noted:
         seen.append(page)
         yield page
+    return noted.result
 
 
 def _read_text(data: bytes, detected: Detected, options: ExtractOptions, outcome: Extraction) -> PageText:
@@ -250,33 +255,27 @@ class _Members:
             return Extraction("skipped", "the member is empty", "empty")
         pages: list[PageText] = []
         # Nothing is put off inside a container: another process would have to unpack it all again.
-        extraction = _guarded(_yield_pages(data, leaf.detected, self._options, self._passwords))
-        while True:
-            try:
-                pages.append(next(extraction))
-            except StopIteration as end:
-                found: Extraction | ExtractionProblem = end.value
-                outcome = found if isinstance(found, Extraction) else _outcome(leaf, found)
-                outcome.pages = pages
-                return outcome
+        extraction = Returning(_guarded(_yield_pages(data, leaf.detected, self._options, self._passwords)))
+        for page in extraction:
+            pages.append(page)
             yield None
+        found = extraction.result
+        outcome = found if isinstance(found, Extraction) else _outcome(leaf, found)
+        outcome.pages = pages
+        return outcome
 
     def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
         """The members of a container, and those of the containers in it, at their place."""
         n_entries = 0
-        entries = _guarded(self._entries(data, detected))
-        while True:
-            try:
-                entry = next(entries)
-            except StopIteration as end:
-                problem: ExtractionProblem | None = end.value
-                break
+        entries = Returning(_guarded(self._entries(data, detected)))
+        for entry in entries:
             n_entries += 1
             damage = yield from _guarded(self._of_entry(entry, prefix, depth))
             if damage is not None:
                 yield _Leaf(prefix + entry.locator, replace(entry, problem=damage), _UNKNOWN)
             if self._budget.spent:
                 return
+        problem = entries.result
         if problem is None and n_entries == 0 and depth > 1:
             problem = ExtractionProblem("skipped", "empty", f"the {detected.kind} holds no members")
         if problem is None:

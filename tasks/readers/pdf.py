@@ -36,7 +36,6 @@ SOUND_SHARE = 0.85
 _GLYPH_NAME = re.compile(
     r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])"
 )  # What pypdf writes for a glyph it cannot map.
-_TO_CLEAN = bytes(code for code in range(32) if code not in b"\t\n\f") + b"\x7f"
 
 
 def extract_pdf(
@@ -131,7 +130,8 @@ def _read_page(
             text, routing = _read_layer(page)
         except pdfium.PdfiumError as error:
             return PageText(number, "", "none", "pypdfium2", error=f"text layer cannot be read: {error}"), False
-        layer = _layer_record(number, _clean(text), routing)
+        cleaned = clean(text)
+        layer = PageText(number, cleaned, "text" if cleaned.strip() else "none", routing.engine)
         if routing.route in ("picture", "better"):
             other = second.text(index)
             if is_sound(other):
@@ -174,23 +174,6 @@ def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:
     buffer = (c_ushort * (1 << (end + 2).bit_length()))()
     n_written = pdfium_c.FPDFText_GetText(layer, first, last - first + 1, buffer)
     return string_at(buffer, 2 * max(0, n_written - 1)).decode("utf-16-le", "surrogatepass")
-
-
-def _clean(text: str) -> str:
-    """The same as `clean`, which need not be asked where a glance at the bytes shows nothing to clean.
-
-    Pages come a thousand in a second, and looking for what they hardly ever have is a notable part of that.
-    """
-    text = text.replace("\r\n", "\n")
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:
-        return clean(text)
-    return text if len(encoded.translate(None, _TO_CLEAN)) == len(encoded) else clean(text)
-
-
-def _layer_record(number: int, text: str, routing: Routing) -> PageText:
-    return PageText(number, text, "text" if text.strip() else "none", routing.engine)
 
 
 def _read_by_ocr(

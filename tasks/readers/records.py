@@ -8,13 +8,16 @@ to a result's identity, the second does not.
 from __future__ import annotations
 
 import re
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from tasks.core.option import option
 
 TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
@@ -129,6 +132,22 @@ class Extraction:
 
 _PAGE_FIELDS = tuple(item.name for item in fields(PageText))
 _EXTRACTION_FIELDS = tuple(item.name for item in fields(Extraction))
+
+
+@dataclass(slots=True)
+class Returning(Generic[_Item, _Result]):
+    """Iterates over a generator and keeps what it returns.
+
+    Attributes:
+        generator: The generator.
+        result: What it returned, once it is exhausted.
+    """
+
+    generator: Generator[_Item, None, _Result]
+    result: _Result = field(init=False)
+
+    def __iter__(self) -> Iterator[_Item]:
+        self.result = yield from self.generator
 
 
 @dataclass(frozen=True, slots=True)

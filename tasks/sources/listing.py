@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tasks.sources.address import DocumentsSource, Source, WalkSettings
 from tasks.sources.folder import (
@@ -32,8 +32,9 @@ from tasks.sources.git import GitSource
 
 HASHING_THREADS = 2
 DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
-BATCH_FILES = 1000  # Files between two writes to the memo, so that a killed run keeps most of its work.
-MAX_KEYS = 900  # Parameters of one query; some builds of SQLite allow 999.
+# Files between two writes to the memo, so that a killed run keeps most of its work, and parameters of one query, of which
+# some builds of SQLite allow 999.
+BATCH_FILES = 900
 
 _SCHEMA = """
 create table if not exists digest (
@@ -198,7 +199,7 @@ class HashMemo:
         self._path = path
 
     def get_many(self, states: dict[str, FileState]) -> dict[str, str]:
-        """Look up many files at once.
+        """Look up at most `BATCH_FILES` files at once.
 
         Args:
             states: The files' states now, by location.
@@ -207,20 +208,10 @@ class HashMemo:
             The digests of those that have not changed since they were remembered.
         """
         locations = {os.fsencode(location): location for location in states}
-
-        def look_up(connection: sqlite3.Connection) -> dict[str, str]:
-            known: dict[str, str] = {}
-            keys = list(locations)
-            for start in range(0, len(keys), MAX_KEYS):
-                some = keys[start : start + MAX_KEYS]
-                query = f"{_SELECT} where path in ({','.join('?' * len(some))})"
-                for path, *state, sha256 in connection.execute(query, some):
-                    location = locations[path]
-                    if tuple(state) == states[location]:
-                        known[location] = sha256
-            return known
-
-        return self._use(look_up, otherwise={})
+        query = f"{_SELECT} where path in ({','.join('?' * len(locations))})"
+        rows: list[Any] = self._use(lambda memo: memo.execute(query, list(locations)).fetchall(), otherwise=[])
+        found = ((locations[path], tuple(state), sha256) for path, *state, sha256 in rows)
+        return {location: sha256 for location, state, sha256 in found if state == states[location]}
 
     def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
         """Remember many digests, by location, in one transaction."""

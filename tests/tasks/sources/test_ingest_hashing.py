@@ -102,7 +102,7 @@ def test_digests_stand_beside_their_rows_and_rows_with_a_status_have_none(tmp_pa
 
 
 def test_more_files_than_one_query_may_ask_for_are_all_found(tmp_path, opened, settled, monkeypatch):
-    monkeypatch.setattr(listing, "MAX_KEYS", 3)
+    monkeypatch.setattr(listing, "BATCH_FILES", 3)
     files = make(tmp_path / "in", **{f"f{number}": str(number) for number in range(10)})
     memo = HashMemo(tmp_path / "memo.db")
     first = digest_files(files, memo, 1)
