@@ -32,8 +32,8 @@ from tasks.sources.git import GitSource
 
 HASHING_THREADS = 2
 DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
-# Files between two writes to the memo, so that a killed run keeps most of its work, and parameters of one query, of which
-# some builds of SQLite allow 999.
+# Files between two writes to the memo, so that a killed run keeps most of its work, and parameters of one query, of
+# which some builds of SQLite allow 999.
 BATCH_FILES = 900
 
 _SCHEMA = """
