@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def choose_contents(
             suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
     index = segment_index(run.store, settings.extract)
     refresh = extract.name in run.refresh
-    can_read_images = ocr_ready(settings.extract.ocr_languages)
+    can_read_images = cache(partial(ocr_ready, settings.extract.ocr_languages))
     chosen: dict[Content, ArtifactRef | None] = {}
     for identity in suffixes.items():
         known = index.get(identity)

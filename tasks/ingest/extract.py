@@ -335,7 +335,7 @@ def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
     return {sha256: frozenset(found) for sha256, found in codes.items()}
 
 
-def wants_retry(located: Located, retry_failed: bool, ocr_ready: bool, passwords: str) -> bool:
+def wants_retry(located: Located, retry_failed: bool, ocr_ready: Callable[[], bool], passwords: str) -> bool:
     """Whether an extraction that failed, in part or in whole, is to be tried again.
 
     On request; by itself when the engine, language or password it lacked is there now, and when what failed was the
@@ -344,14 +344,14 @@ def wants_retry(located: Located, retry_failed: bool, ocr_ready: bool, passwords
     Args:
         located: the content.
         retry_failed: whether it was asked for.
-        ocr_ready: whether the OCR engine and its languages are there.
+        ocr_ready: tells whether the OCR engine and its languages are there.
         passwords: the `passwords_digest` of those given now.
     """
     given = set(filter(None, passwords.split(",")))
 
     def may_change(code: str) -> bool:
         if code == "no_ocr_engine":
-            return ocr_ready
+            return ocr_ready()
         if code == "encrypted":
             # one attempt with all of them, not each in some attempt: members of one archive may need different ones
             return not any(given <= set(tried.split(",")) for tried in located.tried)

@@ -60,22 +60,18 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class Walked:
+class Walked(Walk):
     """Files of the sources, with the digests of their contents.
 
     Attributes:
-        files: One row per path, sorted by path.
         digests: For each row the sha256 of its bytes or its `pending_digest`, which equals no known content; the error
             that kept it from being read; None for rows with a status.
         locations: Where each content lies, by sha256; pending ones are not in it.
-        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
         n_pending: Objects of buckets that were not fetched.
     """
 
-    files: list[WalkedFile]
     digests: list[str | OSError | None]
     locations: dict[str, str]
-    n_ignored: int
     n_pending: int
 
 
@@ -109,7 +105,7 @@ def walk_sources(
     found = list(zip(walk.files, digests, strict=True))
     locations = {sha256: file.location for file, sha256 in found if isinstance(sha256, str) and not file.pending_digest}
     n_pending = sum(bool(file.pending_digest) for file in walk.files)
-    return Walked(walk.files, digests, locations, walk.n_ignored, n_pending)
+    return Walked(walk.files, walk.n_ignored, digests, locations, n_pending)
 
 
 def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:

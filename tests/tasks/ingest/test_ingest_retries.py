@@ -162,7 +162,7 @@ def located(*codes: str, tried: tuple[str, ...] = ()) -> Located:
         (located(), {"retry_failed": True}, False),
         (located("timeout"), {}, False),
         (located("timeout"), {"retry_failed": True}, True),
-        (located("timeout", "no_ocr_engine"), {"ocr_ready": True}, True),
+        (located("timeout", "no_ocr_engine"), {"ocr_ready": lambda: True}, True),
         (located("timeout", "no_ocr_engine"), {}, False),
         (located("encrypted", "changed", tried=("a",)), {"passwords": "a"}, True),
         (located("encrypted", "timeout", tried=("",)), {"passwords": "a"}, True),
@@ -175,7 +175,7 @@ def located(*codes: str, tried: tuple[str, ...] = ()) -> Located:
     ],
 )
 def test_any_reason_that_may_have_gone_away_is_enough(found: Located, given: dict[str, Any], wanted: bool) -> None:
-    assert wants_retry(found, **{"retry_failed": False, "ocr_ready": False, "passwords": "", **given}) is wanted
+    assert wants_retry(found, **{"retry_failed": False, "ocr_ready": lambda: False, "passwords": "", **given}) is wanted
 
 
 def test_the_reasons_of_a_file_are_those_of_all_its_members(home: Home, tmp_path: Path) -> None:
