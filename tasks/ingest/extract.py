@@ -203,14 +203,14 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
 
 
 class Cuttable(Protocol):
-    """What a segment may consist of."""
+    """Content of which segments are made."""
 
     @property
     def sha256(self) -> str:
         """Of the file."""
 
     def __lt__(self, other: Any, /) -> bool:
-        """Whether it comes first."""
+        """Return True if it comes first."""
 
 
 Item = TypeVar("Item", bound=Cuttable)
@@ -263,7 +263,7 @@ class Located:
 
 
 def passwords_digest(passwords: Iterable[str], home: Home) -> str:
-    """What is noted of passwords that were tried: for each a keyed digest, which means nothing without the home."""
+    """Return a keyed digest for each of the passwords that were tried, which means nothing without the home."""
     words = sorted(set(passwords))
     if not words:
         return ""
@@ -273,7 +273,7 @@ def passwords_digest(passwords: Iterable[str], home: Home) -> str:
 
 
 def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str], Located]:
-    """Where each content lies that was extracted under these options.
+    """Locate each content that was extracted under these options.
 
     Of several extractions of one content the one with more text counts: a retry on a bad day takes nothing away. Among
     equals it is the latest attempt, then the newest.
@@ -315,7 +315,7 @@ def present_segments(segments: Iterable[Manifest]) -> list[Manifest]:
 
 
 def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
-    """How much came of each file of a segment: documents that are ok, then pages without an error."""
+    """Count for each file of a segment the documents that are ok, and the pages without an error."""
     folder = store.folder(ref)
     pages = read_columns(folder / "pages.parquet", ["doc_id", "error"])
     sound = Counter(doc_id for doc_id, error in zip(pages["doc_id"], pages["error"], strict=True) if error is None)
@@ -336,7 +336,7 @@ def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
 
 
 def wants_retry(located: Located, retry_failed: bool, ocr_ready: Callable[[], bool], passwords: str) -> bool:
-    """Whether an extraction that failed, in part or in whole, is to be tried again.
+    """Return True if an extraction that failed, in part or in whole, is to be tried again.
 
     On request; by itself when the engine, language or password it lacked is there now, and when what failed was the
     path at that moment, which says nothing about the content.

@@ -34,7 +34,7 @@ class Content:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What is extracted: the bytes, under a suffix."""
+        """Return what identifies an extraction: the bytes, under a suffix."""
         return self.sha256, self.suffix
 
     @property
@@ -45,7 +45,7 @@ class Content:
 
 
 def is_doubtful(status: str, reason_code: str) -> bool:
-    """Whether another attempt may give a document more text: by time, memory, an engine or a password."""
+    """Return True if another attempt may give a document more text: by time, memory, an engine or a password."""
     return status == "failed" or reason_code in _LOST_TO
 
 

@@ -97,7 +97,7 @@ def detect_licence(text: str) -> str | None:
 
 
 def is_licence_file(name: str) -> bool:
-    """Whether a file's name says that it holds a licence: LICENSE, LICENCE.md, COPYING, LICENSE-MIT, ..."""
+    """Return True if a file's name says that it holds a licence: LICENSE, LICENCE.md, COPYING, LICENSE-MIT, ..."""
     lowered = name.lower()
     return bool(_NAME.fullmatch(lowered)) and not _OTHER_SUFFIX.fullmatch(PurePath(lowered).suffix)
 

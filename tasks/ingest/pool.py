@@ -87,7 +87,7 @@ class ExtractJob:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Why a process was lost; `whole_document` if it missed the document's deadline, after which no more is tried."""
+    """A lost process; `whole_document` if it missed the document's deadline, after which no more is tried."""
 
     code: ReasonCode
     reason: str
@@ -379,7 +379,7 @@ class _Worker:
         raise problem
 
     def is_fit(self) -> bool:
-        """Whether it may serve another document."""
+        """Return True if it may serve another document."""
         grown = self._child.resident_bytes() - self._first_bytes
         return self.served < DOCUMENTS_PER_WORKER and grown < GROWN_BYTES and self._child.is_alive()
 

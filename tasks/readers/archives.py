@@ -93,7 +93,7 @@ class Entry:
 
 
 class Budget:
-    """How much one file may still unpack to, over all its entries and all archives inside it.
+    """Bytes that one file may still unpack to, over all its entries and all archives inside it.
 
     What counts is what comes out of the decompressor. Sizes that an archive declares are never trusted.
 
@@ -107,7 +107,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more may be unpacked."""
+        """Return True if nothing more may be unpacked."""
         return self._left < 0
 
     def take(self, n_bytes: int) -> None:
@@ -205,7 +205,7 @@ def read_archive(
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Whether the first 512 bytes of a file are the header of a TAR, told by its checksum."""
+    """Return True if the first 512 bytes of a file are the header of a TAR, told by its checksum."""
     match = _OCTAL.fullmatch(block[148:156])
     if len(block) < TAR_BLOCK or match is None or not block[0]:
         return False

@@ -250,7 +250,7 @@ def _east_asian_utf16(sample: bytes) -> str | None:
 
 
 def _is_plausible(sample: bytes, encoding: str, controls: float = 0.01) -> bool:
-    """Whether the sample decodes to text without control characters and unassigned places."""
+    """Return True if the sample decodes to text without control characters and unassigned places."""
     try:
         # Not final: the sample may end in the middle of a character.
         text = codecs.getincrementaldecoder(encoding)().decode(sample, final=False)
@@ -301,7 +301,7 @@ def _is_coherent(sample: bytes, encoding: str) -> bool:
 
 
 def _is_nearly_utf8(data: bytes) -> bool:
-    """Whether a text is UTF-8 with a few broken bytes, as a file cut in the middle of a character is."""
+    """Return True if a text is UTF-8 with a few broken bytes, as a file cut in the middle of a character is."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     broken = whole = 0
     for start in range(0, len(data), SLICE_BYTES):

@@ -115,7 +115,7 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
 
 
 def _holds_documents(data: bytes, options: ExtractOptions) -> bool:
-    """Whether the first lines of a file of JSON Lines have a column that holds documents."""
+    """Return True if the first lines of a file of JSON Lines have a column that holds documents."""
     try:
         return document_column(line_columns(Table(data, LINES)), options.table_columns) is not None
     except ExtractionProblem:
@@ -148,7 +148,7 @@ def detect(head: bytes, data_len: int, suffix: str) -> Detected:
 
 
 def looks_like_text(head: bytes, whole: bool = True) -> bool:
-    """Whether bytes may be text in some encoding.
+    """Return True if bytes may be text in some encoding.
 
     Args:
         head: The first bytes of a file.
@@ -171,7 +171,7 @@ def looks_like_text(head: bytes, whole: bool = True) -> bool:
 
 
 def _by_magic(head: bytes, suffix: str) -> Detected | None:
-    """What the first bytes prove, or None."""
+    """Return the type that the first bytes prove, or None."""
     if head.startswith(b"%PDF"):
         return Detected("pdf", "application/pdf")
     # Ahead of a PDF further on, which may be the first member.
@@ -197,7 +197,7 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
 
 
 def _goes_on_as_text(head: bytes, start: int) -> bool:
-    """Whether the letters of a magic are only the beginning of a text.
+    """Return True if the letters of a magic are only the beginning of a text.
 
     What follows them in a file of that format is binary at once, though the rest may be mostly text.
     """
@@ -205,7 +205,7 @@ def _goes_on_as_text(head: bytes, start: int) -> bool:
 
 
 def _is_plain_ascii(head: bytes, suffix: str) -> bool:
-    """Whether "%PDF" after other things is probably talk about PDF: readable, and not named as one."""
+    """Return True if "%PDF" after other things is probably talk about PDF: readable, and not named as one."""
     return suffix != ".pdf" and head.isascii() and looks_like_text(head, whole=False)
 
 
@@ -263,7 +263,7 @@ def _by_json(text: str, suffix: str, whole: bool) -> Detected | None:
 
 
 def _is_json_lines(text: str) -> bool:
-    """Whether the first line is a whole object, and the next begins like one."""
+    """Return True if the first line is a whole object, and the next begins like one."""
     line, _, rest = text.partition("\n")
     return rest.lstrip().startswith("{") and _is_json(line)
 
@@ -346,7 +346,7 @@ def _code_media_type(language: str) -> str:
 
 
 def _look_into_zip(data: bytes) -> Detected:
-    """What a ZIP is: a document in a package, or an archive."""
+    """Tell a document in a package from an archive."""
     archive = Detected("archive", "application/zip")
     if data.count(b"PK\x01\x02") > _MOST_ENTRIES:
         return archive

@@ -152,7 +152,7 @@ def _read_text(data: bytes, detected: Detected, options: ExtractOptions, outcome
 
 
 def _unsupported(detected: Detected) -> ExtractionProblem:
-    """Why a file is not read that is neither a document nor a container of such."""
+    """Return the problem of a file that is neither a document nor a container of such."""
     if detected.media_type == ENCRYPTED_OFFICE:
         return ExtractionProblem("rejected", "encrypted", "an Office document that needs a password; save it without")
     if detected.media_type == SQLITE_MEDIA:

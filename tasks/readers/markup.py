@@ -207,7 +207,7 @@ class _XmlReader:
 
 
 def _is_character_reference(value: str) -> bool:
-    """Whether each "&" in the value of an entity only spells a character, as in "&#38;lt;" for "<"."""
+    """Return True if each "&" in the value of an entity only spells a character, as in "&#38;lt;" for "<"."""
     return len(value) <= 20 and value.startswith("&#")
 
 

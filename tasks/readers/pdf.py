@@ -262,7 +262,7 @@ def _second_opinion(data: bytes, passwords: Sequence[str]) -> pypdf.PdfReader | 
 
 
 def _is_sound(text: str) -> bool:
-    """Whether a second opinion is worth more than none: letters and figures, no names of glyphs, no salad of signs."""
+    """Return True for a useful second opinion: letters and figures, no names of glyphs, no salad of signs."""
     visible = "".join(text.split())
     plain = sum(map(str.isalnum, visible))
     return plain >= SOUND_SHARE * max(1, len(visible)) and not _GLYPH_NAME.search(text) and is_legible(text)

@@ -79,7 +79,7 @@ class PageText:
 
 @dataclass(slots=True)
 class Extraction:
-    """What became of one document.
+    """Outcome of one document.
 
     Attributes:
         status: "ok": there is text; "skipped": not looked into; "rejected": looked into and refused;

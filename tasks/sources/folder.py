@@ -86,7 +86,7 @@ class WalkedFile:
 
     @property
     def absolute(self) -> Path:
-        """Where it lies, as a path."""
+        """Return its location as a path."""
         return Path(self.location)
 
 
@@ -111,7 +111,7 @@ class FileState(NamedTuple):
 
 @dataclass(frozen=True)
 class Filters:
-    """Which paths are listed, and which of them are read.
+    """Selection of the paths that are listed, and of those that are read.
 
     Attributes:
         include: If set, only files are listed that it takes, or that lie in a folder that it takes.
@@ -214,7 +214,7 @@ class _Folder:
                 self.ignores = ((patterns, len(self.relative)), *self.ignores)
 
     def ignored_by_git(self, relative: str, is_folder: bool) -> bool:
-        """Whether the nearest `.gitignore` that names a path leaves it out."""
+        """Return True if the nearest `.gitignore` that names a path leaves it out."""
         for patterns, start in self.ignores:
             verdict = patterns.verdict(relative[start:], is_folder=is_folder)
             if verdict is not None:

@@ -339,7 +339,7 @@ def _fetch(mirror: Path, address: str, *refs: str) -> None:
 
 
 def _git(mirror: Path | None, *arguments: str, seconds: float = COMMAND_SECONDS) -> bytes:
-    """What a git command prints.
+    """Return the output of a git command.
 
     Raises:
         UserError: It failed, with what it says itself.
@@ -350,7 +350,7 @@ def _git(mirror: Path | None, *arguments: str, seconds: float = COMMAND_SECONDS)
 
 
 def _records(mirror: Path, *arguments: str) -> Iterator[bytes]:
-    """What a git command prints, cut at its NULs as it comes."""
+    """Yield the output of a git command, cut at its NULs as it comes."""
     with _running(mirror, COMMAND_SECONDS, *arguments) as git:
         assert git.stdout is not None
         rest = b""
