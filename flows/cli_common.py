@@ -118,7 +118,7 @@ def _options_from_line(options: type[BaseModel], given: dict[str, Any]) -> Any:
     """Return the option model of a command line: sources absolute, settings checked by name."""
     asked = {name: value for name, value in given.items() if value is not None and value != []}
     if "source" in asked:
-        from tasks.sources.resolve import resolve_sources
+        from tasks.sources.address import resolve_sources
 
         asked["source"] = "\n".join(map(str, resolve_sources(asked["source"])))
     if "settings" in asked:

@@ -95,8 +95,10 @@ def _read(module: str, packages: tuple[str, ...]) -> _Found:
     if origin is None:
         raise ModuleNotFoundError(f"no module {module}: its source is needed for the fingerprint")
     source = origin.read_text(encoding="utf-8")
+    beside = origin.with_suffix(".toml")  # its tables
+    tables = beside.read_text(encoding="utf-8") if beside.is_file() else ""
     is_package = origin.name == "__init__.py"
-    key = hashlib.sha256(f"{module} {is_package} {packages}\n{source}".encode()).hexdigest()
+    key = hashlib.sha256(f"{module} {is_package} {packages}\n{source}{tables}".encode()).hexdigest()
     found = _memo.get(key)
     if found is None:
         tree = _parse(source)
@@ -107,7 +109,7 @@ def _read(module: str, packages: tuple[str, ...]) -> _Found:
         }
         executed = _Executed().visit(tree)
         names = sorted({name for name in _imports(executed, package) if name.split(".")[0] in packages})
-        found = hashlib.sha256(_dump(executed).encode()).hexdigest(), names, lazy
+        found = hashlib.sha256((_dump(executed) + tables).encode()).hexdigest(), names, lazy
         with _lock:
             _memo[key] = found
     return found

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import tasks.evaluation.gate_settings
     import tasks.ingest.importing
     import tasks.readers.records
-    import tasks.sources.resolve
+    import tasks.sources.address
     import tasks.text.cleaning
     import tasks.tokens.mix
     import tasks.tokens.settings
@@ -190,7 +190,7 @@ class ExecutionSettings(Execution):
 class Settings:
     """Every section; one without given values is made when it is first read."""
 
-    sources: tasks.sources.resolve.WalkSettings
+    sources: tasks.sources.address.WalkSettings
     documents: tasks.ingest.importing.DocumentsSettings
     extract: tasks.readers.records.ExtractOptions
     passwords: PasswordSettings

@@ -26,8 +26,7 @@ from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
 from tasks.readers.decode import decode
-from tasks.readers.detect import HEAD_BYTES, JSON_LINES, detect
-from tasks.readers.magics import PARQUET_MEDIA
+from tasks.readers.detect import HEAD_BYTES, JSON_LINES, PARQUET_MEDIA, detect
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, TEXT, Columns, Refused, Table, list_columns, read_rows
 from tasks.text import keep_best, near_pairs, signatures

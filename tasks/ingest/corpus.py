@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,23 @@ from tasks.core.executor import show_found
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, Stage
-from tasks.ingest.extract import SegmentSettings, SourceFiles, extract, extract_tools
+from tasks.ingest.extract import (
+    SegmentSettings,
+    SourceFiles,
+    cut_segments,
+    extract,
+    extract_tools,
+    passwords_digest,
+    segment_index,
+    wants_retry,
+)
 from tasks.ingest.importing import SUFFIX, ImportSettings, Part, cut_imports, import_index, import_segment, parts_of
 from tasks.ingest.journal import Content
-from tasks.ingest.segments import cut_segments, passwords_digest, segment_index, wants_retry
 from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
 from tasks.readers.ocr import ocr_ready
 from tasks.readers.rows import LINES
-from tasks.sources.documents import is_corpus
-from tasks.sources.hashing import HashMemo
-from tasks.sources.resolve import resolve_sources, walk_sources
+from tasks.sources.address import is_corpus, resolve_sources
+from tasks.sources.listing import HashMemo, walk_sources
 from tasks.upkeep.forget_sweep import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
@@ -162,7 +170,7 @@ def choose_contents(
             suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
     index = segment_index(run.store, settings.extract)
     refresh = extract.name in run.refresh
-    can_read_images = ocr_ready(settings.extract.ocr_languages)
+    can_read_images = cache(partial(ocr_ready, settings.extract.ocr_languages))
     chosen: dict[Content, ArtifactRef | None] = {}
     for identity in suffixes.items():
         known = index.get(identity)

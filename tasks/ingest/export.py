@@ -57,7 +57,7 @@ SEQUENCES = pa.schema(
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported.
+    """Result of an export.
 
     Attributes:
         files: Names of the Parquet files, in order.

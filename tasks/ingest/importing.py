@@ -39,13 +39,11 @@ from storage.tombstones import FORGOTTEN, Tombstone, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
-from tasks.ingest.extract import document_id
-from tasks.ingest.segments import cut_segments
+from tasks.ingest.extract import cut_segments, document_id
 from tasks.readers.decode import clean
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import GZIP, LINES, PARQUET, TEXT, ZSTD, Columns, Row, Table, list_columns, read_rows
-from tasks.sources.hashing import FileState
-from tasks.sources.opening import open_regular
+from tasks.sources.folder import FileState, open_regular
 from tasks.text.cleaning import normalise_text
 from tasks.tokens.engines import text_array
 

@@ -34,7 +34,7 @@ class Content:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What is extracted: the bytes, under a suffix."""
+        """Return what identifies an extraction: the bytes, under a suffix."""
         return self.sha256, self.suffix
 
     @property
@@ -45,7 +45,7 @@ class Content:
 
 
 def is_doubtful(status: str, reason_code: str) -> bool:
-    """Whether another attempt may give a document more text: by time, memory, an engine or a password."""
+    """Return True if another attempt may give a document more text: by time, memory, an engine or a password."""
     return status == "failed" or reason_code in _LOST_TO
 
 
@@ -72,7 +72,7 @@ def read_lines(file: Path, n_lines: int) -> Iterator[PageText | Extraction]:
     with file.open("rb") as lines:
         for _ in range(n_lines):
             values = json.loads(lines.readline())  # at the end of the file an empty line, which is no JSON
-            yield PageText.from_dict(values) if "page" in values else Extraction.from_dict(values)
+            yield PageText(**values) if "page" in values else Extraction.from_dict(values)
 
 
 def write_lines(file: Path, items: Iterable[PageText | Extraction]) -> None:

@@ -78,26 +78,7 @@ _GNU_TITLE = re.compile(r"^.{0,120}?gnu (?:affero |lesser |library )?general pub
 
 _WORD = r"(?:licen[cs]es?|copying|unlicen[cs]e)"
 _NAME = re.compile(rf"(?:[a-z0-9]+[-_.])?{_WORD}(?:[-_.][a-z0-9.+\-]{{1,30}})?|copyright(?:\.(?:txt|md|rst))?")
-_OTHER_SUFFIXES = frozenset(
-    [
-        ".c",
-        ".cc",
-        ".cpp",
-        ".cs",
-        ".css",
-        ".go",
-        ".h",
-        ".html",
-        ".java",
-        ".js",
-        ".json",
-        ".php",
-        ".py",
-        ".rb",
-        ".rs",
-        ".ts",
-    ]
-)
+_OTHER_SUFFIX = re.compile(r"\.(?:c|cc|cpp|cs|css|go|h|html|java|js|json|php|py|rb|rs|ts)")
 
 
 def detect_licence(text: str) -> str | None:
@@ -116,9 +97,9 @@ def detect_licence(text: str) -> str | None:
 
 
 def is_licence_file(name: str) -> bool:
-    """Whether a file's name says that it holds a licence: LICENSE, LICENCE.md, COPYING, LICENSE-MIT, ..."""
+    """Return True if a file's name says that it holds a licence: LICENSE, LICENCE.md, COPYING, LICENSE-MIT, ..."""
     lowered = name.lower()
-    return _NAME.fullmatch(lowered) is not None and PurePath(lowered).suffix not in _OTHER_SUFFIXES
+    return bool(_NAME.fullmatch(lowered)) and not _OTHER_SUFFIX.fullmatch(PurePath(lowered).suffix)
 
 
 def _tagged(head: str) -> str | None:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -87,7 +87,7 @@ class ExtractJob:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Why a process was lost; `whole_document` if it missed the document's deadline, after which no more is tried."""
+    """A lost process; `whole_document` if it missed the document's deadline, after which no more is tried."""
 
     code: ReasonCode
     reason: str
@@ -155,9 +155,9 @@ class _Part:
             "sha256": job.sha256,
             "suffix": job.suffix,
             "out": str(self.file),
-            "options": job.options.to_dict(),
+            "options": asdict(job.options),
             "passwords": job.passwords,
-            "limits": limits.to_dict(),
+            "limits": asdict(limits),
             "settled": self.n_members or (self.pages[-1] if self.pages else 0),
             "pages": None if self.asked is None else self.asked[len(self.pages) :],
             "ocr_pages": OCR_PAGES_PER_PART if self.asked is None else None,
@@ -379,7 +379,7 @@ class _Worker:
         raise problem
 
     def is_fit(self) -> bool:
-        """Whether it may serve another document."""
+        """Return True if it may serve another document."""
         grown = self._child.resident_bytes() - self._first_bytes
         return self.served < DOCUMENTS_PER_WORKER and grown < GROWN_BYTES and self._child.is_alive()
 

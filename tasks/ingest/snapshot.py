@@ -24,7 +24,7 @@ from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.sources.walk import WalkedFile, encode_path
+from tasks.sources.folder import WalkedFile, encode_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from tasks.readers.records import (
     Limits,
     MemberStarted,
     PageText,
+    Returning,
     stable_text,
 )
-from tasks.sources.opening import open_regular
+from tasks.sources.folder import open_regular
 
 _Send = Callable[[dict[str, Any]], None]
 
@@ -49,7 +51,7 @@ def main() -> None:
         send({"ready": True})
         for job in jobs:
             # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
-            limit_added_memory(Limits.from_dict(job["limits"]).memory_bytes)
+            limit_added_memory(Limits(**job["limits"]).memory_bytes)
             try:
                 with Path(job["out"]).open("ab", buffering=0) as out:
                     outcome = _run_job(job, out.fileno(), send)
@@ -77,7 +79,7 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
     Returns:
         The outcome, without the pages and members.
     """
-    options = ExtractOptions.from_dict(job["options"])
+    options = ExtractOptions(**job["options"])
     detected = Detected("", "application/octet-stream")
     try:
         data = _read_file(Path(job["path"]), job["sha256"], options)
@@ -85,31 +87,21 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
             return data
         detected = detect(data[:HEAD_BYTES], len(data), job["suffix"])
         # Ahead of everything that may kill this process: the row of a document that did should say what it was.
-        send({"detected": _row_fields(detected)})
-        extraction = yield_document(
-            data,
-            job["suffix"],
-            options,
-            passwords=job["passwords"],
-            skip=job["settled"],
-            pages=_page_numbers(job, options),
-            ocr_pages=job["ocr_pages"],
-        )
-        while True:
-            try:
-                item = next(extraction)
-            except StopIteration as end:
-                outcome: Extraction = end.value
-                return outcome
+        send({"detected": asdict(detected)})
+        pages, ocr_pages = _page_numbers(job, options), job["ocr_pages"]
+        items = yield_document(data, job["suffix"], options, job["passwords"], job["settled"], pages, ocr_pages)
+        extraction = Returning(items)
+        for item in extraction:
             send(_written(item, out))
+        return extraction.result
     except MemoryError:
-        return Extraction("failed", _memory_reason(job), "memory", **_row_fields(detected))
+        return Extraction("failed", _memory_reason(job), "memory", **asdict(detected))
     except (BrokenPipeError, _CannotWrite):
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
     except Exception as error:  # noqa: BLE001
         reason = stable_text(f"the extractor failed: {type(error).__name__}: {error}")
-        return Extraction("failed", reason, "crashed", **_row_fields(detected))
+        return Extraction("failed", reason, "crashed", **asdict(detected))
 
 
 def _page_numbers(job: dict[str, Any], options: ExtractOptions) -> Sequence[int] | None:
@@ -134,17 +126,8 @@ def _written(item: PageText | MemberStarted | Extraction | None, out: int) -> di
     return {"page": item.page, "put_off": item.method == "deferred", "end": os.lseek(out, 0, os.SEEK_CUR)}
 
 
-def _row_fields(detected: Detected) -> dict[str, Any]:
-    """What was detected, as fields of an extraction."""
-    return {
-        "kind": detected.kind,
-        "media_type": detected.media_type,
-        "programming_language": detected.programming_language,
-    }
-
-
 def _memory_reason(job: dict[str, Any]) -> str:
-    mebibytes = Limits.from_dict(job["limits"]).memory_bytes // 1024**2
+    mebibytes = Limits(**job["limits"]).memory_bytes // 1024**2
     return f"the extraction needed more than {mebibytes} MiB of memory (limits.memory_bytes)"
 
 

@@ -1,7 +1,8 @@
 """Bytes to text: finds the encoding of a text file, decodes it, and cleans what would hurt further on.
 
 `decode` tries what can prove itself before what must guess: byte-order mark, UTF-16 and UTF-32 by the places of
-their zero bytes (or, for East Asian text, by its characters), strict UTF-8, then a statistical detector on a sample.
+their zero bytes (or, for East Asian text, by its characters), strict UTF-8, then what the document states (HTML and
+XML), if its bytes agree, then a statistical detector on a sample.
 `clean` is what every extractor's text goes through: one kind of line end, no control characters, and never a lone
 surrogate, because Parquet holds UTF-8 and a single one of them would sink the whole batch of rows. Both are linear
 in the input. A file is decoded and cleaned in slices, so that beside its bytes only the text stands in memory (1 to 4
@@ -26,6 +27,8 @@ UNSURE = 0.3  # The detector's confidence below which its second and third guess
 NEAR_BEST = 0.75  # Share of the best guess's confidence that a coherent one needs to take its place,
 USUAL_NEAR_BEST = 0.85  # and that the most usual encoding of all needs.
 SLICE_BYTES = 1 << 20
+DECLARED_WITHIN = 4096
+DECLARED_CONFIDENCE = 0.9
 
 _BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -34,46 +37,64 @@ _BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16.
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_LINE_ENDS = re.compile(r"\r\n?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 _CONTROL_BYTES = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f"})
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
 _EAST_ASIAN = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _EAST_ASIAN_SIGNS = re.compile(r"[\u3001\u3002\uff0c\uff0e\uff1f\uff01\u3041-\u3096\n ]")
 # Letters of two scripts side by side, or a control character of the C1 block: no sane text has many.
 _INCOHERENT = re.compile("[\x80-\x9f]|[a-zA-Zß-öø-ſ][Ͱ-ۿ]|[Ͱ-ۿ][a-zA-Zß-öø-ſ]")
+_XML_ENCODING = re.compile(rb"<\?xml\s[^>]{0,200}?encoding\s{0,20}=\s{0,20}[\"']([A-Za-z0-9._:-]{1,40})")
+_META_CHARSET = re.compile(rb"<meta\s[^>]{0,300}?charset\s{0,20}=\s{0,20}[\"']?\s{0,20}([A-Za-z0-9._:-]{1,40})", re.I)
+# Names that are wider in practice than in their standards: browsers read them so.
+_WIDER = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "iso8859-9": "cp1254",
+    "shift_jis": "cp932",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+    "tis-620": "cp874",
+}
 _EBCDIC = {"cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"}
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A decoded text.
+    """The text of a file, and what its reader learnt of the document.
 
     Attributes:
-        text: The cleaned text; always encodes to UTF-8.
-        encoding: Python's name of the encoding.
+        text: The whole text, cleaned; always encodes to UTF-8.
+        encoding: Python's name of the encoding; None where the format fixes it.
         confidence: 0 to 1; 1 where a byte-order mark or strict UTF-8 proves the encoding.
-        controls_removed: How many control characters `clean` took out.
-        replaced: How many U+FFFD stand for bytes that the encoding could not explain.
+        title: The title that the document states, or None.
+        programming_language: Of a notebook, or None.
+        media_type: Set where reading showed the document to be something else than it looked like.
+        note: What was left out, or not found, for the document's reason.
     """
 
     text: str
-    encoding: str
+    encoding: str | None
     confidence: float
-    controls_removed: int = 0
-    replaced: int = 0
+    title: str | None = None
+    programming_language: str | None = None
+    media_type: str = ""
+    note: str = ""
 
 
 def clean(text: str) -> str:
     """Return the text with line feeds only, no control characters (but tab, form feed) or lone surrogates."""
     if "\r" in text:
-        text = _LINE_ENDS.sub("\n", text)
-    text = _CONTROLS.sub("", text)
-    if _SURROGATES.search(text):
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
         # Joins halves that belong together, replaces those that do not.
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+        return _CONTROLS.sub("", text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    # A glance at the bytes spares most pages of a PDF, of which a thousand come in a second, the search.
+    return text if len(encoded.translate(None, _CONTROL_BYTES)) == len(encoded) else _CONTROLS.sub("", text)
 
 
 def decode(data: bytes) -> Decoded:
@@ -90,7 +111,6 @@ def decode(data: bytes) -> Decoded:
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
     view = memoryview(data)
     texts: list[str] = []
-    controls = replaced = 0
     held = ""  # A carriage return whose line feed may be in the next slice.
     for start in range(mark, max(len(data), mark + 1), SLICE_BYTES):
         last = start + SLICE_BYTES >= len(data)
@@ -99,15 +119,45 @@ def decode(data: bytes) -> Decoded:
         text = text.removesuffix(held) if held else text
         if encoding in _EBCDIC:
             text = text.replace("\x85", "\n")  # There the usual line end.
-        replaced += text.count("\ufffd")
-        controls += _count_controls(text)
         texts.append(clean(text))
-    return Decoded("".join(texts), encoding, confidence, controls, replaced)
+    return Decoded("".join(texts), encoding, confidence)
 
 
-def _count_controls(text: str) -> int:
-    encoded = text.encode("utf-8", "surrogatepass")
-    return len(encoded) - len(encoded.translate(None, _CONTROL_BYTES))
+def decode_declared(data: bytes) -> Decoded:
+    """Decode HTML or XML, which may state its encoding.
+
+    Args:
+        data: The whole file.
+    """
+    declared = _declared(data[:DECLARED_WITHIN])
+    if declared and not _is_utf8(data) and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return Decoded(clean(data.decode(declared)), declared, DECLARED_CONFIDENCE)
+        except (UnicodeDecodeError, ValueError):
+            pass  # It states what it is not; then the bytes must tell.
+    return decode(data)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _declared(head: bytes) -> str | None:
+    """The encoding that the document states, under Python's name, if Python knows it and it can be true."""
+    match = _XML_ENCODING.search(head) or _META_CHARSET.search(head)
+    if match is None:
+        return None
+    try:
+        name = codecs.lookup(match[1].decode("ascii")).name
+        b"".decode(name)  # Not all that Python calls encodings are about text.
+    except LookupError:
+        return None
+    # In UTF-16 or UTF-32 the statement could not have been read.
+    return None if name.startswith(("utf-16", "utf-32", "utf-7")) else _WIDER.get(name, name)
 
 
 def find_encoding(data: bytes) -> tuple[str, float, int]:
@@ -200,7 +250,7 @@ def _east_asian_utf16(sample: bytes) -> str | None:
 
 
 def _is_plausible(sample: bytes, encoding: str, controls: float = 0.01) -> bool:
-    """Whether the sample decodes to text without control characters and unassigned places."""
+    """Return True if the sample decodes to text without control characters and unassigned places."""
     try:
         # Not final: the sample may end in the middle of a character.
         text = codecs.getincrementaldecoder(encoding)().decode(sample, final=False)
@@ -251,7 +301,7 @@ def _is_coherent(sample: bytes, encoding: str) -> bool:
 
 
 def _is_nearly_utf8(data: bytes) -> bool:
-    """Whether a text is UTF-8 with a few broken bytes, as a file cut in the middle of a character is."""
+    """Return True if a text is UTF-8 with a few broken bytes, as a file cut in the middle of a character is."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     broken = whole = 0
     for start in range(0, len(data), SLICE_BYTES):

@@ -1,10 +1,10 @@
-"""What a file is: kind, media type and programming language, told from its content and its suffix.
+"""Type of a file: kind, media type and programming language, from its content and its suffix.
 
 The content decides, the suffix only refines: a PDF named `.txt` is a PDF, a binary named `.txt` is not text, and a web
 page saved as `.py` is a web page. The suffix names a programming language only where it is used for nothing else of
-note; where several languages share one, marks in the text decide (`tasks.readers.markers`), since an unknown
-language does less harm than a wrong one. The file's name plays no part: the same bytes under the same suffix are one
-document, wherever they lie.
+note; where several languages share one, marks in the text decide, anchored to the beginning of a line, which hardly
+occur in the others: an unknown language does less harm than a wrong one. The file's name plays no part: the same bytes
+under the same suffix are one document, wherever they lie. All tables are in `detect.toml`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from __future__ import annotations
 import io
 import json
 import re
+import tomllib
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
 from tasks.readers.decode import utf16_without_mark
-from tasks.readers.languages import LANGUAGES, TEXT_TYPES
-from tasks.readers.magics import ARCHIVES, BINARIES, FILE_BRANDS, IMAGES, SQLITE_MEDIA, TABLES
 from tasks.readers.records import ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns
 
@@ -27,70 +29,56 @@ HEAD_BYTES = 8192  # How much of a file `detect` wants to see.
 PDF_MARK_WITHIN = 1024  # Readers accept junk of this length before "%PDF-".
 CONTAINERS = ("archive", "table")
 JSON_LINES = "application/jsonl"
+PARQUET_MEDIA = "application/vnd.apache.parquet"
+SQLITE_MEDIA = "application/vnd.sqlite3"
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 ENCRYPTED_OFFICE = "application/vnd.ms-office.encrypted"
 
-_OCTETS = "application/octet-stream"
-_OFFICE_SUFFIXES = {
-    ".docx": DOCX,
-    ".xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-    ".pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
-    ".odt": "application/vnd.oasis.opendocument.text",
-    ".epub": "application/epub+zip",
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_MAGICS: list[tuple[Kind, bytes, str]] = [
+    (kind, magic.encode("latin-1"), media_type) for kind, magic, media_type in _TABLES["magics"]
+]
+_SUFFIXES = {name: frozenset(suffixes.split()) for name, suffixes in _TABLES["suffixes"].items()}
+
+
+def _languages(names: str) -> dict[str, str]:
+    return {name: language for language, known in _TABLES["languages"].items() for name in known.get(names, "").split()}
+
+
+LANGUAGES = _languages("suffixes")
+SHEBANGS = _languages("interpreters")
+# Names in notebooks and in the mode lines of editors.
+KERNELS = {language.lower(): language for language in _TABLES["languages"]} | SHEBANGS | _languages("kernels")
+TEXT_TYPES = {
+    suffix: media_type for media_type, suffixes in _TABLES["text_types"].items() for suffix in suffixes.split()
 }
-# Content types of a package's main part, as they stand in its "[Content_Types].xml".
-_OFFICE_PARTS = (
-    (b"wordprocessingml.document.main+xml", DOCX),
-    (b"ms-word.document.macroEnabled.main+xml", "application/vnd.ms-word.document.macroenabled.12"),
-    (b"wordprocessingml.template.main+xml", "application/vnd.openxmlformats-officedocument.wordprocessingml.template"),
-    (b"spreadsheetml.sheet.main+xml", _OFFICE_SUFFIXES[".xlsx"]),
-    (b"ms-excel.sheet.macroEnabled.main+xml", "application/vnd.ms-excel.sheet.macroenabled.12"),
-    (b"presentationml.presentation.main+xml", _OFFICE_SUFFIXES[".pptx"]),
-    (b"presentationml.slideshow.main+xml", "application/vnd.openxmlformats-officedocument.presentationml.slideshow"),
-)
-# Names of the streams of older Office documents.
-_OLE_STREAMS = (
-    ("EncryptedPackage", ENCRYPTED_OFFICE),
-    ("WordDocument", "application/msword"),
-    ("PowerPoint Document", "application/vnd.ms-powerpoint"),
-    ("Workbook", "application/vnd.ms-excel"),
-    ("__nameid_version1.0", "application/vnd.ms-outlook"),
-)
+SHARED_SUFFIXES = frozenset(_TABLES["by_suffix"])  # of several languages
+
+_OCTETS = "application/octet-stream"
 _CONTENT_TYPES = "[Content_Types].xml"
 _MOST_ENTRIES = 200_000  # A ZIP that lists more is not looked into to learn what it is.
 _MEDIA_TYPE = re.compile(r"[a-z]{1,40}/[A-Za-z0-9.+-]{1,100}")
-
-
-def _words(names: str) -> frozenset[str]:
-    """Names between spaces, as a set."""
-    return frozenset(names.split())
-
-
-# Suffixes of templates, which begin like the page that they become.
-_TEMPLATES = _words(
-    ".cfm .eex .erb .ejs .handlebars .hbs .heex .j2 .jinja .jinja2 .jsp .liquid .mustache .php .php5 .phtml .razor "
-    ".svelte .twig .vue .asp .aspx .cshtml .ftl .mako .tpl .tmpl"
-)
-_HTML_SUFFIXES = frozenset((".htm", ".html", ".shtml", ".xht", ".xhtml"))
-_JSON_SUFFIXES = frozenset((".har", ".json", ".json5", ".jsonc", ".jsonld", ".map", ".topojson", ".webmanifest"))
-_JSON_LINES_SUFFIXES = frozenset((".jsonl", ".jsonlines", ".ndjson"))
-_XML_SUFFIXES = _words(
-    ".atom .axaml .csproj .dbk .dita .docbook .fb2 .fodt .gpx .iml .jats .kml .nuspec .nxml .opml .plist .pom .props "
-    ".rdf .resx .rng .rss .storyboard .svg .targets .tei .tmx .ttml .ui .vbproj .vcxproj .wsdl .xaml .xib .xlf .xliff "
-    ".xmi .xml .xsd .xsl .xslt"
-)
 _TAG = re.compile(r"<[A-Za-z!/]")
 _ELEMENT = re.compile(r"<([A-Za-z_][\w:.-]{0,100})[\s>/]")
 _DOCTYPE = re.compile(r"<!doctype\s{1,20}([\w:.-]{1,100})", re.IGNORECASE)
 _TEX = re.compile(r"^[ \t]{0,20}\\(?:documentclass|documentstyle|NeedsTeXFormat|ProvidesClass|ProvidesPackage)\b", re.M)
 _NOTEBOOK_CELL = re.compile(r"\"(?:cell_type|nbformat|nbformat_minor)\"\s{0,20}:")
+_SHEBANG = re.compile(
+    r"#!\s{0,9}(?:[^\s]*/)?(?:env\s+(?:-\S+\s+|\w+=\S*\s+)*)?"
+    r"([A-Za-z][A-Za-z-]*[A-Za-z]|[A-Za-z]+\d?)"
+)
+_EMACS_MODE = re.compile(
+    r"-\*-\s{0,9}(?:[^\n]{0,200}?\bmode:\s{0,9})?([A-Za-z+#-]{1,30})\s{0,9}(?:;[^\n]{0,200})?-\*-", re.I
+)
+_VIM_MODE = re.compile(r"\bvim?:[^\n]{0,200}?\b(?:ft|filetype|syntax)=([A-Za-z+#-]{1,30})")
+_MODE_LINES = 5  # Editors look for their mode lines in the first and the last few lines.
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\r\f\x08\x1b"))
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What a file is.
+    """Type of a file.
 
     Attributes:
         kind: "pdf", "image", "code" or "text"; "archive" or "table" for a container; empty for anything else.
@@ -127,7 +115,7 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
 
 
 def _holds_documents(data: bytes, options: ExtractOptions) -> bool:
-    """Whether the first lines of a file of JSON Lines have a column that holds documents."""
+    """Return True if the first lines of a file of JSON Lines have a column that holds documents."""
     try:
         return document_column(line_columns(Table(data, LINES)), options.table_columns) is not None
     except ExtractionProblem:
@@ -160,7 +148,7 @@ def detect(head: bytes, data_len: int, suffix: str) -> Detected:
 
 
 def looks_like_text(head: bytes, whole: bool = True) -> bool:
-    """Whether bytes may be text in some encoding.
+    """Return True if bytes may be text in some encoding.
 
     Args:
         head: The first bytes of a file.
@@ -183,19 +171,17 @@ def looks_like_text(head: bytes, whole: bool = True) -> bool:
 
 
 def _by_magic(head: bytes, suffix: str) -> Detected | None:
-    """What the first bytes prove, or None."""
+    """Return the type that the first bytes prove, or None."""
     if head.startswith(b"%PDF"):
         return Detected("pdf", "application/pdf")
     # Ahead of a PDF further on, which may be the first member.
     if is_tar_header(head[:TAR_BLOCK]):
         return Detected("archive", "application/x-tar")
-    for kind, magics in (("archive", ARCHIVES), ("image", IMAGES), ("table", TABLES), ("", BINARIES)):
-        for magic, media_type in magics:
-            if head.startswith(magic) and not (magic.isalnum() and _goes_on_as_text(head, len(magic))):
-                if magic[:2] == b"PK" and suffix in _OFFICE_SUFFIXES:
-                    media_type = _OFFICE_SUFFIXES[suffix]
-                    kind = "text" if media_type == DOCX else ""
-                return Detected(kind, media_type)  # type: ignore[arg-type]
+    for kind, magic, media_type in _MAGICS:
+        if head.startswith(magic) and not (magic.isalnum() and _goes_on_as_text(head, len(magic))):
+            if magic[:2] == b"PK" and suffix in _TABLES["office"]:
+                return _package(_TABLES["office"][suffix])
+            return Detected(kind, media_type)
     if b"%PDF" in head[:PDF_MARK_WITHIN] and not _is_plain_ascii(head, suffix):
         return Detected("pdf", "application/pdf")
     if head.startswith(b"RIFF") and head[8:12] in (b"WEBP", b"WAVE", b"AVI "):
@@ -206,12 +192,12 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
     if head.startswith(b"BM") and head[6:10] == b"\x00\x00\x00\x00":
         return Detected("image", "image/bmp")
     if head[4:8] == b"ftyp" and not looks_like_text(head, whole=False):
-        return Detected("", FILE_BRANDS.get(head[8:12], "video/mp4"))
+        return Detected("", _TABLES["file_brands"].get(head[8:12].decode("latin-1"), "video/mp4"))
     return None
 
 
 def _goes_on_as_text(head: bytes, start: int) -> bool:
-    """Whether the letters of a magic are only the beginning of a text.
+    """Return True if the letters of a magic are only the beginning of a text.
 
     What follows them in a file of that format is binary at once, though the rest may be mostly text.
     """
@@ -219,7 +205,7 @@ def _goes_on_as_text(head: bytes, start: int) -> bool:
 
 
 def _is_plain_ascii(head: bytes, suffix: str) -> bool:
-    """Whether "%PDF" after other things is probably talk about PDF: readable, and not named as one."""
+    """Return True if "%PDF" after other things is probably talk about PDF: readable, and not named as one."""
     return suffix != ".pdf" and head.isascii() and looks_like_text(head, whole=False)
 
 
@@ -236,20 +222,20 @@ def _by_markup(text: str, suffix: str) -> Detected | None:
     start = _skip_comments(text)
     if not start.startswith("<"):
         # Text before the first tag is a fragment of a page only if it is named as one.
-        return Detected("text", "text/html") if suffix in _HTML_SUFFIXES and _TAG.search(text) else None
+        return Detected("text", "text/html") if suffix in _SUFFIXES["html"] and _TAG.search(text) else None
     has_prolog = start.startswith("<?xml")
     if has_prolog:
         start = _skip_comments(start[start.find("?>") + 2 :] if "?>" in start else "")
     doctype, element = _DOCTYPE.match(start), _ELEMENT.match(start)
     root = (doctype or element)[1].lower() if doctype or element else ""  # type: ignore[index]
-    is_template = suffix in _TEMPLATES
+    is_template = suffix in _SUFFIXES["template"]
     if root == "html" and not is_template:
         return Detected("text", "application/xhtml+xml" if has_prolog else "text/html")
-    if (has_prolog or (doctype and suffix not in _HTML_SUFFIXES)) and not is_template:
+    if (has_prolog or (doctype and suffix not in _SUFFIXES["html"])) and not is_template:
         return Detected("text", "image/svg+xml" if root == "svg" else "application/xml")
-    if suffix in _HTML_SUFFIXES:
+    if suffix in _SUFFIXES["html"]:
         return Detected("text", "text/html")
-    if suffix in _XML_SUFFIXES and element:
+    if suffix in _SUFFIXES["xml"] and element:
         return Detected("text", "image/svg+xml" if root == "svg" else "application/xml")
     return None
 
@@ -264,20 +250,20 @@ def _skip_comments(text: str) -> str:
 def _by_json(text: str, suffix: str, whole: bool) -> Detected | None:
     """Notebooks, JSON Lines and JSON."""
     start = text.lstrip()
-    may_be = suffix in _JSON_SUFFIXES or suffix in _JSON_LINES_SUFFIXES or suffix in (".ipynb", "", ".txt")
+    may_be = suffix in _SUFFIXES["json"] or suffix in _SUFFIXES["json_lines"] or suffix in (".ipynb", "", ".txt")
     if not start.startswith(("{", "[")) or not may_be:
-        return Detected("text", "application/json") if suffix in _JSON_SUFFIXES else None
+        return Detected("text", "application/json") if suffix in _SUFFIXES["json"] else None
     if start[0] == "{" and (suffix == ".ipynb" or (_NOTEBOOK_CELL.search(start) and '"cells"' in start)):
         return Detected("code", "application/x-ipynb+json")
-    if start[0] == "{" and (suffix in _JSON_LINES_SUFFIXES or _is_json_lines(start)):
+    if start[0] == "{" and (suffix in _SUFFIXES["json_lines"] or _is_json_lines(start)):
         return Detected("text", JSON_LINES)
-    if suffix in _JSON_SUFFIXES or suffix == ".ipynb" or (whole and _is_json(start)):
+    if suffix in _SUFFIXES["json"] or suffix == ".ipynb" or (whole and _is_json(start)):
         return Detected("text", "application/json")
     return None
 
 
 def _is_json_lines(text: str) -> bool:
-    """Whether the first line is a whole object, and the next begins like one."""
+    """Return True if the first line is a whole object, and the next begins like one."""
     line, _, rest = text.partition("\n")
     return rest.lstrip().startswith("{") and _is_json(line)
 
@@ -303,22 +289,55 @@ def _by_other_marks(text: str, suffix: str) -> Detected | None:
 
 def _by_language(text: str, suffix: str) -> Detected:
     """Code where the suffix or the content names a language, else text."""
-    # only here: compiling its patterns is a notable part of a process's start, and PDFs never ask for them
-    from tasks.readers.markers import AMBIGUOUS, by_shebang, language_by_content
-
     media_type = TEXT_TYPES.get(suffix)
     if media_type == "text/plain":
-        language = by_shebang(text)
+        language = _by_shebang(text)
     elif media_type:
         return Detected("text", media_type)
     else:
         language = LANGUAGES.get(suffix)
-        if language is None and (suffix in AMBIGUOUS or suffix == ""):
-            language = language_by_content(text, suffix)
-        language = language or by_shebang(text)
+        if language is None and (suffix in SHARED_SUFFIXES or suffix == ""):
+            language = _by_shebang(text) or _by_mode_line(text) or _by_marks(text, suffix)
+        language = language or _by_shebang(text)
     if language:
         return Detected("code", _code_media_type(language), language)
     return Detected("text", "text/plain")
+
+
+def _by_shebang(head: str) -> str | None:
+    """The language of the interpreter that the first line names."""
+    match = _SHEBANG.match(head[:300].split("\n", 1)[0])
+    if match is None:
+        return None
+    name = match[1].lower()
+    return SHEBANGS.get(name) or SHEBANGS.get(name.rstrip("0123456789"))
+
+
+def _by_mode_line(head: str) -> str | None:
+    first = "\n".join(line[:500] for line in head.split("\n", _MODE_LINES)[:_MODE_LINES])
+    match = _EMACS_MODE.search(first) or _VIM_MODE.search(first)
+    return KERNELS.get(match[1].lower()) if match else None
+
+
+def _by_marks(head: str, suffix: str) -> str | None:
+    return next((language for language, marks in _marks(suffix) if all(mark.search(head) for mark in marks)), None)
+
+
+@cache
+def _marks(suffix: str) -> list[tuple[str, list[re.Pattern[str]]]]:
+    """The languages that share a suffix, or of files without one, each with the marks that must all be found."""
+    if suffix:
+        found = {language: [mark] for language, mark in _TABLES["by_suffix"][suffix].items()}
+    else:
+        found = _TABLES["without_suffix"]
+    return [(language, [_compiled(mark, language) for mark in marks]) for language, marks in found.items()]
+
+
+def _compiled(mark: Any, language: str) -> re.Pattern[str]:
+    if isinstance(mark, str):
+        return re.compile(mark, re.MULTILINE)
+    lines = _TABLES["marks"][language] if mark is True else mark
+    return re.compile("^[ \t]{0,40}(?:" + "|".join(lines) + ")", re.MULTILINE)
 
 
 def _code_media_type(language: str) -> str:
@@ -327,7 +346,7 @@ def _code_media_type(language: str) -> str:
 
 
 def _look_into_zip(data: bytes) -> Detected:
-    """What a ZIP is: a document in a package, or an archive."""
+    """Tell a document in a package from an archive."""
     archive = Detected("archive", "application/zip")
     if data.count(b"PK\x01\x02") > _MOST_ENTRIES:
         return archive
@@ -337,8 +356,8 @@ def _look_into_zip(data: bytes) -> Detected:
             if _CONTENT_TYPES in names:
                 with package.open(names[_CONTENT_TYPES]) as part:
                     types = part.read(1024 * 1024)
-                found = next((media_type for mark, media_type in _OFFICE_PARTS if mark in types), "")
-                return Detected("text" if found == DOCX else "", found) if found else archive
+                found = next((media_type for mark, media_type in _TABLES["office_parts"] if mark.encode() in types), "")
+                return _package(found) if found else archive
             if "mimetype" in names:
                 with package.open(names["mimetype"]) as part:
                     stated = part.read(200).decode("ascii", "replace").strip()
@@ -351,9 +370,14 @@ def _look_into_zip(data: bytes) -> Detected:
     return Detected("archive", "application/java-archive") if "META-INF/MANIFEST.MF" in names else archive
 
 
+def _package(media_type: str) -> Detected:
+    """A document in a package, of which only one kind is read."""
+    return Detected("text" if media_type == DOCX else "", media_type)
+
+
 def _look_into_ole(data: bytes) -> str:
     """The media type of an older Office document, by the names of its streams."""
-    for name, media_type in _OLE_STREAMS:
+    for name, media_type in _TABLES["ole_streams"]:
         if name.encode("utf-16-le") in data:
             return media_type
     return "application/x-ole-storage"

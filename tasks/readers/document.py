@@ -1,28 +1,49 @@
-"""One document from bytes to pages: finds out what it is and hands it to the extractor for that.
+"""One document from bytes to pages: finds out what it is and hands it to the reader for that.
 
 Runs inside a worker process (see `tasks.ingest.worker`), where a document that hangs or crashes can be killed. A
-container (an archive, a table) has no pages; its members are documents of their own, and come one after the other.
+container (an archive, a table) has no pages; its members are documents of their own, and come one after the other,
+those of archives inside it too. Damage costs only the members that it hits: an exception in one of them is caught
+here, becomes that member's row, and the next member follows. Members left out by a limit or by damage have a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from tasks.readers.decode import decode
-from tasks.readers.detect import CONTAINERS, DOCX, ENCRYPTED_OFFICE, Detected, identify
-from tasks.readers.docx import read_docx
-from tasks.readers.html import read_html
-from tasks.readers.magics import SQLITE_MEDIA
-from tasks.readers.members import Members
-from tasks.readers.notebook import read_notebook
-from tasks.readers.parsed import Parsed
+from tasks.readers.archives import Budget, Entry, Locators, numbered, read_archive
+from tasks.readers.decode import Decoded, clean, decode
+from tasks.readers.detect import (
+    CONTAINERS,
+    DOCX,
+    ENCRYPTED_OFFICE,
+    JSON_LINES,
+    PARQUET_MEDIA,
+    SQLITE_MEDIA,
+    Detected,
+    identify,
+)
+from tasks.readers.markup import read_html, read_xml
+from tasks.readers.office import read_docx, read_notebook
 from tasks.readers.pdf import extract_pdf
-from tasks.readers.records import Extraction, ExtractionProblem, ExtractOptions, MemberStarted, PageText, judge_pages
-from tasks.readers.xml import read_xml
+from tasks.readers.records import (
+    Extraction,
+    ExtractionProblem,
+    ExtractOptions,
+    MemberStarted,
+    PageText,
+    Returning,
+    judge_pages,
+)
+from tasks.readers.rows import LINES, PARQUET, SQLITE, TEXT, Columns, Table, document_column, list_columns, read_rows
 
-_Title = TypeVar("_Title")
-_READERS: dict[str, Callable[[bytes, ExtractOptions], Parsed]] = {
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_UNKNOWN = Detected("", "application/octet-stream")
+_FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
+_READERS: dict[str, Callable[[bytes, ExtractOptions], Decoded]] = {
     "text/html": lambda data, options: read_html(data),
     "application/xhtml+xml": lambda data, options: read_html(data),
     "application/xml": lambda data, options: read_xml(data),
@@ -68,28 +89,12 @@ def yield_document(
     detected = identify(data, suffix, options)
     if detected.kind not in CONTAINERS:
         return (yield from _yield_pages(data, detected, options, passwords, pages, ocr_pages))
-    outcome = _outcome(detected)
-
-    def extract(member: bytes, what: Detected) -> Generator[PageText, None, Extraction]:
-        if not member:
-            return Extraction("skipped", "the member is empty", "empty")
-        # Nothing is put off inside a container: another process would have to unpack it all again.
-        return (yield from _yield_pages(member, what, options, passwords))
-
+    outcome = Extraction("ok", **asdict(detected))
     try:
-        outcome.reason = yield from Members(data, detected, options, passwords, extract).run(skip)
+        outcome.reason = yield from _Members(data, detected, options, passwords).run(skip)
     except ExtractionProblem as problem:
-        outcome.status, outcome.reason_code, outcome.reason = problem.status, problem.code, problem.reason
+        outcome.refuse(problem)
     return outcome
-
-
-def _outcome(detected: Detected) -> Extraction:
-    return Extraction(
-        "ok",
-        kind=detected.kind,
-        media_type=detected.media_type,
-        programming_language=detected.programming_language,
-    )
 
 
 def _yield_pages(
@@ -101,7 +106,7 @@ def _yield_pages(
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, Extraction]:
     """The pages of a document that is no container; return its outcome without them."""
-    outcome = _outcome(detected)
+    outcome = Extraction("ok", **asdict(detected))
     seen: list[PageText] = []
     try:
         if detected.kind == "pdf":
@@ -117,8 +122,7 @@ def _yield_pages(
         else:
             raise _unsupported(detected)
     except ExtractionProblem as problem:
-        outcome.status, outcome.reason_code, outcome.reason = problem.status, problem.code, problem.reason
-        return outcome
+        return outcome.refuse(problem)
     note, outcome.pages = outcome.reason, seen
     judge_pages(outcome, options.ocr)
     outcome.pages = []
@@ -126,26 +130,19 @@ def _yield_pages(
     return outcome
 
 
-def _noted(extraction: Generator[PageText, None, _Title], seen: list[PageText]) -> Generator[PageText, None, _Title]:
+def _noted(extraction: Generator[PageText, None, _Result], seen: list[PageText]) -> Generator[PageText, None, _Result]:
     """The same pages, noted on their way."""
-    while True:
-        try:
-            page = next(extraction)
-        except StopIteration as end:
-            title: _Title = end.value
-            return title
+    noted = Returning(extraction)
+    for page in noted:
         seen.append(page)
         yield page
+    return noted.result
 
 
 def _read_text(data: bytes, detected: Detected, options: ExtractOptions, outcome: Extraction) -> PageText:
     """The one page of text or code; what is learnt of the whole document goes into the outcome."""
     reader = _READERS.get(detected.media_type)
-    if reader is None:
-        decoded = decode(data)
-        found = Parsed(decoded.text, decoded.encoding, decoded.confidence)
-    else:
-        found = reader(data, options)
+    found = decode(data) if reader is None else reader(data, options)
     outcome.encoding, outcome.title, outcome.reason = found.encoding, found.title, found.note
     outcome.encoding_confidence = found.confidence if found.encoding else None
     outcome.programming_language = found.programming_language or outcome.programming_language
@@ -155,7 +152,7 @@ def _read_text(data: bytes, detected: Detected, options: ExtractOptions, outcome
 
 
 def _unsupported(detected: Detected) -> ExtractionProblem:
-    """Why a file is not read that is neither a document nor a container of such."""
+    """Return the problem of a file that is neither a document nor a container of such."""
     if detected.media_type == ENCRYPTED_OFFICE:
         return ExtractionProblem("rejected", "encrypted", "an Office document that needs a password; save it without")
     if detected.media_type == SQLITE_MEDIA:
@@ -163,3 +160,215 @@ def _unsupported(detected: Detected) -> ExtractionProblem:
         return ExtractionProblem("skipped", "unsupported", reason)
     reason = f"not a PDF, an image, code, text or a container of such, but {detected.media_type}"
     return ExtractionProblem("skipped", "unsupported", reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A member that is no container: a document, a row, or something that could not be read."""
+
+    locator: str
+    entry: Entry
+    detected: Detected
+
+
+class _Members:
+    """The members of one file.
+
+    Args:
+        data: The file.
+        detected: What it is; a container.
+        options: Limits, and the columns of tables that hold documents.
+        passwords: Tried on encrypted members.
+    """
+
+    def __init__(self, data: bytes, detected: Detected, options: ExtractOptions, passwords: Sequence[str]) -> None:
+        self._data = data
+        self._detected = detected
+        self._options = options
+        self._passwords = passwords
+        self._budget = Budget(options)
+        # Over all containers: what lies in `a.zip` and an entry called "a.zip/..." beside it may spell the same.
+        self._locators = Locators()
+
+    def run(self, skip: int) -> Generator[MemberStarted | Extraction | None, None, str]:
+        """Extract all members in order.
+
+        Args:
+            skip: Number of members that were done before and are passed over.
+
+        Yields:
+            For each member `MemberStarted`, None after each of its pages, and its outcome.
+
+        Returns:
+            A sentence on members that were left out; empty if none were.
+
+        Raises:
+            ExtractionProblem: The container cannot be opened, or holds nothing.
+        """
+        number, left_out = 0, ""
+        for leaf in self._leaves(self._data, self._detected, "", 1):
+            number += 1
+            leaf = replace(leaf, locator=self._locators.unique(leaf.locator))
+            over = number > self._options.archive_max_members
+            if over:
+                left_out = (
+                    f"members from {leaf.locator} on were not read: more than {self._options.archive_max_members} in "
+                    "one file (archive_max_members)"
+                )
+            elif self._budget.spent:
+                left_out = (
+                    f"members after {leaf.locator} were not read: all together they unpack to more than "
+                    f"{self._options.archive_max_bytes} bytes (archive_max_bytes)"
+                )
+            if number > skip:
+                yield MemberStarted(leaf.locator)
+                if over:
+                    yield _outcome(leaf, ExtractionProblem("rejected", "too_many", left_out))
+                else:
+                    yield from self._finish(leaf)
+            if left_out:
+                break
+        if number == 0:
+            raise ExtractionProblem("skipped", "empty", f"the {self._detected.kind} holds no members")
+        return left_out
+
+    def _finish(self, leaf: _Leaf) -> Iterator[Extraction | None]:
+        """Yield None after each page, so that the pool sees progress, then the member's outcome."""
+        entry, outcome = leaf.entry, _outcome(leaf)
+        if entry.problem is None and entry.text is not None:
+            text = clean(entry.text)
+            outcome.encoding, outcome.encoding_confidence = "utf-8", 1.0
+            outcome.pages = [PageText(1, text, "text", "decoder", 1.0)]
+            if not text.strip():
+                outcome.status, outcome.reason_code, outcome.reason = "rejected", "no_text", "no text"
+        elif entry.problem is None:
+            outcome = yield from self._pages(leaf)
+        if entry.problem is None:
+            outcome.size, outcome.sha256 = len(entry.data), hashlib.sha256(entry.data).hexdigest()
+        outcome.locator = leaf.locator
+        yield outcome
+
+    def _pages(self, leaf: _Leaf) -> Generator[None, None, Extraction]:
+        """Extract a member; return its outcome with its pages."""
+        data = leaf.entry.data
+        if not data:
+            return Extraction("skipped", "the member is empty", "empty")
+        pages: list[PageText] = []
+        # Nothing is put off inside a container: another process would have to unpack it all again.
+        extraction = Returning(_guarded(_yield_pages(data, leaf.detected, self._options, self._passwords)))
+        for page in extraction:
+            pages.append(page)
+            yield None
+        found = extraction.result
+        outcome = found if isinstance(found, Extraction) else _outcome(leaf, found)
+        outcome.pages = pages
+        return outcome
+
+    def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
+        """The members of a container, and those of the containers in it, at their place."""
+        n_entries = 0
+        entries = Returning(_guarded(self._entries(data, detected)))
+        for entry in entries:
+            n_entries += 1
+            damage = yield from _guarded(self._of_entry(entry, prefix, depth))
+            if damage is not None:
+                yield _Leaf(prefix + entry.locator, replace(entry, problem=damage), _UNKNOWN)
+            if self._budget.spent:
+                return
+        problem = entries.result
+        if problem is None and n_entries == 0 and depth > 1:
+            problem = ExtractionProblem("skipped", "empty", f"the {detected.kind} holds no members")
+        if problem is None:
+            return
+        if depth == 1 and n_entries == 0:
+            raise problem
+        # The whole file has no locator; what comes after its last sound entry does.
+        locator = prefix.removesuffix("/") if n_entries == 0 else numbered(prefix, n_entries + 1)
+        yield _Leaf(locator, Entry(locator, problem=problem), detected)
+
+    def _entries(self, data: bytes, detected: Detected) -> Generator[Entry, None, None]:
+        if detected.kind == "table":
+            yield from self._table_rows(data, _FORMS[detected.media_type])
+        else:
+            yield from read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
+
+    def _table_rows(self, data: bytes, form: str) -> Generator[Entry, None, None]:
+        """The rows of a table as entries, up to the one that spends the budget."""
+        chosen: list[str] = []
+
+        def choose(columns: Columns) -> list[str]:
+            chosen.append(self._document_column(columns, form))
+            return chosen
+
+        # the budget ends what is larger, whatever a row may hold
+        table = Table(
+            data,
+            form,
+            query=self._options.sqlite_query,
+            errors="replace",
+            max_row_bytes=self._options.archive_max_bytes,
+        )
+        for row in read_rows(table, choose):
+            try:
+                text = row.text(chosen[0])
+                raw = text.encode()
+                self._budget.take(len(raw))
+                entry = Entry(str(row.number), raw, text=text)
+            except ExtractionProblem as problem:
+                entry = Entry(str(row.number), problem=problem)
+            yield entry
+            if self._budget.spent:
+                return
+
+    def _document_column(self, columns: Columns, form: str) -> str:
+        found = document_column(columns, self._options.table_columns)
+        if found is None and form == SQLITE:  # whose query says what is wanted
+            found = next((name for name, kind in columns.items() if kind == TEXT), None)
+        if found is None:
+            wanted = " or ".join(name.strip() for name in self._options.table_columns.split(",") if name.strip())
+            reason = f"no column of text is called {wanted} (table_columns); there are: {list_columns(columns)}"
+            raise ExtractionProblem("skipped", "no_column", reason)
+        return found
+
+    def _of_entry(self, entry: Entry, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
+        """The entry itself, or what is in it."""
+        locator = prefix + entry.locator
+        if entry.problem is not None:
+            yield _Leaf(locator, entry, _UNKNOWN)
+            return
+        if entry.text is not None:
+            yield _Leaf(locator, entry, Detected("text", "text/plain"))
+            return
+        detected = identify(entry.data, entry.suffix, self._options)
+        if detected.kind not in CONTAINERS:
+            yield _Leaf(locator, entry, detected)
+        elif detected.kind == "archive" and depth >= self._options.archive_depth:
+            reason = f"an archive inside {depth} others; the limit is {self._options.archive_depth} (archive_depth)"
+            problem = ExtractionProblem("rejected", "too_deep", reason)
+            yield _Leaf(locator, Entry(locator, problem=problem), detected)
+        else:
+            yield from self._leaves(entry.data, detected, locator + "/", depth + 1)
+
+
+def _guarded(items: Generator[_Item, None, _Result]) -> Generator[_Item, None, _Result | ExtractionProblem]:
+    """Pass on what a parser yields; an exception ends it and is returned as the problem of what was being read.
+
+    Parsers of hostile bytes raise whatever the bytes provoke: LookupError, TypeError, ArithmeticError,
+    AttributeError, AssertionError, RecursionError, struct.error and the classes of each library. No list of them is
+    complete, and one that is missing would cost all members behind.
+    """
+    try:
+        return (yield from items)
+    except ExtractionProblem as problem:
+        return problem
+    except MemoryError:
+        return ExtractionProblem("failed", "memory", "the member needs more memory than is left")
+    except Exception as error:  # noqa: BLE001 - see above
+        return ExtractionProblem("failed", "crashed", f"the extractor failed: {type(error).__name__}: {error}")
+
+
+def _outcome(leaf: _Leaf, problem: ExtractionProblem | None = None) -> Extraction:
+    """The outcome of a member before it is read, or of one that cannot be."""
+    outcome = Extraction("ok", **asdict(leaf.detected), locator=leaf.locator)
+    problem = problem or leaf.entry.problem
+    return outcome if problem is None else outcome.refuse(problem)

@@ -180,7 +180,7 @@ def fitting_size(size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
 
 
 def is_uniform(grey: Image.Image) -> bool:
-    """Whether an 8-bit grey image has one shade only, so that there is nothing to read."""
+    """Return True if an 8-bit grey image has one shade only, so that there is nothing to read."""
     low, high = _extrema(grey)
     return low == high
 

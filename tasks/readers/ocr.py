@@ -114,7 +114,7 @@ def engine_version() -> str | None:
 
 
 def ocr_ready(languages: str) -> bool:
-    """Whether Tesseract and the data of all of these languages (codes joined by "+") are installed."""
+    """Return True if Tesseract and the data of all of these languages (codes joined by "+") are installed."""
     return engine_version() is not None and find_tessdata(languages) is not None
 
 
@@ -262,7 +262,7 @@ def find_tessdata(languages: str) -> Path | None:
 
 
 def has_all(folder: Path, names: list[str]) -> bool:
-    """Whether the folder has the data of each of these languages."""
+    """Return True if the folder has the data of each of these languages."""
     return all((folder / f"{name}{_SUFFIX}").is_file() for name in names)
 
 
@@ -302,7 +302,7 @@ def _folders(prefix: str | None) -> tuple[Path, ...]:
 
 
 def _usual_folders() -> Iterator[Path]:
-    """Where packages put the data; of several versions the newest first."""
+    """Yield the folders into which packages put the data; of several versions the newest first."""
     for place in USUAL_PLACES:
         yield from sorted(Path("/").glob(place.lstrip("/")), reverse=True)
     if "CONDA_PREFIX" in os.environ:

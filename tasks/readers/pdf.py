@@ -12,9 +12,10 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from ctypes import c_ushort, string_at
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pypdfium2 as pdfium
@@ -36,7 +37,6 @@ SOUND_SHARE = 0.85
 _GLYPH_NAME = re.compile(
     r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])"
 )  # What pypdf writes for a glyph it cannot map.
-_TO_CLEAN = bytes(code for code in range(32) if code not in b"\t\n\f") + b"\x7f"
 
 
 def extract_pdf(
@@ -70,22 +70,22 @@ def extract_pdf(
     if document is None:
         # PDFium's message is left out: it sets no error code in some cases, and the message then tells of the
         # document before this one.
-        return (yield from extract_with_pypdf(data, options, "PDFium: cannot open it", passwords, pages))
+        return (yield from _extract_with_pypdf(data, options, "PDFium: cannot open it", passwords, pages))
     with closing(document):
         n_pages = len(document)
         if n_pages == 0:
-            return (yield from extract_with_pypdf(data, options, "PDFium: no page found", passwords, pages))
+            return (yield from _extract_with_pypdf(data, options, "PDFium: no page found", passwords, pages))
         if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
             document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
         title = _title(document)
-        second = SecondOpinion(data, passwords)
+        second_opinion = cache(partial(_second_opinion, data, passwords))
         any_text = False
         n_read_by_ocr = 0
         ocr_missing: OcrUnavailable | None = None
-        for index in wanted_pages(n_pages, options, pages):
+        for index in _wanted_pages(n_pages, options, pages):
             may_read = ocr_pages is None or n_read_by_ocr < ocr_pages
             try:
-                page, used_ocr = _read_page(document, index, options, may_read, second)
+                page, used_ocr = _read_page(document, index, options, may_read, second_opinion)
             except OcrUnavailable as error:
                 ocr_missing = error
                 page = PageText(index + 1, "", "none", "pypdfium2", error=str(error), error_code=error.code)
@@ -93,7 +93,7 @@ def extract_pdf(
             n_read_by_ocr += used_ocr
             any_text = any_text or page.method == "deferred" or bool(page.text.strip())
             yield page
-        yield from note_page_limit(n_pages, options, pages, "pypdfium2")
+        yield from _note_page_limit(n_pages, options, pages, "pypdfium2")
     if ocr_missing and not any_text:
         raise ocr_missing
     return title
@@ -102,7 +102,7 @@ def extract_pdf(
 def _title(document: pdfium.PdfDocument) -> str | None:
     """The title that the metadata states; None where it is no text."""
     try:
-        return tidy_title(document.get_metadata_value("Title"))
+        return _tidy_title(document.get_metadata_value("Title"))
     except UnicodeDecodeError:  # Half of a pair of surrogates.
         return None
 
@@ -118,7 +118,11 @@ def _open(data: bytes, passwords: Sequence[str]) -> pdfium.PdfDocument | None:
 
 
 def _read_page(
-    document: pdfium.PdfDocument, index: int, options: ExtractOptions, may_read: bool, second: SecondOpinion
+    document: pdfium.PdfDocument,
+    index: int,
+    options: ExtractOptions,
+    may_read: bool,
+    second_opinion: Callable[[], pypdf.PdfReader | None],
 ) -> tuple[PageText, bool]:
     """One page by its text layer or by OCR, and whether OCR was called on."""
     number = index + 1
@@ -131,10 +135,12 @@ def _read_page(
             text, routing = _read_layer(page)
         except pdfium.PdfiumError as error:
             return PageText(number, "", "none", "pypdfium2", error=f"text layer cannot be read: {error}"), False
-        layer = _layer_record(number, _clean(text), routing)
+        cleaned = clean(text)
+        layer = PageText(number, cleaned, "text" if cleaned.strip() else "none", routing.engine)
         if routing.route in ("picture", "better"):
-            other = second.text(index)
-            if is_sound(other):
+            reader = second_opinion()
+            other = _read_page_with_pypdf(reader, index).text if reader else ""
+            if _is_sound(other):
                 layer = PageText(number, other, "text", "pypdf")
                 if routing.route == "better":
                     return layer, False
@@ -174,23 +180,6 @@ def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:
     buffer = (c_ushort * (1 << (end + 2).bit_length()))()
     n_written = pdfium_c.FPDFText_GetText(layer, first, last - first + 1, buffer)
     return string_at(buffer, 2 * max(0, n_written - 1)).decode("utf-16-le", "surrogatepass")
-
-
-def _clean(text: str) -> str:
-    """The same as `clean`, which need not be asked where a glance at the bytes shows nothing to clean.
-
-    Pages come a thousand in a second, and looking for what they hardly ever have is a notable part of that.
-    """
-    text = text.replace("\r\n", "\n")
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:
-        return clean(text)
-    return text if len(encoded.translate(None, _TO_CLEAN)) == len(encoded) else clean(text)
-
-
-def _layer_record(number: int, text: str, routing: Routing) -> PageText:
-    return PageText(number, text, "text" if text.strip() else "none", routing.engine)
 
 
 def _read_by_ocr(
@@ -247,102 +236,58 @@ def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, f
         return ocr_image(picture, options, dpi=max(70, round(scale * _POINTS_PER_INCH)))
 
 
-def extract_with_pypdf(
-    data: bytes,
-    options: ExtractOptions,
-    first_opinion: str,
-    passwords: Sequence[str] = (),
-    pages: Sequence[int] | None = None,
+def _extract_with_pypdf(
+    data: bytes, options: ExtractOptions, first_opinion: str, passwords: Sequence[str], pages: Sequence[int] | None
 ) -> Generator[PageText, None, str | None]:
-    """Read a PDF's text layers.
+    """The same as `extract_pdf`, by the text layers alone.
 
     Args:
-        data: The file.
-        options: The page limit.
-        first_opinion: What the other engine said of it; part of the reason if this one fails too.
-        passwords: Tried in turn after the empty one.
-        pages: Only these pages; None for all.
-
-    Yields:
-        One record for each page; a page that cannot be read has an `error`.
-
-    Returns:
-        The title that the document's metadata states, or None.
-
-    Raises:
-        ExtractionProblem: It needs a password ("encrypted") or cannot be read either ("corrupt").
+        first_opinion: What the other engine said of the document; part of the reason if this one fails too.
     """
     reader, n_pages, title = _open_with_pypdf(data, first_opinion, passwords)
-    for index in wanted_pages(n_pages, options, pages):
+    for index in _wanted_pages(n_pages, options, pages):
         yield _read_page_with_pypdf(reader, index)
-    yield from note_page_limit(n_pages, options, pages, "pypdf")
+    yield from _note_page_limit(n_pages, options, pages, "pypdf")
     return title
 
 
-class SecondOpinion:
-    """What pypdf makes of single pages of a document that PDFium opens; pypdf is asked for as late as can be.
-
-    Args:
-        data: The file.
-        passwords: Tried in turn after the empty one.
-    """
-
-    def __init__(self, data: bytes, passwords: Sequence[str]) -> None:
-        self._data = data
-        self._passwords = passwords
-        self._reader: pypdf.PdfReader | None = None
-        # pypdf takes seconds over pages of large documents that PDFium reads at a glance.
-        self._of_use = len(data) <= SECOND_OPINION_BYTES
-
-    def text(self, index: int) -> str:
-        """The text layer of a page; empty where pypdf has none either."""
-        if self._of_use and self._reader is None:
-            try:
-                self._reader = _open_with_pypdf(self._data, "", self._passwords)[0]
-            except ExtractionProblem:
-                self._of_use = False
-        return _read_page_with_pypdf(self._reader, index).text if self._reader else ""
+def _second_opinion(data: bytes, passwords: Sequence[str]) -> pypdf.PdfReader | None:
+    """A reader for single pages of a document that PDFium opens too; None where it is of no use."""
+    if len(data) > SECOND_OPINION_BYTES:
+        return None  # pypdf takes seconds over pages of large documents that PDFium reads at a glance.
+    try:
+        return _open_with_pypdf(data, "", passwords)[0]
+    except ExtractionProblem:
+        return None
 
 
-def is_sound(text: str) -> bool:
-    """Whether a second opinion is worth more than none: letters and figures, no names of glyphs, no salad of signs."""
+def _is_sound(text: str) -> bool:
+    """Return True for a useful second opinion: letters and figures, no names of glyphs, no salad of signs."""
     visible = "".join(text.split())
     plain = sum(map(str.isalnum, visible))
     return plain >= SOUND_SHARE * max(1, len(visible)) and not _GLYPH_NAME.search(text) and is_legible(text)
 
 
-def wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | None) -> list[int] | range:
-    """Return the indexes (from 0) of the pages to read, in order."""
+def _wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | None) -> list[int] | range:
+    """The indexes (from 0) of the pages to read, in order."""
     n_read = min(n_pages, options.max_pages)
     if pages is None:
         return range(n_read)
     return sorted({page - 1 for page in pages if 0 < page <= n_read})
 
 
-def note_page_limit(
+def _note_page_limit(
     n_pages: int, options: ExtractOptions, pages: Sequence[int] | None, engine: str
 ) -> Iterator[PageText]:
-    """Yield a record that says that pages were left out, if any were."""
+    """A record that says that pages were left out, if any were."""
     number = options.max_pages + 1
     if n_pages > options.max_pages and (pages is None or number in pages):
         error = f"{n_pages} pages; those after {options.max_pages} were not read (extract.max_pages)"
         yield PageText(number, "", "none", engine, error=error, error_code="too_many")
 
 
-def tidy_title(title: object) -> str | None:
-    """Return a title on one line, or None."""
+def _tidy_title(title: object) -> str | None:
     return " ".join(clean(str(title)).split()) or None if title else None
-
-
-def encrypted(passwords: Sequence[str]) -> ExtractionProblem:
-    """Return what to raise for a document that no password opens."""
-    tried = "the empty password does" if not passwords else f"neither the empty password nor the {len(passwords)} given"
-    verb = "not lead" if not passwords else "lead"
-    return ExtractionProblem(
-        "rejected",
-        "encrypted",
-        f"the PDF is encrypted; {tried} {verb} to its pages; give its password or save it without one",
-    )
 
 
 def _open_with_pypdf(
@@ -355,7 +300,7 @@ def _open_with_pypdf(
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
         locked = reader.is_encrypted and not any(reader.decrypt(password) for password in ("", *passwords))
         n_pages = 0 if locked else len(reader.pages)
-        title = tidy_title(reader.metadata.title if n_pages and reader.metadata else None)
+        title = _tidy_title(reader.metadata.title if n_pages and reader.metadata else None)
         second_opinion = "no page found"
     except MemoryError:
         raise
@@ -366,7 +311,13 @@ def _open_with_pypdf(
         return reader, n_pages, title
     # Told from the bytes: what pypdf raises for a password varies, and PDFium's error code is not to be trusted.
     if b"/Encrypt" in data:
-        raise encrypted(passwords)
+        tried = (
+            f"neither the empty password nor the {len(passwords)} given lead"
+            if passwords
+            else "the empty password does not lead"
+        )
+        reason = f"the PDF is encrypted; {tried} to its pages; give its password or save it without one"
+        raise ExtractionProblem("rejected", "encrypted", reason)
     raise ExtractionProblem("failed", "corrupt", f"the PDF cannot be read: {first_opinion}; pypdf: {second_opinion}")
 
 

@@ -54,7 +54,7 @@ class _Piece:
         return self.top - self.bottom
 
     def goes_on_at(self, left: float, bottom: float) -> bool:
-        """Whether a character whose box begins there stands next on the same line."""
+        """Return True if a character whose box begins there stands next on the same line."""
         gap = left - self.right
         return -self.height < gap < MINIMUM_GUTTER * self.height and abs(bottom - self.bottom) < SAME_ROW * self.height
 
@@ -85,7 +85,7 @@ def text_in_column_order(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: 
 
 
 def _looks_suspicious(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, n_characters: int) -> bool:
-    """Whether the text jumps over a gap into the right half, and to the same place, wherever one looks."""
+    """Return True if the text jumps over a gap into the right half, and to the same place, wherever one looks."""
     width = pdfium_c.FPDF_GetPageWidthF(page)
     zone = (LANDING_ZONE[0] * width, LANDING_ZONE[1] * width)
     # The middle first: on most pages that is all that has to be looked at.
@@ -99,7 +99,7 @@ def _looks_suspicious(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, n_charact
 
 
 def _landings(layer: pdfium.PdfTextPage, first: int, zone: tuple[float, float]) -> list[float]:
-    """Where the text, from one character on, goes on after gaps in a line, in points from the left."""
+    """Return the places, in points from the left, where the text goes on after gaps in a line."""
     n_boxes = min(pdfium_c.FPDFText_CountRects(layer, first, CHARACTERS_PER_GLANCE), BOXES_PER_GLANCE)
     left, top, right, bottom = c_double(), c_double(), c_double(), c_double()
     outputs = byref(left), byref(top), byref(right), byref(bottom)
@@ -151,7 +151,7 @@ def _rows(pieces: Iterator[_Piece]) -> list[_Row]:
 
 
 def _gutter(rows: list[_Row]) -> float | None:
-    """Where the gutter between two interleaved columns is; None if there are no such columns."""
+    """Return the place of the gutter between two interleaved columns; None if there are no such columns."""
     left, right = min(row[0].left for row in rows), max(row[-1].right for row in rows)
     zone = (left + GUTTER_ZONE[0] * (right - left), left + GUTTER_ZONE[1] * (right - left))
     gaps = [
@@ -173,7 +173,7 @@ def _gutter(rows: list[_Row]) -> float | None:
 
 
 def _is_column(lines: list[_Row]) -> bool:
-    """Whether these are lines of running text: long enough, and most as wide as the column."""
+    """Return True for lines of running text: long enough, and most as wide as the column."""
     from statistics import median  # only here: what it imports takes longer to load than most pages to read
 
     characters = median(line[-1].end - line[0].start for line in lines)
@@ -184,7 +184,7 @@ def _is_column(lines: list[_Row]) -> bool:
 
 
 def _crosses(row: _Row, gutter: float) -> bool:
-    """Whether a piece of the row lies on the gutter, as the lines of a title do."""
+    """Return True if a piece of the row lies on the gutter, as the lines of a title do."""
     return any(piece.left < gutter < piece.right for piece in row)
 
 

@@ -8,13 +8,16 @@ to a result's identity, the second does not.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Literal, TypeVar
 
 from tasks.core.option import option
 
 TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
@@ -73,15 +76,10 @@ class PageText:
         """Return the record as JSON-able values."""
         return {name: getattr(self, name) for name in _PAGE_FIELDS}  # asdict takes ten times as long
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> PageText:
-        """Return the record that `to_dict` wrote."""
-        return cls(**values)
-
 
 @dataclass(slots=True)
 class Extraction:
-    """What became of one document.
+    """Outcome of one document.
 
     Attributes:
         status: "ok": there is text; "skipped": not looked into; "rejected": looked into and refused;
@@ -123,12 +121,33 @@ class Extraction:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Extraction:
         """Return the record that `to_dict` wrote."""
-        pages = [PageText.from_dict(page) for page in values.get("pages", [])]
+        pages = [PageText(**page) for page in values.get("pages", [])]
         return cls(**{**values, "pages": pages})
+
+    def refuse(self, problem: ExtractionProblem) -> Extraction:
+        """Take over status and reason of a problem; return the record."""
+        self.status, self.reason_code, self.reason = problem.status, problem.code, problem.reason
+        return self
 
 
 _PAGE_FIELDS = tuple(item.name for item in fields(PageText))
 _EXTRACTION_FIELDS = tuple(item.name for item in fields(Extraction))
+
+
+@dataclass(slots=True)
+class Returning(Generic[_Item, _Result]):
+    """Iterates over a generator and keeps what it returns.
+
+    Attributes:
+        generator: The generator.
+        result: What it returned, once it is exhausted.
+    """
+
+    generator: Generator[_Item, None, _Result]
+    result: _Result = field(init=False)
+
+    def __iter__(self) -> Iterator[_Item]:
+        self.result = yield from self.generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +184,6 @@ class ExtractOptions:
     )
     sqlite_query: str = option("", "Query whose rows are the documents of a SQLite file; empty skips such files.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-able values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ExtractOptions:
-        """Return the record that `to_dict` wrote."""
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -196,15 +206,6 @@ class Limits:
         "Memory of queries over a whole corpus, as for near-duplicates and curation; beyond it they use the disk.",
         ge=2**28,
     )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-able values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Limits:
-        """Return the record that `to_dict` wrote."""
-        return cls(**values)
 
 
 def judge_pages(outcome: Extraction, ocr: bool) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from tasks.readers.records import ExtractionProblem
-from tasks.sources.opening import open_regular
+from tasks.sources.folder import open_regular
 
 if TYPE_CHECKING:
     import sqlite3

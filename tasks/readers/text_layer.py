@@ -41,7 +41,7 @@ Route = Literal["layer", "hidden layer", "picture", "picture or hidden layer", "
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which way a page goes.
+    """Route of a page: text layer, OCR, or both.
 
     Attributes:
         route: "layer": the text layer is the text. "hidden layer": so it is, though it is not drawn: an earlier OCR
@@ -108,7 +108,7 @@ def image_coverage(page: pdfium.PdfPage) -> float:
 
 
 def _is_hidden(layer: pdfium.PdfTextPage, n_characters: int) -> bool:
-    """Whether most of the text is not drawn (render mode 3), as the text that OCR lays over a scan is not."""
+    """Return True if most of the text is not drawn (render mode 3), as the text that OCR lays over a scan is not."""
     # One hidden character among a few spread over the page makes it worthwhile to count.
     if not any(_hidden_characters(layer, n_characters, CHARACTERS_LOOKED_AT)):
         return False
@@ -128,7 +128,7 @@ def _hidden_characters(layer: pdfium.PdfTextPage, n_characters: int, n_wanted: i
 
 
 def _is_plain_scan(page: pdfium.PdfPage) -> bool:
-    """Whether a grey or black and white picture, fine enough to be read, covers the page, with little else on it."""
+    """Return True if a grey picture that is fine enough to be read covers the page, with little else on it."""
     if not 0 < pdfium_c.FPDFPage_CountObjects(page) <= OBJECTS_OF_A_SCAN:
         return False
     width, height = page.get_size()
@@ -191,7 +191,7 @@ def count_visible(text: str) -> int:
 
 
 def is_legible(text: str) -> bool:
-    """Whether a text layer says what its page shows, as far as the text alone can tell.
+    """Return True if a text layer says what its page shows, as far as the text alone can tell.
 
     Args:
         text: The layer as the PDF engine gives it, control characters included.
@@ -206,7 +206,7 @@ def is_legible(text: str) -> bool:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a glance settles that the text is legible, as it does for most pages in Latin script."""
+    """Return True if a glance settles that the text is legible, as it does for most pages in Latin script."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError:
@@ -266,7 +266,7 @@ def _count_letters(line: str) -> int:
 
 
 def _is_garbled(line: str, visible: int) -> bool:
-    """Whether the characters, each of them possible, form no text."""
+    """Return True if the characters, each of them possible, form no text."""
     words = "".join(_WORDS.findall(line)).encode()
     letters = len(words)
     if letters >= LETTERS_JUDGED and len(words.translate(None, _NOT_COMMON)) < COMMON_SHARE * letters:
@@ -327,7 +327,7 @@ def merge_lines(layer: str, read: str) -> str:
 
 
 def agree(layer: str, read: str) -> bool:
-    """Whether most words of a layer are among those that OCR read, so that the layer says what the page shows."""
+    """Return True if most words of a layer are among those that OCR read: the layer says what the page shows."""
     wanted = Counter(_WORD.findall(layer.casefold()))
     found = Counter(_WORD.findall(read.casefold()))
     return bool(wanted) and (wanted & found).total() >= AGREEING_WORDS * wanted.total()

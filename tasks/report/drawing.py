@@ -22,7 +22,7 @@ from PIL import Image
 
 from tasks.core import child
 from tasks.readers.image import FORMATS, to_grey
-from tasks.sources.opening import open_regular
+from tasks.sources.folder import open_regular
 
 MAX_SIZE = (420, 560)  # width and height in pixels: twice what is shown, so that words can be made out
 MAX_FILE_BYTES = 256 * 2**20

@@ -1,1 +1,1 @@
-"""Where documents come from: addresses, walks, repositories, buckets, and digests of what was found."""
+"""Sources of documents: addresses, walks, repositories, buckets, and digests of what was found."""

@@ -31,7 +31,7 @@ from typing import IO
 
 from storage.errors import UserError
 from storage.locks import owner_lock
-from tasks.sources.walk import FolderRoot, encode_path
+from tasks.sources.folder import Filters, WalkedFile, encode_path, walk_folder
 
 FETCH_SECONDS = 3600.0
 COMMAND_SECONDS = 1800.0
@@ -99,12 +99,15 @@ class GitSource:
         """The repository's name."""
         return self.address.rstrip("/").rpartition("/")[2].removesuffix(".git") or "repository"
 
-    def root(self, cache: Path) -> FolderRoot:
-        """Fetch what is missing and lays out the files.
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Return nothing: what it holds lies in the cache."""
+        return ()
 
-        Args:
-            cache: Folder for mirrors and files; may be deleted while nothing runs. The files stay as long as this
-                process lives.
+    def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
+        """Fetch what is missing, lay out the files, and yield their rows; see `tasks.sources.address.Source`.
+
+        The cache may be deleted while nothing runs. The files stay as long as this process lives.
 
         Raises:
             UserError: The repository, the revision or the folder cannot be had; or git is not installed.
@@ -118,17 +121,14 @@ class GitSource:
             if not target.exists():
                 self._export(mirror, commit, target)
             _lease(target)
-        left_out = json.loads((target / "left_out.json").read_text())
-        return FolderRoot(
-            path=(target / "tree").resolve(),
-            source=encode_path(self._at(commit)),
-            called=self.name,
-            within=encode_path(f"{self.subdir}/") if self.subdir else "",
-            extra=tuple((path, reason) for path, reason in left_out),
-        )
+        tree, source = (target / "tree").resolve(), encode_path(self._at(commit))
+        prefix = "".join(f"{part}/" for part in (label, encode_path(self.subdir)) if part)
+        for path, reason in json.loads((target / "left_out.json").read_text()):
+            yield WalkedFile(prefix + path, source, f"{tree}/{path}", status="skipped", reason=reason)
+        yield from walk_folder(tree, source, prefix, filters, excluded)
 
     def tidy(self, cache: Path) -> None:
-        """Remove exports of the repository that nobody needs; to be called when all that is wanted has its root.
+        """Remove exports of the repository that nobody needs; to be called when all that is wanted is listed.
 
         Those that a living process reads stay, those used within the last hour, and the two used last.
         """
@@ -339,7 +339,7 @@ def _fetch(mirror: Path, address: str, *refs: str) -> None:
 
 
 def _git(mirror: Path | None, *arguments: str, seconds: float = COMMAND_SECONDS) -> bytes:
-    """What a git command prints.
+    """Return the output of a git command.
 
     Raises:
         UserError: It failed, with what it says itself.
@@ -350,7 +350,7 @@ def _git(mirror: Path | None, *arguments: str, seconds: float = COMMAND_SECONDS)
 
 
 def _records(mirror: Path, *arguments: str) -> Iterator[bytes]:
-    """What a git command prints, cut at its NULs as it comes."""
+    """Yield the output of a git command, cut at its NULs as it comes."""
     with _running(mirror, COMMAND_SECONDS, *arguments) as git:
         assert git.stdout is not None
         rest = b""

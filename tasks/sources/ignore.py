@@ -11,15 +11,8 @@ import os
 import re
 import string
 from collections.abc import Iterable
-from pathlib import Path
 
 import re2
-
-from tasks.sources.opening import open_regular
-
-# A path costs time in proportion to the lines; those in use have a few hundred.
-MAX_PATTERN_BYTES = 128 * 1024
-MAX_PATTERN_LINES = 2000
 
 _TOKEN = re.compile(
     r"""(?P<folders> (?:^|(?<=/))\*\*+/ )
@@ -101,28 +94,6 @@ class Patterns:
             return None
         found = self._expressions.Match(os.fsencode(path + "/" if is_folder else path))
         return self._takes[max(found)] if found else None
-
-
-def read_patterns(path: Path) -> Patterns | None:
-    """Return the patterns of a file.
-
-    Returns:
-        None where it cannot be read, is no regular file, or is longer than `MAX_PATTERN_BYTES` or `MAX_PATTERN_LINES`:
-        the files below are walked then, which loses nothing.
-    """
-    try:
-        with open_regular(path) as file:
-            data = b""
-            while len(data) <= MAX_PATTERN_BYTES and (block := file.read(MAX_PATTERN_BYTES + 1 - len(data))):
-                data += block
-    except OSError:
-        return None
-    if len(data) > MAX_PATTERN_BYTES or data.count(b"\n") > MAX_PATTERN_LINES:
-        return None
-    try:
-        return Patterns(os.fsdecode(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-    except re2.error:  # the expressions need more memory than RE2 is given
-        return None
 
 
 def split_patterns(text: str) -> list[str]:

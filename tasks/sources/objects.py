@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from storage.errors import UserError
 from storage.locks import owner_lock
-from tasks.sources.ignore import Patterns
-from tasks.sources.walk import (
+from tasks.sources.folder import (
     EXCLUDED_FOLDERS,
     EXCLUDED_REASON,
     Filters,
@@ -32,6 +31,7 @@ from tasks.sources.walk import (
     file_row,
     refuse_large,
 )
+from tasks.sources.ignore import Patterns
 
 N_DOWNLOADS = 8  # at once: most of the time is waiting
 BATCH_OBJECTS = 1000  # that wait for a thread: a bucket may hold millions
@@ -69,159 +69,142 @@ class ObjectSource:
         prefix, mark, query = self.address.partition("?")
         return f"{prefix}{self.include[0]}{mark}{query}"
 
-    def root(self, cache: Path) -> ObjectRoot:
-        """Open the filesystem; objects are listed and copied as the rows are asked for.
-
-        Raises:
-            UserError: The address is malformed.
-        """
-        import pyarrow as pa
-        from pyarrow.fs import FileSystem
-
-        try:
-            # A person writes a space or an umlaut as it is; what is already quoted stays so.
-            filesystem, base = FileSystem.from_uri(quote(self.address, safe="%/:?&=@!$'()*+,;~#[]"))
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"cannot open {self.address}: {_first_line(error)}") from None
-        folder = cache / "s3" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
-        include = Patterns(unquote(pattern) for pattern in self.include) if self.include else None
-        return ObjectRoot(filesystem, base, folder, encode_path(str(self)), include)
-
-
-@dataclass(frozen=True)
-class ObjectRoot:
-    """Objects of any pyarrow filesystem.
-
-    Attributes:
-        filesystem: Where they are.
-        base: Path of their folder, or of a single object, in it.
-        folder: Where the copies are kept.
-        source: Address for the rows.
-        include: Patterns of this root alone.
-    """
-
-    filesystem: Any
-    base: str
-    folder: Path
-    source: str
-    include: Patterns | None = None
-
     @property
     def name(self) -> str:
-        """Return the first part of its files' paths, which is used where there are several roots."""
-        return self.base.rstrip("/").rpartition("/")[2]
+        """Return the first part of its files' paths, which is used where there are several sources."""
+        return unquote(self.address.partition("?")[0]).rstrip("/").rpartition("/")[2]
 
     @property
     def covers(self) -> tuple[str, ...]:
         """Return nothing: it holds no folder of this machine."""
         return ()
 
-    def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Yield its rows; see `tasks.sources.walk.Root`."""
-        with owner_lock(self.folder / "lock") if filters.fetch else contextlib.nullcontext():
-            objects = self._list()
+    def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
+        """Copy what changed and yield the rows; see `tasks.sources.address.Source`.
+
+        Raises:
+            UserError: The address is malformed, or nothing can be listed there.
+        """
+        filesystem, base = open_bucket(self.address)
+        folder = cache / "s3" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
+        source, prefix = encode_path(str(self)), f"{label}/" if label else ""
+        include = Patterns(unquote(pattern) for pattern in self.include) if self.include else None
+        with owner_lock(folder / "lock") if filters.fetch else contextlib.nullcontext():
+            objects = _list(filesystem, base, source)
             if filters.fetch:
-                self._remove_gone({_copy_name(key) for key, info in objects if not refuse_large(info.size, filters)})
+                _remove_gone(folder, {_copy_name(key) for key, info in objects if not refuse_large(info.size, filters)})
             wanted = []
             left_out: set[str] = set()
-            prefix = f"{label}/" if label else ""
             for relative, info in objects:
-                tool_folder = _tool_folder(relative)
-                verdict = self._left_out_by(relative, filters) if relative else ""
-                if tool_folder or verdict:
-                    # A folder that is left out is one row, or counts once.
-                    if (tool_folder or verdict) in left_out:
-                        continue
-                    left_out.add(tool_folder or verdict)
-                if tool_folder:
-                    path = prefix + encode_path(tool_folder)
-                    location = f"{self.source}/{path}"
-                    yield WalkedFile(path, self.source, location, status="skipped", reason=EXCLUDED_REASON)
-                elif verdict:
-                    yield None
-                else:
+                above, reason = _left_out(relative, filters, include) if relative else ("", "")
+                if not above:
                     wanted.append((relative, info))
+                elif above not in left_out:  # a folder is one row, or counts once
+                    left_out.add(above)
+                    path = prefix + encode_path(above)
+                    skipped = WalkedFile(path, source, f"{source}/{path}", status="skipped", reason=reason)
+                    yield skipped if reason else None
 
             def row(item: tuple[str, Any]) -> WalkedFile:
                 relative, info = item
                 path = prefix + encode_path(relative) if relative else label or encode_path(self.name)
-                return self._row(path, relative, info, filters)
+                copy = folder / _copy_name(relative)
+                listed = WalkedFile(path, source, str(copy), info.size, info.mtime_ns or 0)
+                if too_large := refuse_large(info.size, filters):
+                    return replace(listed, status="rejected", reason=too_large)
+                status = _current_copy(copy, info, exact=filters.fetch)
+                if status is None and not filters.fetch:
+                    state = f"{source}\x00{relative}\x00{info.size}\x00{info.mtime_ns}"
+                    return replace(listed, pending_digest=f"pending:{hashlib.sha256(os.fsencode(state)).hexdigest()}")
+                try:
+                    status = status or _fetch(filesystem, info, copy)
+                except OSError as error:
+                    reason = f"object cannot be fetched: {_first_line(error)}"
+                    return WalkedFile(path, source, str(copy), status="failed", reason=reason)
+                return file_row(path, source, str(copy), status, filters)
 
             with ThreadPoolExecutor(max_workers=N_DOWNLOADS) as threads:
                 for start in range(0, len(wanted), BATCH_OBJECTS):
                     yield from list(threads.map(row, wanted[start : start + BATCH_OBJECTS]))
 
-    def _list(self) -> Sequence[tuple[str, Any]]:
-        """The objects as (key below the base, its pyarrow FileInfo), sorted; the key is "" where the base is one."""
-        import pyarrow as pa
-        from pyarrow.fs import FileSelector, FileType
 
-        try:
-            top = self.filesystem.get_file_info(self.base)
-            if top.type == FileType.File:
-                return [("", top)]
-            if top.type == FileType.NotFound:
-                raise UserError(f"{self.source} does not exist: name a bucket and a prefix with objects")
-            found = self.filesystem.get_file_info(FileSelector(self.base, recursive=True))
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"cannot list {self.source}: {_first_line(error)}") from None
-        start = len(self.base.rstrip("/")) + 1 if self.base else 0
-        return sorted(
-            ((info.path[start:], info) for info in found if info.type == FileType.File), key=lambda item: item[0]
-        )
+def open_bucket(address: str) -> tuple[Any, str]:
+    """Return the filesystem of pyarrow that an address names, and the path in it.
 
-    def _left_out_by(self, relative: str, filters: Filters) -> str:
-        """The folder or key that patterns leave out, of which this key is part; "" if it is wanted."""
-        parts = relative.split("/")
-        included = {patterns: False for patterns in (self.include, filters.include) if patterns is not None}
-        for number in range(1, len(parts) + 1):
-            path, is_folder = "/".join(parts[:number]), number < len(parts)
-            if filters.exclude is not None and filters.exclude.verdict(path, is_folder=is_folder):
-                return path
-            for patterns, above in included.items():
-                verdict = patterns.verdict(path, is_folder=is_folder)
-                included[patterns] = above if verdict is None else verdict
-        return "" if all(included.values()) else relative
+    Raises:
+        UserError: The address is malformed.
+    """
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
 
-    def _row(self, path: str, relative: str, info: Any, filters: Filters) -> WalkedFile:
-        copy = self.folder / _copy_name(relative)
-        listed = WalkedFile(path, self.source, str(copy), info.size, info.mtime_ns or 0)
-        if too_large := refuse_large(info.size, filters):
-            return replace(listed, status="rejected", reason=too_large)
-        status = _current_copy(copy, info, exact=filters.fetch)
-        if status is None and not filters.fetch:
-            state = f"{self.source}\x00{relative}\x00{info.size}\x00{info.mtime_ns}"
-            return replace(listed, pending_digest=f"pending:{hashlib.sha256(os.fsencode(state)).hexdigest()}")
-        if status is None:
-            try:
-                status = self._fetch(info, copy)
-            except OSError as error:
-                reason = f"object cannot be fetched: {_first_line(error)}"
-                return WalkedFile(path, self.source, str(copy), status="failed", reason=reason)
-        return file_row(path, self.source, str(copy), status, filters)
+    try:
+        # A person writes a space or an umlaut as it is; what is already quoted stays so.
+        filesystem, base = FileSystem.from_uri(quote(address, safe="%/:?&=@!$'()*+,;~#[]"))
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"cannot open {address}: {_first_line(error)}") from None
+    return filesystem, base
 
-    def _fetch(self, info: Any, copy: Path) -> os.stat_result:
-        temporary = copy.with_name(f"{copy.name}.part")
-        try:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            now = time.time_ns()
-            with self.filesystem.open_input_stream(info.path) as stream, temporary.open("wb") as file:
-                while block := stream.read(BLOCK):
-                    file.write(block)
-                size = file.tell()
-            if info.mtime_ns is not None and size == info.size and info.mtime_ns < now - SETTLED_NS:
-                os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
-            temporary.replace(copy)
-            return copy.stat()
-        except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            raise
 
-    def _remove_gone(self, names: set[str]) -> None:
-        for copy in self.folder.glob("??/*"):
-            if f"{copy.parent.name}/{copy.name}" not in names:
-                copy.unlink()
+def _list(filesystem: Any, base: str, source: str) -> list[tuple[str, Any]]:
+    """The objects as (key below the base, its pyarrow FileInfo), sorted; the key is "" where the base is one."""
+    import pyarrow as pa
+    from pyarrow.fs import FileSelector, FileType
+
+    try:
+        top = filesystem.get_file_info(base)
+        if top.type == FileType.File:
+            return [("", top)]
+        if top.type == FileType.NotFound:
+            raise UserError(f"{source} does not exist: name a bucket and a prefix with objects")
+        found = filesystem.get_file_info(FileSelector(base, recursive=True))
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"cannot list {source}: {_first_line(error)}") from None
+    start = len(base.rstrip("/")) + 1 if base else 0
+    return sorted(((info.path[start:], info) for info in found if info.type == FileType.File), key=lambda item: item[0])
+
+
+def _left_out(relative: str, filters: Filters, include: Patterns | None) -> tuple[str, str]:
+    """The outermost folder, or the key itself, that is left out, with the reason of its row: "" where patterns do it.
+
+    Both are "" for a key that is wanted.
+    """
+    parts = relative.split("/")
+    included = {patterns: False for patterns in (include, filters.include) if patterns is not None}
+    for number in range(1, len(parts) + 1):
+        path, is_folder = "/".join(parts[:number]), number < len(parts)
+        if is_folder and parts[number - 1] in EXCLUDED_FOLDERS:
+            return path, EXCLUDED_REASON
+        if filters.exclude is not None and filters.exclude.verdict(path, is_folder=is_folder):
+            return path, ""
+        for patterns, above in included.items():
+            verdict = patterns.verdict(path, is_folder=is_folder)
+            included[patterns] = above if verdict is None else verdict
+    return ("", "") if all(included.values()) else (relative, "")
+
+
+def _fetch(filesystem: Any, info: Any, copy: Path) -> os.stat_result:
+    temporary = copy.with_name(f"{copy.name}.part")
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        now = time.time_ns()
+        with filesystem.open_input_stream(info.path) as stream, temporary.open("wb") as file:
+            while block := stream.read(BLOCK):
+                file.write(block)
+            size = file.tell()
+        if info.mtime_ns is not None and size == info.size and info.mtime_ns < now - SETTLED_NS:
+            os.utime(temporary, ns=(info.mtime_ns, info.mtime_ns))
+        temporary.replace(copy)
+        return copy.stat()
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def _remove_gone(folder: Path, names: set[str]) -> None:
+    for copy in folder.glob("??/*"):
+        if f"{copy.parent.name}/{copy.name}" not in names:
+            copy.unlink()
 
 
 def _current_copy(copy: Path, info: Any, exact: bool) -> os.stat_result | None:
@@ -246,15 +229,6 @@ def _copy_name(relative: str) -> str:
     digest = hashlib.sha256(os.fsencode(relative)).hexdigest()
     suffix = Path(relative).suffix
     return f"{digest[:2]}/{digest[2:]}{suffix if _SAFE_SUFFIX.fullmatch(suffix) else ''}"
-
-
-def _tool_folder(relative: str) -> str:
-    """The outermost excluded folder in a key; "" for none."""
-    parts = relative.split("/")
-    for number, part in enumerate(parts[:-1], 1):
-        if part in EXCLUDED_FOLDERS:
-            return "/".join(parts[:number])
-    return ""
 
 
 def _first_line(error: BaseException) -> str:

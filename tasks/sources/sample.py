@@ -6,21 +6,21 @@ library's own sources), so nothing is downloaded and nothing is shipped. The sam
 the same bytes, and a file that is already right is left alone: building it twice changes nothing.
 
 The language reference repeats itself, and a corpus of copies would be a poor sample: a paragraph that was
-used is not used again, and a topic goes to one file only. The PDFs are written by hand, because that keeps
-out the dates and random identifiers that PDF libraries add.
+used is not used again, and a topic goes to one file only. The PDFs have no dates and random identifiers.
 """
 
 import io
 import sysconfig
 import textwrap
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+import pypdf
 from PIL import Image, ImageDraw, ImageFont
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 N_TEXT_FILES = 40
 N_DOCUMENTS = 3
@@ -194,62 +194,27 @@ def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
 # PDF (ISO 32000-1:2008; section numbers below)
 
 
-@dataclass
-class PdfWriter:
-    """Collects the objects of a PDF file. Object 1 is the catalogue, 2 the tree of pages, 3 the title."""
-
-    title: str
-    objects: list[bytes] = field(default_factory=lambda: [b"", b"", b""])
-    pages: list[int] = field(default_factory=list)
-
-    def add(self, body: bytes) -> int:
-        """Adds an object and returns its number."""
-        self.objects.append(body)
-        return len(self.objects)
-
-    def add_stream(self, entries: bytes, data: bytes) -> int:
-        """Adds a stream with the given dictionary entries and returns its number."""
-        return self.add(b"<< %b /Length %d >>\nstream\n%b\nendstream" % (entries, len(data), data))
-
-    def add_page(self, size: tuple[float, float], resources: bytes, content: bytes) -> None:
-        """Adds a page of a size in points, drawn by a content stream."""
-        stream = self.add_stream(b"/Filter /FlateDecode", zlib.compress(content, 9))
-        page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 %.2f %.2f] " % size
-        self.pages.append(self.add(page + b"/Resources << %b >> /Contents %d 0 R >>" % (resources, stream)))
-
-    def to_bytes(self) -> bytes:
-        """Returns the whole file, with its cross-reference table (7.5.4)."""
-        kids = b" ".join(b"%d 0 R" % page for page in self.pages)
-        title = b"\xfe\xff" + self.title.encode("utf-16-be")  # 7.9.2.2: text strings outside ASCII
-        self.objects[:3] = [
-            b"<< /Type /Catalog /Pages 2 0 R >>",
-            b"<< /Type /Pages /Kids [%b] /Count %d >>" % (kids, len(self.pages)),
-            b"<< /Title <%b> /Producer (Sheepfold) >>" % title.hex().encode(),
-        ]
-        out = bytearray(b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n")
-        offsets = []
-        for number, body in enumerate(self.objects, start=1):
-            offsets.append(len(out))
-            out += b"%d 0 obj\n%b\nendobj\n" % (number, body)
-        n_entries = len(offsets) + 1
-        table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
-        trailer = b"trailer\n<< /Size %d /Root 1 0 R /Info 3 0 R >>\n" % n_entries
-        start = b"startxref\n%d\n%%%%EOF\n" % len(out)
-        return bytes(out + b"xref\n0 %d\n0000000000 65535 f \n" % n_entries + table + trailer + start)
-
-
 def text_pdf(title: str, pages: list[list[str]]) -> bytes:
     """Returns a PDF of A4 pages with a text layer: one string in ten-point Helvetica for each line.
 
     Characters outside WinAnsi (Windows code page 1252) become question marks.
     """
-    writer = PdfWriter(title)
-    font = writer.add(b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>")
+    name = NameObject
+    values = {"Type": "Font", "Subtype": "Type1", "BaseFont": "Helvetica", "Encoding": "WinAnsiEncoding"}
+    font = DictionaryObject({name(f"/{key}"): name(f"/{value}") for key, value in values.items()})
+    fonts = DictionaryObject({name("/F1"): font})
+    writer = pypdf.PdfWriter()
+    writer.add_metadata({"/Title": title, "/Producer": "Sheepfold"})
     for lines in pages:
+        page = writer.add_blank_page(595.28, 841.89)
+        page[name("/Resources")] = DictionaryObject({name("/Font"): fonts})
+        content = DecodedStreamObject()
         shown = b"\n".join(b"(%b) Tj T*" % _escape(line) for line in lines)
-        content = b"BT /F1 10 Tf 13 TL 60 770 Td\n%b\nET" % shown
-        writer.add_page((595.28, 841.89), b"/Font << /F1 %d 0 R >>" % font, content)
-    return writer.to_bytes()
+        content.set_data(b"BT /F1 10 Tf 13 TL 60 770 Td\n%b\nET" % shown)
+        page.replace_contents(content.flate_encode(9))
+    buffer = io.BytesIO()
+    writer.write(buffer)
+    return buffer.getvalue()
 
 
 def _escape(line: str) -> bytes:
@@ -261,12 +226,5 @@ def _escape(line: str) -> bytes:
 
 def image_pdf(title: str, pages: list[Image.Image]) -> bytes:
     """Returns a PDF whose pages are grey images and nothing else, as a scanner without OCR makes them."""
-    writer = PdfWriter(title)
-    for image in pages:
-        entries = b"/Type /XObject /Subtype /Image /Width %d /Height %d /BitsPerComponent 8 " % image.size
-        colour = b"/ColorSpace /DeviceGray /Filter /DCTDecode"
-        number = writer.add_stream(entries + colour, _encode(image, "JPEG", quality=50))
-        width, height = (72 * pixels / SCAN_DPI for pixels in image.size)
-        content = b"q %.2f 0 0 %.2f 0 0 cm /Im1 Do Q" % (width, height)
-        writer.add_page((width, height), b"/XObject << /Im1 %d 0 R >>" % number, content)
-    return writer.to_bytes()
+    dates = {"creationDate": None, "modDate": None}  # the time of the making would be in it
+    return _encode(pages[0], "PDF", save_all=True, append_images=pages[1:], title=title, quality=50, **dates)

@@ -30,8 +30,7 @@ from storage.schemas import EXTRACTS, EXTRACTS_FILE, PAGES, PAGES_FILE
 from storage.store import Store, StoreError
 from storage.tables import ROW_GROUP_ROWS, TableWriter, stream_rows, union_digest
 from storage.tombstones import FORGETTING_LOCK
-from tasks.ingest.extract import extract
-from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, present_segments
+from tasks.ingest.extract import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
 from tasks.upkeep.forget_sweep import finish_forgetting
 
 COMPACTION_LOCK = "compaction"

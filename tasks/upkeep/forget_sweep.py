@@ -35,7 +35,7 @@ from storage.store import Store
 from storage.tables import read_columns, read_rows
 from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, write_tombstones
 from tasks.generation.prompts import SAMPLED_ID
-from tasks.ingest.segments import present_segments
+from tasks.ingest.extract import present_segments
 from tasks.text.minhash import gram_hashes
 from tasks.tokens.interface import Tokenizer
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer

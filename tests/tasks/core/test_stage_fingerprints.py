@@ -145,6 +145,15 @@ def test_a_change_of_code_counts_in_whichever_imported_module_it_lies(
     assert fingerprint_of(tmp_path, [(file, old, new)])[0] != original
 
 
+def test_a_change_of_the_tables_beside_a_module_counts(tmp_path: Path, original: str) -> None:
+    tables = tmp_path / "shop" / "prices.toml"
+    tables.parent.mkdir()
+    tables.write_text("a = 1\n")
+    first = fingerprint_of(tmp_path)[0]
+    tables.write_text("a = 2\n")
+    assert len({original, first, fingerprint_of(tmp_path)[0]}) == 3
+
+
 def test_what_was_found_in_a_source_is_noted_for_later_processes(tmp_path: Path, original: str) -> None:
     memo = tmp_path / "cache" / "code.json"
     found, modules = fingerprint_of(tmp_path, memo=memo)

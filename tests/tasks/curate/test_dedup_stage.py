@@ -89,7 +89,7 @@ def test_planted_duplicates_are_found_with_their_exact_similarities(
 def test_duplicates_are_found_across_segments(
     home: Home, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 2)
+    monkeypatch.setattr("tasks.ingest.extract.SEGMENT_FILES", 2)
     ran = ingest(home, write(tmp_path / "in", files))
     assert len(ran.ingested.segments.refs) == 8
     assert clusters(ran) == EXPECTED
@@ -101,7 +101,7 @@ def test_the_cut_into_segments_and_the_way_of_growing_change_no_result(
     source = write(tmp_path / "in", files)
     whole = ingest(home, source)
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.ingest.segments.SEGMENT_FILES", 3)
+        patch.setattr("tasks.ingest.extract.SEGMENT_FILES", 3)
         cut = ingest(home_at(tmp_path / "cut"), source)
     part = write(tmp_path / "part", dict(list(files.items())[::2]))
     ingest(home_at(tmp_path / "grown"), part)

@@ -14,8 +14,8 @@ from pypdf.generic import ByteStringObject, NameObject
 
 from tasks.readers.ocr import ocr_image
 from tasks.readers.records import ExtractionProblem, ExtractOptions
-from tasks.sources.hashing import HashMemo
-from tasks.sources.resolve import WalkSettings, resolve_sources, walk_sources
+from tasks.sources.address import WalkSettings, resolve_sources
+from tasks.sources.listing import HashMemo, walk_sources
 
 WITHOUT_OCR = ExtractOptions(ocr=False)
 

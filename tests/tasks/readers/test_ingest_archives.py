@@ -21,7 +21,6 @@ from extraction import extract_document
 from ingest_samples import encrypted_pdf, text_pdf
 
 from tasks.readers import document as document_module
-from tasks.readers import members as members_module
 from tasks.readers.document import yield_document
 from tasks.readers.records import Extraction, ExtractOptions, MemberStarted
 
@@ -440,8 +439,7 @@ def test_a_gzip_member_that_ends_in_its_header_does_not_harm_the_others(build, l
 @pytest.mark.parametrize("error", [IndexError, struct.error, KeyError, AssertionError, MemoryError])
 @pytest.mark.parametrize("place", ["identify", "read_archive", "decode"])
 def test_whatever_a_parser_raises_is_the_row_of_that_member_alone(monkeypatch, place, error):
-    module = document_module if place == "decode" else members_module
-    parse, hostile = getattr(module, place), gzip.compress(b"hostile", mtime=0)
+    parse, hostile = getattr(document_module, place), gzip.compress(b"hostile", mtime=0)
     bad = b"hostile" if place == "decode" else hostile
 
     def parse_or_fail(data: bytes, *arguments: object) -> object:
@@ -449,7 +447,7 @@ def test_whatever_a_parser_raises_is_the_row_of_that_member_alone(monkeypatch, p
             raise error("odd bytes")
         return parse(data, *arguments)
 
-    monkeypatch.setattr(module, place, parse_or_fail)
+    monkeypatch.setattr(document_module, place, parse_or_fail)
     members = members_of(zip_of({"a.txt": b"before", "bad": bad, "c.txt": b"behind"}))
     assert [member.status for member in members.values()] == ["ok", "failed", "ok"]
     expected = "memory" if error is MemoryError else error.__name__

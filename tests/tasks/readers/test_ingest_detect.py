@@ -10,9 +10,16 @@ import zipfile
 import pytest
 from ingest_samples import picture_of, saved, text_pdf
 
-from tasks.readers.detect import HEAD_BYTES, Detected, detect, identify
-from tasks.readers.languages import LANGUAGES, SHEBANGS, TEXT_TYPES
-from tasks.readers.markers import AMBIGUOUS
+from tasks.readers.detect import (
+    HEAD_BYTES,
+    LANGUAGES,
+    SHARED_SUFFIXES,
+    SHEBANGS,
+    TEXT_TYPES,
+    Detected,
+    detect,
+    identify,
+)
 from tasks.readers.records import ExtractOptions
 
 
@@ -253,7 +260,7 @@ def test_a_translation_file_is_xml_and_no_typescript():
     assert detect_whole(data, ".ts") == Detected("text", "application/xml")
 
 
-@pytest.mark.parametrize("suffix", sorted(AMBIGUOUS | {""}))
+@pytest.mark.parametrize("suffix", sorted(SHARED_SUFFIXES | {""}))
 def test_marks_are_looked_for_in_linear_time(suffix):
     # A pattern that backtracks would take minutes; the limit on the whole suite's tests would end it.
     for unit in ("a ", "#include ", "x(", "\t", "- ", "class a ", "%", "a:", '"', "a.", "(*", "-*-", "vim:"):
@@ -343,6 +350,6 @@ def test_markup_is_seen_in_wide_encodings_too(encoding):
 def test_the_tables_do_not_contradict_each_other():
     assert len(set(LANGUAGES.values())) >= 100
     assert not LANGUAGES.keys() & TEXT_TYPES.keys()
-    assert not AMBIGUOUS & (LANGUAGES.keys() | TEXT_TYPES.keys())
+    assert not SHARED_SUFFIXES & (LANGUAGES.keys() | TEXT_TYPES.keys())
     assert all(name == name.lower() for name in SHEBANGS)
     assert all(suffix == suffix.lower() and suffix.startswith(".") for suffix in LANGUAGES | TEXT_TYPES)

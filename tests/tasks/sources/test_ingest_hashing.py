@@ -11,30 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from tasks.sources import hashing
-from tasks.sources.hashing import HashMemo, digest_files
-from tasks.sources.opening import open_regular
-from tasks.sources.walk import FolderRoot, WalkedFile, walk_roots
+from tasks.sources import listing
+from tasks.sources.folder import Filters, FolderSource, WalkedFile, open_regular
+from tasks.sources.listing import HashMemo, digest_files, list_sources
 
 
 def walk(folder: Path) -> list[WalkedFile]:
     """Everything under a folder."""
-    return walk_roots([FolderRoot(folder)]).files
+    return list_sources([FolderSource(folder)], Filters(), folder.parent / "cache").files
 
 
 @pytest.fixture
 def opened(monkeypatch):
     """The files that were opened to be hashed."""
     paths = []
-    original = hashing.open_regular
-    monkeypatch.setattr(hashing, "open_regular", lambda path: (paths.append(path), original(path))[1])
+    original = listing.open_regular
+    monkeypatch.setattr(listing, "open_regular", lambda path: (paths.append(path), original(path))[1])
     return paths
 
 
 @pytest.fixture
 def settled(monkeypatch):
     """As if the files had been written long before: nobody can set a file's ctime."""
-    monkeypatch.setattr(hashing, "DISTRUST_NS", -3600 * 10**9)
+    monkeypatch.setattr(listing, "DISTRUST_NS", -3600 * 10**9)
 
 
 def make(folder: Path, **files: str) -> list:
@@ -89,7 +88,7 @@ def test_a_known_file_that_cannot_be_opened_keeps_its_digest(tmp_path, settled):
 
 
 def test_digests_stand_beside_their_rows_and_rows_with_a_status_have_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(hashing, "BATCH_FILES", 2)
+    monkeypatch.setattr(listing, "BATCH_FILES", 2)
     make(tmp_path / "in", a="one", c="three", d="four")
     (tmp_path / "in" / "b").symlink_to("a")
     files = walk(tmp_path / "in")
@@ -103,7 +102,7 @@ def test_digests_stand_beside_their_rows_and_rows_with_a_status_have_none(tmp_pa
 
 
 def test_more_files_than_one_query_may_ask_for_are_all_found(tmp_path, opened, settled, monkeypatch):
-    monkeypatch.setattr(hashing, "MAX_KEYS", 3)
+    monkeypatch.setattr(listing, "BATCH_FILES", 3)
     files = make(tmp_path / "in", **{f"f{number}": str(number) for number in range(10)})
     memo = HashMemo(tmp_path / "memo.db")
     first = digest_files(files, memo, 1)
@@ -168,12 +167,13 @@ def test_several_processes_may_use_the_memo_at_once(tmp_path):
     make(tmp_path / "in", **{f"f{number}": str(number) for number in range(100)})
     script = (
         "import sys, pathlib\n"
-        "from tasks.sources import hashing\n"
-        "from tasks.sources.walk import FolderRoot, walk_roots\n"
-        "hashing.DISTRUST_NS, hashing.BATCH_FILES = -10**13, 5\n"
-        "memo = hashing.HashMemo(pathlib.Path(sys.argv[2]))\n"
-        "files = walk_roots([FolderRoot(pathlib.Path(sys.argv[1]))]).files\n"
-        "found = hashing.digest_files(files, memo, 2)\n"
+        "from tasks.sources import listing\n"
+        "from tasks.sources.folder import Filters, FolderSource\n"
+        "listing.DISTRUST_NS, listing.BATCH_FILES = -10**13, 5\n"
+        "memo = listing.HashMemo(pathlib.Path(sys.argv[2]))\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "files = listing.list_sources([FolderSource(folder)], Filters(), folder).files\n"
+        "found = listing.digest_files(files, memo, 2)\n"
         "assert len(found) == 100 and all(isinstance(digest, str) for digest in found)\n"
     )
     root = Path(__file__).resolve().parents[3]

@@ -13,8 +13,9 @@ import pytest
 
 from storage.errors import UserError
 from tasks.sources import git as git_source
-from tasks.sources.hashing import HashMemo, digest_files
-from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.sources.address import WalkSettings, resolve_sources
+from tasks.sources.folder import Filters
+from tasks.sources.listing import HashMemo, digest_files, list_sources
 
 IDENTITY = {
     f"GIT_{role}_{field}": "someone@example.org" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")
@@ -129,15 +130,15 @@ def test_a_folder_of_a_repository_keeps_its_path(project, listed):
 
 
 def test_an_unchanged_revision_is_neither_written_nor_hashed_again(project, listed, tmp_path, monkeypatch):
-    from tasks.sources import hashing
+    from tasks.sources import listing
 
-    monkeypatch.setattr(hashing, "DISTRUST_NS", -3600 * 10**9)
+    monkeypatch.setattr(listing, "DISTRUST_NS", -3600 * 10**9)
     memo = HashMemo(tmp_path / "memo.db")
     first = listed(f"git+{project}@main")
     digest_files(list(first.values()), memo, 1)
     second = listed(f"git+{project}@main")
     assert second == first
-    monkeypatch.setattr(hashing, "open_regular", None)
+    monkeypatch.setattr(listing, "open_regular", None)
     assert all(isinstance(digest, str) for digest in digest_files(list(second.values()), memo, 1))
 
 
@@ -276,7 +277,8 @@ def test_the_surroundings_of_the_caller_do_not_redirect_git(project, listed, mon
 LISTING = """
 import sys
 from pathlib import Path
-from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.sources.address import WalkSettings, resolve_sources
+from tasks.sources.listing import list_sources
 
 cache, *sources = sys.argv[1:]
 files = list_sources(resolve_sources(sources), WalkSettings().filters(), Path(cache)).files
@@ -367,7 +369,8 @@ def test_several_commits_that_are_sources_at_once_stay_all_and_are_not_written_a
 def test_a_source_is_called_the_same_at_all_commits(project):
     seen = set()
     for subdir in ("", "docs"):
-        at = git_source.GitSource(str(project), subdir=subdir).root(project.parent / "cache").source
+        source = git_source.GitSource(str(project), subdir=subdir)
+        at = next(row.source for row in source.rows("", Filters(), frozenset(), project.parent / "cache") if row)
         seen.add(at)
         assert git_source.without_commit(at) == str(git_source.GitSource(str(project), "X", subdir)).replace("@X", "")
     assert len(seen) == 2

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
+from tasks.sources.address import WalkSettings, resolve_sources
+from tasks.sources.listing import list_sources
 
 
 def write(root: Path, *names: str) -> Path:

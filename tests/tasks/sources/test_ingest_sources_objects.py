@@ -10,6 +10,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -18,11 +19,12 @@ from pyarrow import fs
 from s3 import BUCKET
 
 from storage.errors import UserError
-from tasks.sources.hashing import HashMemo
+from tasks.sources import objects
+from tasks.sources.address import WalkSettings, resolve_sources
+from tasks.sources.folder import Filters, FolderSource
 from tasks.sources.ignore import Patterns
-from tasks.sources.objects import ObjectRoot
-from tasks.sources.resolve import Walked, WalkSettings, list_sources, resolve_sources, walk_sources
-from tasks.sources.walk import Filters, FolderRoot, walk_roots
+from tasks.sources.listing import HashMemo, Walk, Walked, list_sources, walk_sources
+from tasks.sources.objects import ObjectSource
 
 LONG_AGO = 1_600_000_000
 
@@ -42,110 +44,120 @@ def bucket(tmp_path) -> Path:
 
 
 @pytest.fixture
-def root(bucket, tmp_path):
-    """Makes the root of a prefix."""
+def walk(bucket, tmp_path, monkeypatch):
+    """Walks a prefix."""
 
-    def make(base: str = "docs", include: Patterns | None = None) -> ObjectRoot:
-        filesystem = fs.SubTreeFileSystem(str(bucket), fs.LocalFileSystem())
-        return ObjectRoot(filesystem, base, tmp_path / "cache", f"s3://bucket/{base}", include)
+    def open_bucket(address: str) -> tuple[fs.FileSystem, str]:
+        return fs.SubTreeFileSystem(str(bucket), fs.LocalFileSystem()), address.removeprefix("s3://bucket/")
 
-    return make
+    def walked(base: str = "docs", filters: Filters | None = None, *others: FolderSource, **options: Any) -> Walk:
+        source = ObjectSource(f"s3://bucket/{base}", **options)
+        return list_sources([*others, source], filters or Filters(), tmp_path / "cache")
+
+    monkeypatch.setattr(objects, "open_bucket", open_bucket)
+    return walked
 
 
-def texts(root: ObjectRoot, filters: Filters | None = None) -> dict[str, str]:
-    return {row.path: row.absolute.read_text() for row in walk_roots([root], (), filters or Filters()).files}
+@pytest.fixture
+def copies(tmp_path):
+    """Lists the copies."""
+    return lambda: list((tmp_path / "cache").glob("s3/*/*/*"))
 
 
-def test_objects_below_the_prefix_are_rows_with_a_copy(root):
-    rows = walk_roots([root()]).files
+def texts(walk: Walk) -> dict[str, str]:
+    return {row.path: row.absolute.read_text() for row in walk.files}
+
+
+def test_objects_below_the_prefix_are_rows_with_a_copy(walk):
+    rows = walk().files
     assert [(row.path, row.size, row.source) for row in rows] == [
         ("a.txt", 3, "s3://bucket/docs"),
         ("deep/b.PDF", 3, "s3://bucket/docs"),
     ]
     assert [row.absolute.suffix for row in rows] == [".txt", ".PDF"]
-    assert texts(root()) == {"a.txt": "one", "deep/b.PDF": "two"}
+    assert texts(walk()) == {"a.txt": "one", "deep/b.PDF": "two"}
 
 
-def test_an_unchanged_object_is_not_read_again_and_its_row_is_the_same(root, bucket):
-    first = walk_roots([root()])
+def test_an_unchanged_object_is_not_read_again_and_its_row_is_the_same(walk, bucket):
+    first = walk()
     put(bucket / "docs/a.txt", "eno")  # size and time as they were: nobody can tell
-    assert walk_roots([root()]) == first
-    assert texts(root())["a.txt"] == "one"
+    assert walk() == first
+    assert texts(walk())["a.txt"] == "one"
 
 
 @pytest.mark.parametrize(("text", "when"), [("other", LONG_AGO), ("eno", LONG_AGO + 1)], ids=["size", "time"])
-def test_a_changed_object_is_copied_again(root, bucket, text, when):
-    texts(root())
+def test_a_changed_object_is_copied_again(walk, bucket, text, when):
+    texts(walk())
     put(bucket / "docs/a.txt", text, when)
-    assert texts(root())["a.txt"] == text
+    assert texts(walk())["a.txt"] == text
 
 
-def test_an_object_written_just_now_is_copied_again(root, bucket):
+def test_an_object_written_just_now_is_copied_again(walk, bucket):
     now = time.time()
     put(bucket / "docs/a.txt", "one", now)
-    texts(root())
+    texts(walk())
     put(bucket / "docs/a.txt", "eno", now)
-    assert texts(root())["a.txt"] == "eno"
+    assert texts(walk())["a.txt"] == "eno"
 
 
-def test_the_copy_of_an_object_that_is_gone_goes_too(root, bucket, tmp_path):
-    texts(root())
+def test_the_copy_of_an_object_that_is_gone_goes_too(walk, bucket, copies):
+    texts(walk())
     (bucket / "docs/a.txt").unlink()
-    assert texts(root()) == {"deep/b.PDF": "two"}
-    assert len(list((tmp_path / "cache").glob("*/*"))) == 1
+    assert texts(walk()) == {"deep/b.PDF": "two"}
+    assert len(copies()) == 1
 
 
-def test_an_object_that_patterns_leave_out_is_not_copied(root, bucket, tmp_path):
+def test_an_object_that_patterns_leave_out_is_not_copied(walk, bucket, copies):
     put(bucket / "docs/drafts/x.txt", "x")
     put(bucket / "docs/drafts/y.txt", "y")
-    walk = walk_roots([root()], (), Filters(include=Patterns(["*.txt"]), exclude=Patterns(["drafts/"])))
-    assert ([row.path for row in walk.files], walk.n_ignored) == (["a.txt"], 2)
-    assert len(list((tmp_path / "cache").glob("*/*"))) == 1
+    walked = walk("docs", Filters(include=Patterns(["*.txt"]), exclude=Patterns(["drafts/"])))
+    assert ([row.path for row in walked.files], walked.n_ignored) == (["a.txt"], 2)
+    assert len(copies()) == 1
 
 
-def test_a_pattern_of_the_source_is_tied_to_the_prefix(root):
-    assert set(texts(root("docs", Patterns(["/*.txt"])))) == {"a.txt"}
+def test_a_pattern_of_the_source_is_tied_to_the_prefix(walk):
+    assert set(texts(walk(include=("/*.txt",)))) == {"a.txt"}
 
 
-def test_tool_folders_are_one_skipped_row_each(root, bucket):
+def test_tool_folders_are_one_skipped_row_each(walk, bucket):
     put(bucket / "docs/node_modules/x/y.js", "x")
     put(bucket / "docs/node_modules/z.js", "z")
-    rows = {row.path: row for row in walk_roots([root()]).files}
+    rows = {row.path: row for row in walk().files}
     assert set(rows) == {"a.txt", "deep/b.PDF", "node_modules"}
     assert rows["node_modules"].reason == "excluded folder"
 
 
-def test_a_single_object_is_a_source(root):
-    assert texts(root("docs/a.txt"), Filters(include=Patterns(["*.pdf"]))) == {"a.txt": "one"}
+def test_a_single_object_is_a_source(walk):
+    assert texts(walk("docs/a.txt", Filters(include=Patterns(["*.pdf"])))) == {"a.txt": "one"}
 
 
-def test_paths_begin_with_the_prefix_where_there_are_several_sources(root, bucket):
-    paths = [row.path for row in walk_roots([FolderRoot(bucket / "other"), root()]).files]
+def test_paths_begin_with_the_prefix_where_there_are_several_sources(walk, bucket):
+    paths = [row.path for row in walk("docs", None, FolderSource(bucket / "other")).files]
     assert paths == ["docs/a.txt", "docs/deep/b.PDF", "other/c.txt"]
 
 
-def test_keys_that_are_no_paths_are_copied_beside_the_others(root, monkeypatch, tmp_path):
-    listing = ObjectRoot._list
+def test_keys_that_are_no_paths_are_copied_beside_the_others(walk, monkeypatch, tmp_path):
+    listing = objects._list
     odd = ["../../escape.txt", "/absolute", "a.txt/b", "x//y", "." + "long" * 200 + ".txt"]
-    monkeypatch.setattr(ObjectRoot, "_list", lambda self: [(key, listing(self)[0][1]) for key in odd])
-    rows = walk_roots([root()]).files
+    monkeypatch.setattr(objects, "_list", lambda *where: [(key, listing(*where)[0][1]) for key in odd])
+    rows = walk().files
     assert {row.path for row in rows} == set(odd)
     assert {row.absolute.read_text() for row in rows} == {"one"}
     assert all(row.absolute.resolve().is_relative_to(tmp_path / "cache") for row in rows)
 
 
-def test_an_object_that_cannot_be_fetched_is_a_failed_row_and_the_others_are_not(root, monkeypatch):
-    listing = ObjectRoot._list
+def test_an_object_that_cannot_be_fetched_is_a_failed_row_and_the_others_are_not(walk, monkeypatch):
+    listing = objects._list
     gone = fs.FileInfo("docs/gone.txt", type=fs.FileType.File, size=3)
-    monkeypatch.setattr(ObjectRoot, "_list", lambda self: [*listing(self), ("gone.txt", gone)])
-    rows = {row.path: row for row in walk_roots([root()]).files}
+    monkeypatch.setattr(objects, "_list", lambda *where: [*listing(*where), ("gone.txt", gone)])
+    rows = {row.path: row for row in walk().files}
     assert [rows[path].status for path in ("a.txt", "gone.txt")] == ["", "failed"]
     assert "cannot be fetched" in rows["gone.txt"].reason
 
 
-def test_a_prefix_that_does_not_exist_is_named(root):
+def test_a_prefix_that_does_not_exist_is_named(walk):
     with pytest.raises(UserError, match="s3://bucket/nowhere does not exist"):
-        walk_roots([root("nowhere")])
+        walk("nowhere")
 
 
 def test_an_option_that_pyarrow_does_not_know_is_named(tmp_path):
@@ -228,8 +240,8 @@ def test_a_plan_knows_objects_of_earlier_runs_and_what_changed_since(s3):
     assert s3.walk().digests == [sha256("other"), sha256("two"), sha256("three")]
 
 
-def test_a_plan_deletes_no_copy(root, bucket, tmp_path):
-    texts(root())
+def test_a_plan_deletes_no_copy(walk, bucket, copies):
+    texts(walk())
     (bucket / "docs/a.txt").unlink()
-    assert [row.path for row in walk_roots([root()], (), Filters(fetch=False)).files] == ["deep/b.PDF"]
-    assert len(list((tmp_path / "cache").glob("*/*"))) == 2
+    assert [row.path for row in walk("docs", Filters(fetch=False)).files] == ["deep/b.PDF"]
+    assert len(copies()) == 2

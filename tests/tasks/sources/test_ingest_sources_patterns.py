@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.sources.ignore import MAX_PATTERN_LINES, Patterns, read_patterns
-from tasks.sources.resolve import FolderSource, WalkSettings, list_sources
+from tasks.sources.address import WalkSettings
+from tasks.sources.folder import MAX_PATTERN_LINES, FolderSource, read_patterns
+from tasks.sources.ignore import Patterns
+from tasks.sources.listing import list_sources
 
 
 def write(root: Path, *names: str) -> Path:

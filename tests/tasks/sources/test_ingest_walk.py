@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from storage.errors import UserError
-from tasks.sources import walk as walk_module
-from tasks.sources.resolve import WalkSettings, list_sources, resolve_sources
-from tasks.sources.walk import WalkedFile
+from tasks.sources import folder as walk_module
+from tasks.sources.address import WalkSettings, resolve_sources
+from tasks.sources.folder import WalkedFile
+from tasks.sources.listing import list_sources
 
 
 def walk(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[WalkedFile]:

@@ -1,4 +1,4 @@
-"""Walks folders: every path that is not a folder gets a row, also those that cannot or must not be read.
+"""Walk a folder: every path that is not a folder gets a row, also those that cannot or must not be read.
 
 No file is opened but `.gitignore`, and no symbolic link is followed, so that a FIFO cannot block the walk and a loop
 cannot trap it. The order is that of the paths, not of the file system, which makes two walks over the same files
@@ -7,15 +7,20 @@ equal. What patterns leave out has no row, since that is what was asked for; it 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 
-from tasks.sources.ignore import Patterns, read_patterns
+import re2
+
+from storage.errors import UserError
+from tasks.sources.ignore import Patterns
 
 EXCLUDED_FOLDERS = frozenset(
     {
@@ -35,6 +40,10 @@ EXCLUDED_FOLDERS = frozenset(
     }
 )
 EXCLUDED_REASON = "excluded folder"
+LARGEST_INTEGER = 2**63 - 1  # SQLite's integers are signed; some file systems number inodes up to 2**64.
+# A path costs time in proportion to the patterns; files in use have a few hundred lines.
+MAX_PATTERN_BYTES = 128 * 1024
+MAX_PATTERN_LINES = 2000
 
 _TO_ENCODE = re.compile("[%\udc80-\udcff]")
 _SPECIAL_FILES = (
@@ -77,26 +86,32 @@ class WalkedFile:
 
     @property
     def absolute(self) -> Path:
-        """Where it lies, as a path."""
+        """Return its location as a path."""
         return Path(self.location)
 
 
-@dataclass(frozen=True)
-class Walk:
-    """Result of a walk.
+class FileState(NamedTuple):
+    """State of a file that differs after a change."""
 
-    Attributes:
-        files: One row per path, sorted by path.
-        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
-    """
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
 
-    files: list[WalkedFile]
-    n_ignored: int
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """Return the state in a stat result."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & LARGEST_INTEGER)
+
+    @classmethod
+    def walked(cls, file: WalkedFile) -> FileState:
+        """Return the state that a walk saw."""
+        return cls(file.size, file.mtime_ns, file.ctime_ns, file.inode & LARGEST_INTEGER)
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Which paths are listed, and which of them are read.
+    """Selection of the paths that are listed, and of those that are read.
 
     Attributes:
         include: If set, only files are listed that it takes, or that lie in a folder that it takes.
@@ -116,76 +131,57 @@ class Filters:
     fetch: bool = True
 
 
-EVERYTHING = Filters()
-
-
-class Root(Protocol):
-    """Something that holds files: a folder, a repository's tree, the objects of a bucket."""
-
-    @property
-    def name(self) -> str:
-        """Return the first part of its files' paths, which is used where there are several roots."""
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Return the folders that are walked for it: the one it is, and those above."""
-
-    def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Yield its rows, with None for each path that patterns leave out.
-
-        Args:
-            label: First part of the paths, encoded; "" for none.
-            filters: Which paths are wanted.
-            excluded: Locations of folders to pass over without a row.
-        """
-
-
-def walk_roots(roots: Sequence[Root], exclude: Sequence[Path] = (), filters: Filters = EVERYTHING) -> Walk:
-    """Lists everything under roots that filters want.
-
-    Args:
-        roots: In an order that does not depend on how they were given: where they overlap, the first has the file.
-        exclude: Folders that are passed over without a row, such as the program's own.
-        filters: Which paths are wanted.
-    """
-    excluded = frozenset(str(folder.resolve()) for folder in exclude)
-    names = _labels([root.name for root in roots]) if len(roots) > 1 else [""] * len(roots)
-    files: list[WalkedFile] = []
-    seen: set[str] = set()
-    n_ignored = 0
-    for root, name in zip(roots, names, strict=True):
-        for row in root.rows(encode_path(name), filters, excluded):
-            if row is None:
-                n_ignored += 1
-            elif len(roots) == 1:
-                files.append(row)
-            elif row.location not in seen:
-                seen.add(row.location)
-                files.append(row)
-    # A folder left out by one source may be, or hold, another source: then its row would say what is not true.
-    covered = {location for root in roots for location in root.covers}
-    files = [row for row in files if row.reason != EXCLUDED_REASON or row.location not in covered]
-    files.sort(key=lambda row: row.path)
-    return Walk(files, n_ignored)
-
-
 def encode_path(path: str) -> str:
     """Return a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
     return _TO_ENCODE.sub(lambda match: f"%{ord(match[0]) & 0xFF:02X}", path)
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """A distinct first part of the path for each source: its name, numbered where two are called the same."""
-    labels: list[str] = []
-    for name in names:
-        label, number = name or "root", 1
-        while label in labels:
-            number += 1
-            label = f"{Path(name).stem}-{number}{Path(name).suffix}"
-        labels.append(label)
-    return labels
+def open_regular(path: Path) -> FileIO:
+    """Open a file for reading, and nothing but a file.
+
+    Args:
+        path: Its path. What was a file a moment ago may be a FIFO now: opening does not block on it.
+
+    Returns:
+        The open file, unbuffered.
+
+    Raises:
+        OSError: It cannot be opened, or it is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            # The path apart from the words: what is kept of a document must not depend on where its file lies.
+            raise OSError(errno.EINVAL, "it is no regular file any more", str(path))
+        return FileIO(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
+def read_patterns(path: Path) -> Patterns | None:
+    """Return the patterns of a file.
+
+    Returns:
+        None where it cannot be read, is no regular file, or is longer than `MAX_PATTERN_BYTES` or `MAX_PATTERN_LINES`:
+        the files below are walked then, which loses nothing.
+    """
+    try:
+        with open_regular(path) as file:
+            data = b""
+            while len(data) <= MAX_PATTERN_BYTES and (block := file.read(MAX_PATTERN_BYTES + 1 - len(data))):
+                data += block
+    except OSError:
+        return None
+    if len(data) > MAX_PATTERN_BYTES or data.count(b"\n") > MAX_PATTERN_LINES:
+        return None
+    try:
+        return Patterns(os.fsdecode(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    except re2.error:  # the expressions need more memory than RE2 is given
+        return None
+
+
+@dataclass(slots=True)
 class _Folder:
     """A folder that is still to be walked, and which rules apply in it.
 
@@ -199,23 +195,12 @@ class _Folder:
         in_work_tree: Whether it belongs to a git work tree.
     """
 
-    __slots__ = ("ignores", "in_work_tree", "location", "prefix", "relative", "wanted")
-
-    def __init__(
-        self,
-        location: str,
-        prefix: str,
-        relative: str,
-        wanted: tuple[tuple[Patterns, bool], ...],
-        ignores: tuple[tuple[Patterns, int], ...] = (),
-        in_work_tree: bool = False,
-    ) -> None:
-        self.location = location
-        self.prefix = prefix
-        self.relative = relative
-        self.wanted = wanted
-        self.ignores = ignores
-        self.in_work_tree = in_work_tree
+    location: str
+    prefix: str
+    relative: str
+    wanted: tuple[tuple[Patterns, bool], ...]
+    ignores: tuple[tuple[Patterns, int], ...] = ()
+    in_work_tree: bool = False
 
     def enter(self, entries: list[os.DirEntry[str]]) -> None:
         """Take up the `.gitignore` that lies in it."""
@@ -229,7 +214,7 @@ class _Folder:
                 self.ignores = ((patterns, len(self.relative)), *self.ignores)
 
     def ignored_by_git(self, relative: str, is_folder: bool) -> bool:
-        """Whether the nearest `.gitignore` that names a path leaves it out."""
+        """Return True if the nearest `.gitignore` that names a path leaves it out."""
         for patterns, start in self.ignores:
             verdict = patterns.verdict(relative[start:], is_folder=is_folder)
             if verdict is not None:
@@ -246,54 +231,71 @@ class _Folder:
 
 
 @dataclass(frozen=True)
-class FolderRoot:
-    """A folder, or a single file, of the local file system.
+class FolderSource:
+    """A folder or a file of this machine.
 
     Attributes:
-        path: Where it lies, absolute.
-        source: Address for its rows; by default its path.
-        called: Name for its rows; by default that of its path.
-        within: What paths begin with, below the name, such as the folder of a repository; with "/" at the end.
-        include: Patterns of this root alone; they apply besides those of the filters.
-        extra: Paths that are no files here, with the reasons, such as a repository's submodules.
+        path: Where it is, absolute.
+        include: Patterns for the files in it; they stand for the wildcards of the address.
     """
 
     path: Path
-    source: str = ""
-    called: str = ""
-    within: str = ""
-    include: Patterns | None = None
-    extra: tuple[tuple[str, str], ...] = ()
+    include: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.path) + (self.include[0] if self.include else "")
 
     @property
     def name(self) -> str:
-        """Return the first part of its files' paths, which is used where there are several roots."""
-        return self.called or self.path.name
+        """Return the first part of its files' paths, which is used where there are several sources."""
+        return self.path.name
 
     @property
     def covers(self) -> tuple[str, ...]:
         """Return the folders that are walked for it: the one it is, and those above."""
         return tuple(str(folder) for folder in (self.path, *self.path.parents))
 
-    def rows(self, label: str, filters: Filters, excluded: frozenset[str]) -> Iterator[WalkedFile | None]:
-        """Yield its rows; see `Root`."""
-        source = self.source or encode_path(str(self.path))
+    def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
+        """Yield its rows; see `tasks.sources.address.Source`."""
+        source, path = encode_path(str(self.path)), label or encode_path(self.name)
         try:
             status = self.path.lstat()
+        except FileNotFoundError:
+            raise UserError(
+                f"source {str(self.path)!r} does not exist: name a folder or a file with documents"
+            ) from None
         except OSError as error:
-            yield _unreadable(label or encode_path(self.name), source, str(self.path), error)
+            yield _unreadable(path, source, str(self.path), error)
             return
-        if not stat.S_ISDIR(status.st_mode):
-            # Named itself: no pattern applies.
-            yield file_row(label or encode_path(self.name), source, str(self.path), status, filters)
-            return
-        within = f"{label}/{self.within}" if label else self.within
-        for path, reason in self.extra:
-            yield WalkedFile(within + path, source, f"{self.path}/{path}", status="skipped", reason=reason)
-        wanted = tuple((patterns, False) for patterns in (self.include, filters.include) if patterns is not None)
-        pending = [] if str(self.path) in excluded else [_Folder(str(self.path), within, "", wanted)]
-        while pending:
-            yield from _walk_folder(pending.pop(), source, filters, excluded, pending)
+        if stat.S_ISDIR(status.st_mode):
+            include = Patterns(self.include) if self.include else None
+            yield from walk_folder(self.path, source, f"{label}/" if label else "", filters, excluded, include)
+        else:  # Named itself: no pattern applies.
+            yield file_row(path, source, str(self.path), status, filters)
+
+
+def walk_folder(
+    path: Path,
+    source: str,
+    prefix: str,
+    filters: Filters,
+    excluded: frozenset[str] = frozenset(),
+    include: Patterns | None = None,
+) -> Iterator[WalkedFile | None]:
+    """Yield the rows of a folder, with None for each path that patterns leave out.
+
+    Args:
+        path: The folder, absolute.
+        source: Address for the rows.
+        prefix: First part of the paths, encoded, with "/" at the end; "" for none.
+        filters: Which paths are wanted.
+        excluded: Locations of folders to pass over without a row.
+        include: Patterns of this folder alone; they apply besides those of the filters.
+    """
+    wanted = tuple((patterns, False) for patterns in (include, filters.include) if patterns is not None)
+    pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", wanted)]
+    while pending:
+        yield from _walk_folder(pending.pop(), source, filters, excluded, pending)
 
 
 def _walk_folder(

@@ -1,4 +1,4 @@
-"""Resolve the sources of a corpus from their addresses, and list and hash the files behind them.
+"""Addresses of the sources of a corpus.
 
 A source is written as
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -30,15 +30,12 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from storage.errors import UserError
 from tasks.core.option import STRICT, option
-from tasks.sources.documents import SCHEME, DocumentsSource
+from tasks.sources.folder import Filters, FolderSource, WalkedFile
 from tasks.sources.git import GitSource
-from tasks.sources.hashing import HashMemo, digest_files
 from tasks.sources.ignore import Patterns, split_patterns
 from tasks.sources.objects import ObjectSource
-from tasks.sources.walk import Filters, FolderRoot, Root, Walk, WalkedFile, walk_roots
 
-HASHING_THREADS = 2
-
+DOCUMENTS = "documents:"
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
 _SSH = frozenset({"ssh", "git+ssh"})  # whose addresses name a user, without a password
@@ -71,12 +68,23 @@ class WalkSettings:
 
 
 class Source(Protocol):
-    """Something that holds documents. Its text is its canonical address, which resolves to an equal source."""
+    """Something that holds files. Its text is its canonical address, which resolves to an equal source."""
 
-    def root(self, cache: Path) -> Root:
-        """Return what is walked; fetch a repository first.
+    @property
+    def name(self) -> str:
+        """Return the first part of its files' paths, which is used where there are several sources."""
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Return the folders of this machine that are walked for it: the one it is, and those above."""
+
+    def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
+        """Yield its rows, with None for each path that patterns leave out.
 
         Args:
+            label: First part of the paths, encoded; "" for none.
+            filters: Which paths are wanted.
+            excluded: Locations of folders to pass over without a row.
             cache: Folder for what is fetched.
 
         Raises:
@@ -85,29 +93,37 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class FolderSource:
-    """A folder or a file of this machine.
+class DocumentsSource:
+    """Files of another source whose rows are documents, which are taken as they are, without extraction.
 
     Attributes:
-        path: Where it is, absolute.
-        include: Patterns for the files in it; they stand for the wildcards of the address.
+        files: Where the Parquet or JSON Lines files are: a file, a folder, a pattern, a bucket, a repository.
     """
 
-    path: Path
-    include: tuple[str, ...] = ()
+    files: Source
 
     def __str__(self) -> str:
-        return str(self.path) + (self.include[0] if self.include else "")
+        return f"{DOCUMENTS}{self.files}"
 
-    def root(self, cache: Path) -> FolderRoot:
-        """Return what is walked.
+    @property
+    def name(self) -> str:
+        """Return the name of the other source."""
+        return self.files.name
 
-        Raises:
-            UserError: It does not exist any more.
-        """
-        if not os.path.lexists(self.path):
-            raise UserError(f"source {str(self.path)!r} does not exist: name a folder or a file with documents")
-        return FolderRoot(self.path, include=Patterns(self.include) if self.include else None)
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Return what the other source covers."""
+        return self.files.covers
+
+    def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
+        """Yield the rows of the other source, marked. A corpus may have any size: it is read row by row."""
+        for row in self.files.rows(label, replace(filters, max_bytes=None), excluded, cache):
+            yield row and replace(row, source=f"{DOCUMENTS}{row.source}")
+
+
+def is_corpus(source: str) -> bool:
+    """Return True if a row's source says that the file's rows are documents."""
+    return source.startswith(DOCUMENTS)
 
 
 def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[Source]:
@@ -130,110 +146,9 @@ def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[So
     return list({str(found): found for found in (_resolve(line, start) for line in lines)}.values())
 
 
-@dataclass(frozen=True)
-class Walked:
-    """Files of the sources, with the digests of their contents.
-
-    Attributes:
-        files: One row per path, sorted by path.
-        digests: For each row the sha256 of its bytes or its `pending_digest`, which equals no known content; the error
-            that kept it from being read; None for rows with a status.
-        locations: Where each content lies, by sha256; pending ones are not in it.
-        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
-        n_pending: Objects of buckets that were not fetched.
-    """
-
-    files: list[WalkedFile]
-    digests: list[str | OSError | None]
-    locations: dict[str, str]
-    n_ignored: int
-    n_pending: int
-
-
-def walk_sources(
-    sources: Iterable[Source],
-    settings: WalkSettings,
-    max_file_bytes: int,
-    cache: Path,
-    memo: HashMemo,
-    exclude: Sequence[Path] = (),
-    fetch: bool = True,
-) -> Walked:
-    """List the files of all sources and hash those that changed.
-
-    Args:
-        sources: In any order.
-        settings: Which files are wanted.
-        max_file_bytes: Larger files are rejected by their size, neither fetched nor hashed; corpora are not.
-        cache: Folder for what is fetched.
-        memo: Digests of earlier runs; updated.
-        exclude: Folders that are passed over without a row.
-        fetch: Copy objects of buckets. Without it their listing is all that is asked for; an object that has no current
-            copy in the cache counts as new content. Repositories are fetched in any case: nothing else lists them.
-
-    Raises:
-        UserError: A source cannot be had, or a pattern is malformed.
-    """
-    filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
-    walk = list_sources(sources, filters, cache, exclude)
-    digests = digest_files(walk.files, memo, HASHING_THREADS)
-    found = list(zip(walk.files, digests, strict=True))
-    locations = {sha256: file.location for file, sha256 in found if isinstance(sha256, str) and not file.pending_digest}
-    n_pending = sum(bool(file.pending_digest) for file in walk.files)
-    return Walked(walk.files, digests, locations, walk.n_ignored, n_pending)
-
-
-def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
-    """Fetch remote sources and list the files of all.
-
-    Args:
-        sources: In any order.
-        filters: Which files are wanted.
-        cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
-            earlier listings fetched and nobody needs any more is removed.
-        exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
-
-    Returns:
-        The rows, and how many paths were left out.
-
-    Raises:
-        UserError: A source cannot be had.
-    """
-    ordered = sorted(_merged(sources), key=_order)
-    roots = [source.root(cache) for source in ordered]
-    for source in ordered:
-        files = source.files if isinstance(source, DocumentsSource) else source
-        if isinstance(files, GitSource):  # only now: the commits of one repository may be several sources
-            files.tidy(cache)
-    return walk_roots(roots, exclude, filters)
-
-
-def _merged(sources: Iterable[Source]) -> list[Source]:
-    """The sources with several patterns for one folder joined: a file is wanted if any of them names it."""
-    merged: dict[str, Source] = {}
-    for source in sources:
-        key = str(source.path) if isinstance(source, FolderSource) else str(source)
-        other = merged.get(key)
-        if isinstance(source, FolderSource) and isinstance(other, FolderSource):
-            both = source.include and other.include
-            merged[key] = FolderSource(source.path, tuple(sorted({*source.include, *other.include})) if both else ())
-        else:
-            merged[key] = source
-    return list(merged.values())
-
-
-def _order(source: Source) -> tuple[int, tuple[str, ...]]:
-    """Folders first and those above before those within, whatever the order given; corpora before all."""
-    if isinstance(source, DocumentsSource):  # the first has a file that several have
-        return -1, (str(source),)
-    if isinstance(source, FolderSource):
-        return 0, source.path.parts
-    return 1, (str(source),)
-
-
 def _resolve(text: str, base: Path) -> Source:
-    if text.startswith(SCHEME):
-        return DocumentsSource(_resolve(text.removeprefix(SCHEME).strip(), base))
+    if is_corpus(text):
+        return DocumentsSource(_resolve(text.removeprefix(DOCUMENTS).strip(), base))
     _refuse_credentials(text)
     if text.startswith("git+"):
         return _git_source(text.removeprefix("git+"), base)

@@ -1,19 +1,26 @@
-"""The text of a Word document (DOCX): headings, paragraphs and rows of tables in reading order.
+"""The text of Word documents (DOCX) and Jupyter notebooks, in reading order.
 
-python-docx opens the package; the text is then taken from the XML itself. python-docx's own paragraphs leave out what
-stands in content controls, text boxes and tracked insertions, and its tables repeat a cell as often as the file says
-it spans, a billion times if need be.
+python-docx opens the package of a Word document; the text is then taken from the XML itself. python-docx's own
+paragraphs leave out what stands in content controls, text boxes and tracked insertions, and its tables repeat a cell as
+often as the file says it spans, a billion times if need be.
+
+Of a notebook prose is as it is written and code between fences; outputs are left out: they repeat what the code says,
+and much of them is pictures in base64.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import re
 import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from tasks.readers.decode import clean
-from tasks.readers.flow import TextFlow
-from tasks.readers.parsed import Parsed
+from tasks.readers.decode import Decoded, clean, decode
+from tasks.readers.detect import KERNELS
+from tasks.readers.markup import TextFlow
 from tasks.readers.records import ExtractionProblem, ExtractOptions
 
 MAX_XML_BYTES = 48 * 1024**2  # The tree of an XML part takes about eight times its size.
@@ -26,9 +33,10 @@ _LINES = frozenset((f"{_WORD}br", f"{_WORD}cr"))
 # What Word would not show beside the rest: moved away, or there for programs that know less.
 _LEFT_OUT = frozenset((f"{_COMPATIBILITY}Fallback", f"{_WORD}moveFrom", f"{_WORD}del"))
 _CHARACTERS = {f"{_WORD}tab": "\t", f"{_WORD}ptab": "\t", f"{_WORD}noBreakHyphen": "-"}
+_FENCE = re.compile(r"^`{3,}", re.MULTILINE)
 
 
-def read_docx(data: bytes, options: ExtractOptions) -> Parsed:
+def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
     """Read a Word document.
 
     Args:
@@ -54,7 +62,7 @@ def read_docx(data: bytes, options: ExtractOptions) -> Parsed:
     except Exception as error:  # noqa: BLE001
         detail = str(error).strip() or type(error).__name__
         raise ExtractionProblem("failed", "corrupt", f"Word document cannot be opened: {detail[:500]}") from None
-    return Parsed(clean(text), None, 1.0, title=clean(title or "").strip() or None)
+    return Decoded(clean(text), None, 1.0, title=clean(title or "").strip() or None)
 
 
 def _check_sizes(data: bytes, options: ExtractOptions) -> None:
@@ -120,3 +128,79 @@ def _end(flow: TextFlow, tag: str, tables: int) -> None:
         flow.line()
     elif tag == f"{_WORD}tbl":
         flow.paragraph()
+
+
+def read_notebook(data: bytes) -> Decoded:
+    """Read a Jupyter notebook, of version 3 or later.
+
+    Args:
+        data: The whole file.
+
+    Returns:
+        Its text and programming language. JSON without cells is no notebook, and is returned as it is.
+
+    Raises:
+        ExtractionProblem: It is not JSON, or its cells are not what they should be ("corrupt").
+    """
+    found = decode(data)
+    try:
+        notebook = json.loads(found.text)
+    except RecursionError:
+        raise _bad_notebook("its values are nested too deep") from None
+    except ValueError as error:
+        raise _bad_notebook(str(error)) from None
+    cells = _cells(notebook)
+    if cells is None:
+        return replace(found, media_type="application/json")
+    language = _language(notebook)
+    text = "\n\n".join(part for part in _cell_texts(cells, language) if part.strip())
+    return replace(found, text=clean(text), programming_language=KERNELS.get(language))
+
+
+def _cells(notebook: Any) -> list[Any] | None:
+    """The notebook's cells; None if it is no notebook."""
+    if not isinstance(notebook, dict):
+        return None
+    if isinstance(notebook.get("cells"), list):
+        return list(notebook["cells"])
+    sheets = notebook.get("worksheets")  # Version 3.
+    if isinstance(sheets, list) and all(isinstance(sheet, dict) for sheet in sheets):
+        lists = [sheet.get("cells", []) for sheet in sheets]
+        return [cell for cells in lists if isinstance(cells, list) for cell in cells]
+    return None
+
+
+def _language(notebook: dict[str, Any]) -> str:
+    """The name of the kernel's language in lower case, or ""."""
+    metadata = notebook.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    for section, key in (("language_info", "name"), ("kernelspec", "language"), ("kernelspec", "name")):
+        values = metadata.get(section)
+        name = values.get(key) if isinstance(values, dict) else None
+        if isinstance(name, str) and name.strip():
+            return name.strip().lower()[:40]
+    return ""
+
+
+def _cell_texts(cells: list[Any], language: str) -> Iterator[str]:
+    for number, cell in enumerate(cells, start=1):
+        if not isinstance(cell, dict):
+            raise _bad_notebook(f"cell {number} is no object but {type(cell).__name__}")
+        source = cell.get("source", cell.get("input", ""))
+        if isinstance(source, list) and all(isinstance(line, str) for line in source):
+            source = "".join(source)
+        if not isinstance(source, str):
+            raise _bad_notebook(f"the source of cell {number} is no text but {type(source).__name__}")
+        source = source.strip("\n")
+        is_code = cell.get("cell_type") == "code" and source.strip()
+        yield _fenced(source, language) if is_code else source
+
+
+def _fenced(source: str, language: str) -> str:
+    longest = max((len(fence) for fence in _FENCE.findall(source)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{source}\n{fence}"
+
+
+def _bad_notebook(detail: str) -> ExtractionProblem:
+    return ExtractionProblem("failed", "corrupt", f"not a readable notebook: {detail}")

@@ -1,0 +1,300 @@
+"""List the files of sources with the digests of their contents; unchanged files are not read again.
+
+The digests of earlier runs are in a small SQLite file that may be deleted at any time; it only ever saves work. A file
+counts as unchanged while size, both time stamps and inode are the same. Files that changed just before they were hashed
+are not remembered, since a second change within the clock's granularity would go unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.sources.address import DocumentsSource, Source, WalkSettings
+from tasks.sources.folder import (
+    EXCLUDED_REASON,
+    FileState,
+    Filters,
+    FolderSource,
+    WalkedFile,
+    encode_path,
+    open_regular,
+)
+from tasks.sources.git import GitSource
+
+HASHING_THREADS = 2
+DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
+# Files between two writes to the memo, so that a killed run keeps most of its work, and parameters of one query, of
+# which some builds of SQLite allow 999.
+BATCH_FILES = 900
+
+_SCHEMA = """
+create table if not exists digest (
+    path blob primary key, size integer, mtime_ns integer, ctime_ns integer, inode integer, sha256 text
+) without rowid
+"""
+_SELECT = "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Result of a walk.
+
+    Attributes:
+        files: One row per path, sorted by path.
+        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
+    """
+
+    files: list[WalkedFile]
+    n_ignored: int
+
+
+@dataclass(frozen=True)
+class Walked(Walk):
+    """Files of the sources, with the digests of their contents.
+
+    Attributes:
+        digests: For each row the sha256 of its bytes or its `pending_digest`, which equals no known content; the error
+            that kept it from being read; None for rows with a status.
+        locations: Where each content lies, by sha256; pending ones are not in it.
+        n_pending: Objects of buckets that were not fetched.
+    """
+
+    digests: list[str | OSError | None]
+    locations: dict[str, str]
+    n_pending: int
+
+
+def walk_sources(
+    sources: Iterable[Source],
+    settings: WalkSettings,
+    max_file_bytes: int,
+    cache: Path,
+    memo: HashMemo,
+    exclude: Sequence[Path] = (),
+    fetch: bool = True,
+) -> Walked:
+    """List the files of all sources and hash those that changed.
+
+    Args:
+        sources: In any order.
+        settings: Which files are wanted.
+        max_file_bytes: Larger files are rejected by their size, neither fetched nor hashed; corpora are not.
+        cache: Folder for what is fetched.
+        memo: Digests of earlier runs; updated.
+        exclude: Folders that are passed over without a row.
+        fetch: Copy objects of buckets. Without it their listing is all that is asked for; an object that has no current
+            copy in the cache counts as new content. Repositories are fetched in any case: nothing else lists them.
+
+    Raises:
+        UserError: A source cannot be had, or a pattern is malformed.
+    """
+    filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
+    walk = list_sources(sources, filters, cache, exclude)
+    digests = digest_files(walk.files, memo, HASHING_THREADS)
+    found = list(zip(walk.files, digests, strict=True))
+    locations = {sha256: file.location for file, sha256 in found if isinstance(sha256, str) and not file.pending_digest}
+    n_pending = sum(bool(file.pending_digest) for file in walk.files)
+    return Walked(walk.files, walk.n_ignored, digests, locations, n_pending)
+
+
+def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
+    """Fetch remote sources and list the files of all.
+
+    Args:
+        sources: In any order.
+        filters: Which files are wanted.
+        cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
+            earlier listings fetched and nobody needs any more is removed.
+        exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
+
+    Returns:
+        The rows, and how many paths were left out.
+
+    Raises:
+        UserError: A source cannot be had.
+    """
+    # in an order that does not depend on how they were given: where they overlap, the first has the file
+    ordered = sorted(_merged(sources), key=_order)
+    several = len(ordered) > 1
+    excluded = frozenset(str(folder.resolve()) for folder in exclude)
+    files: list[WalkedFile] = []
+    seen: set[str] = set()
+    n_ignored = 0
+    for source, name in zip(ordered, _labels([source.name for source in ordered]), strict=True):
+        for row in source.rows(encode_path(name) if several else "", filters, excluded, cache):
+            if row is None:
+                n_ignored += 1
+            elif not several or row.location not in seen:
+                files.append(row)
+                if several:
+                    seen.add(row.location)
+    for source in ordered:
+        repository = source.files if isinstance(source, DocumentsSource) else source
+        if isinstance(repository, GitSource):  # only now: the commits of one repository may be several sources
+            repository.tidy(cache)
+    # A folder left out by one source may be, or hold, another source: then its row would say what is not true.
+    covered = {location for source in ordered for location in source.covers}
+    rows = [row for row in files if row.reason != EXCLUDED_REASON or row.location not in covered]
+    return Walk(sorted(rows, key=lambda row: row.path), n_ignored)
+
+
+def _merged(sources: Iterable[Source]) -> list[Source]:
+    """The sources with several patterns for one folder joined: a file is wanted if any of them names it."""
+    merged: dict[str, Source] = {}
+    for source in sources:
+        key = str(source.path) if isinstance(source, FolderSource) else str(source)
+        other = merged.get(key)
+        if isinstance(source, FolderSource) and isinstance(other, FolderSource):
+            both = source.include and other.include
+            merged[key] = FolderSource(source.path, tuple(sorted({*source.include, *other.include})) if both else ())
+        else:
+            merged[key] = source
+    return list(merged.values())
+
+
+def _order(source: Source) -> tuple[int, tuple[str, ...]]:
+    """Folders first and those above before those within, whatever the order given; corpora before all."""
+    if isinstance(source, DocumentsSource):  # the first has a file that several have
+        return -1, (str(source),)
+    if isinstance(source, FolderSource):
+        return 0, source.path.parts
+    return 1, (str(source),)
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """A distinct first part of the path for each source: its name, numbered where two are called the same."""
+    labels: list[str] = []
+    for name in names:
+        label, number = name or "root", 1
+        while label in labels:
+            number += 1
+            label = f"{Path(name).stem}-{number}{Path(name).suffix}"
+        labels.append(label)
+    return labels
+
+
+class HashMemo:
+    """Remember digests between runs; several processes may use the same file at once.
+
+    Args:
+        path: The SQLite file; made, with its folder, when first written. A damaged file is replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get_many(self, states: dict[str, FileState]) -> dict[str, str]:
+        """Look up at most `BATCH_FILES` files at once.
+
+        Args:
+            states: The files' states now, by location.
+
+        Returns:
+            The digests of those that have not changed since they were remembered.
+        """
+        locations = {os.fsencode(location): location for location in states}
+        query = f"{_SELECT} where path in ({','.join('?' * len(locations))})"
+        rows: list[Any] = self._use(lambda memo: memo.execute(query, list(locations)).fetchall(), otherwise=[])
+        found = ((locations[path], tuple(state), sha256) for path, *state, sha256 in rows)
+        return {location: sha256 for location, state, sha256 in found if state == states[location]}
+
+    def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
+        """Remember many digests, by location, in one transaction."""
+        rows = [(os.fsencode(location), *state, sha256) for location, (state, sha256) in digests.items()]
+
+        def store(connection: sqlite3.Connection) -> None:
+            with connection:
+                connection.executemany("insert or replace into digest values (?, ?, ?, ?, ?, ?)", rows)
+
+        self._use(store, otherwise=None)
+
+    def _use(self, action: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
+        """Run an action on the memo; return `otherwise` where the memo cannot be used."""
+        for _ in range(2):
+            try:
+                with contextlib.closing(self._open()) as connection:
+                    return action(connection)
+            except (sqlite3.OperationalError, OSError):
+                # Locked for long, a full disk, a folder that cannot be written.
+                return otherwise
+            except sqlite3.DatabaseError:
+                # Damaged, or no database at all.
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+        return otherwise
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._path, timeout=30)
+        try:
+            connection.execute(_SCHEMA)
+            connection.execute(_SELECT + " limit 1").fetchone()
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+
+def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> list[str | OSError | None]:
+    """Find the SHA-256 of files, reading only those that changed.
+
+    Args:
+        files: Rows of a walk that was just taken: what the memo knows about a file is asked by the state that the
+            walk saw.
+        memo: Digests of earlier runs; updated.
+        workers: Threads to read with.
+
+    Returns:
+        For each row the digest in hexadecimal, or the error that kept the file from being read; None for rows with a
+        status, which are passed over. Objects that were not fetched keep their `pending_digest`.
+    """
+    outcomes: list[str | OSError | None] = []
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
+        for start in range(0, len(files), BATCH_FILES):
+            batch = files[start : start + BATCH_FILES]
+            found = _digest_batch([file for file in batch if not (file.status or file.pending_digest)], memo, threads)
+            outcomes.extend(None if file.status else file.pending_digest or found[file.location] for file in batch)
+    return outcomes
+
+
+def _digest_batch(files: Sequence[WalkedFile], memo: HashMemo, threads: ThreadPoolExecutor) -> dict[str, str | OSError]:
+    known = memo.get_many({file.location: FileState.walked(file) for file in files})
+    results: dict[str, str | OSError] = dict(known)
+    to_read = [file.location for file in files if file.location not in known]
+    fresh: dict[str, tuple[FileState, str]] = {}
+    for location, outcome in zip(to_read, threads.map(_hash_or_error, to_read), strict=True):
+        if isinstance(outcome, OSError):
+            results[location] = outcome
+            continue
+        state, sha256, settled = outcome
+        results[location] = sha256
+        if settled:
+            fresh[location] = (state, sha256)
+    if fresh:
+        memo.put_many(fresh)
+    return results
+
+
+def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:
+    """Return the state, the digest, and True if both may be remembered; or the error."""
+    try:
+        with open_regular(Path(location)) as file:
+            now = time.time_ns()
+            before = FileState.of(os.fstat(file.fileno()))
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            after = FileState.of(os.fstat(file.fileno()))
+    except OSError as error:
+        return error
+    settled = before == after and max(before.mtime_ns, before.ctime_ns) < now - DISTRUST_NS
+    return after, sha256, settled
