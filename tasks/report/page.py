@@ -83,6 +83,7 @@ def _environment(is_markdown: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        extensions=["jinja2.ext.do"],
     )
     made.filters.update({function.__name__: function for function in FILTERS})
     made.filters["plain"] = _markdown

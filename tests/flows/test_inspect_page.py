@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from browsing import Opened, page_in
 
+from tasks.report.inspect.architecture import Subject
 from tasks.report.inspect.inspection import inspect_prompt
 from tasks.report.inspect.page import SECTIONS, to_html
-from tasks.report.inspect.subject import Subject
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp; '\"\n"
@@ -25,7 +25,7 @@ def open_page(chromium: Any, folder: Path, prompt: str, preset: str = "tiny", **
 def fill(opened: Opened) -> list[str]:
     """Ink of the attention map's cells."""
     found: list[str] = opened.page.eval_on_selector_all(
-        "#attention-map .cell", "cells => cells.map(c => c.style.fillOpacity)"
+        "#attention-map .cell", "cells => cells.map(c => c.style.getPropertyValue('--share'))"
     )
     return found
 
@@ -42,12 +42,12 @@ def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromi
 def test_another_layer_or_head_changes_the_map_its_words_and_its_table(chromium: Any, tmp_path: Path) -> None:
     opened = open_page(chromium, tmp_path, "Hello World")
     first, words = fill(opened), opened.page.locator("#attention-status").inner_text()
-    numbers = opened.page.locator("#attention-table").text_content()
+    numbers = opened.page.locator("#attention-map").text_content()
     opened.page.select_option("#layer", index=1)
     second = fill(opened)
     assert second != first
     assert opened.page.locator("#attention-status").inner_text() != words
-    assert opened.page.locator("#attention-table").text_content() != numbers
+    assert opened.page.locator("#attention-map").text_content() != numbers
     opened.page.get_by_role("button", name="Show layer 1, head 2").click()
     assert opened.page.locator("#head").input_value() == "1"
     assert fill(opened) not in (first, second)

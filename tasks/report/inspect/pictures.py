@@ -1,173 +1,19 @@
-"""Pictures of an inspection as SVG: maps of attention, states and increments, projections, lengths through the layers.
-
-A value is the opacity of one ink, so that light, dark and print agree. The page's script shows another head or token in
-the same drawing; without it the first one stands there.
-"""
+"""Pictures of an inspection as SVG: projections of vectors, and lengths of states through the layers."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
 from tasks.report.charts import Axes, Point, Scale, drawing, element, label, path, scale_of
-from tasks.report.inspect.labels import short
-from tasks.report.wording import number
+from tasks.report.wording import cut, number
 
-BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map
 _LETTER = 7.3  # width of a letter of a token's label, in pixels
 
 Rectangle = tuple[float, float, float, float]
-
-
-class Cell(NamedTuple):
-    """One cell of a map.
-
-    Attributes:
-        class_: of its colour.
-        ink: opacity of the colour; None leaves it to the style sheet.
-        text: written in it.
-        hint: for the pointer.
-    """
-
-    class_: str
-    ink: float | None = None
-    text: str = ""
-    hint: str | None = None
-
-
-def _map(
-    name: str,
-    title: str,
-    description: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    cell: Callable[[int, int], Cell | None],
-    size: Point,
-    kinds: tuple[str, str] = ("note", "token"),
-    every: int = 1,
-) -> Markup:
-    """Cells in rows and columns with labels; empty labels are left out.
-
-    Args:
-        size: width and height of a cell, in pixels.
-        kinds: classes of the labels of rows and columns.
-        every: how many columns share the room of a label.
-    """
-    width, height = size
-    left = 16 + _LETTER * max(map(len, rows))
-    room = width * every
-    turned = any(_LETTER * len(text) > room for text in columns)
-    top = 10 + (_LETTER * max(map(len, columns)) if turned else 12)
-    parts = [
-        label(left - 6, top + (row + 0.5) * height + 4, text, kinds[0], text_anchor="end")
-        for row, text in enumerate(rows)
-        if text
-    ]
-    for column, text in enumerate(columns):
-        x = left + (column + 0.5) * width
-        if text and _LETTER * len(text) <= room:
-            parts.append(label(x, top - 6, text, kinds[1], text_anchor="middle"))
-        elif text:
-            parts.append(label(x + 4, top - 6, text, kinds[1], transform=f"rotate(-90 {x + 4:g} {top - 6:g})"))
-    gap = 1.0 if width >= 11 else 0.0
-    for row, column in itertools.product(range(len(rows)), range(len(columns))):
-        found = cell(row, column)
-        if found is None:
-            continue
-        x, y = left + column * width, top + row * height
-        box = {"x": x, "y": y, "width": width - gap, "height": height - gap, "rx": 2 if width >= 20 else None}
-        ink = None if found.ink is None else f"fill-opacity:{found.ink:.3f}"
-        hint = [element("title", found.hint)] if found.hint else []
-        parts.append(element("rect", *hint, class_=found.class_, style=ink, **box))
-        if found.text:
-            strong = "value strong" if (found.ink or 0) > 0.6 else "value"
-            place = x + (width - gap) / 2, y + (height - gap) / 2 + 4
-            parts.append(label(*place, found.text, strong, text_anchor="middle"))
-    edge = left + len(columns) * width + 4, top + len(rows) * height + 4
-    return drawing(name, title, description, edge, *parts)
-
-
-def square_map(
-    name: str,
-    title: str,
-    description: str,
-    labels: Sequence[str],
-    seen: Sequence[Sequence[bool]],
-    values: Sequence[Sequence[float]] | None = None,
-    largest: float = 27.0,
-) -> Markup:
-    """A token-by-token map; rows look at columns.
-
-    Args:
-        seen: which cells exist; the others are drawn as forbidden.
-        values: between 0 and 1, drawn as ink and, where there is room, as numbers; None draws plain cells.
-        largest: side of a cell, in pixels, unless there are too many.
-    """
-    n = len(labels)
-    side = min(largest, 27.0 if n <= 12 else 24.0 if n <= 20 else 15.0 if n <= 40 else 11.0 if n <= 80 else 6.0)
-    every = 1 if side >= 11 else next(step for step in (5, 10, 20, 50) if step * side >= 30)
-    kind = "token" if side >= 15 or every > 1 else "token small"
-    names = [short(text) if every == 1 else "" if place % every else str(place) for place, text in enumerate(labels)]
-
-    def cell(row: int, column: int) -> Cell | None:
-        if not seen[row][column]:
-            return Cell("off") if side >= 11 else None
-        if values is None:
-            return Cell("cell")
-        value = values[row][column]
-        return Cell("cell", math.sqrt(value), f"{value:.2f}" if side >= 27 else "")
-
-    return _map(name, title, description, names, names, cell, (side, side), (kind, kind), every)
-
-
-def mask_map(labels: Sequence[str], seen: Sequence[Sequence[bool]], window: int | None) -> Markup:
-    """Boolean attention mask."""
-    reach = f" and at most {window - 1} tokens back" if window else ""
-    description = f"Each token (row) may look at itself and at earlier tokens{reach}; grey cells are not allowed."
-    return square_map("mask", "Attention mask", description, labels, seen, largest=min(15, max(4, 330 // len(labels))))
-
-
-def dimension_map(states: Sequence[Sequence[float]]) -> Markup:
-    """Values of one token's state: columns are dimensions, rows go through the layers."""
-    largest = max(abs(value) for row in states for value in row) or 1.0
-    rows = [f"h{state}" for state in range(len(states))]
-    columns = ["" if column % 4 else str(column) for column in range(len(states[0]))]
-
-    def cell(row: int, column: int) -> Cell:
-        value = states[row][column]
-        return Cell("signed minus" if value < 0 else "signed", abs(value) / largest)
-
-    description = (
-        f"Rows are the states h0 to h{len(rows) - 1}, columns the first {len(columns)} dimensions of the chosen token; "
-        f"one colour for positive values, another for negative ones. The table below has the first four."
-    )
-    title = "Hidden-state values through the layers"
-    return _map("dimensions", title, description, rows, columns, cell, (18.0, 18.0), ("note", "note"), every=4)
-
-
-def increment_map(labels: Sequence[str], norms: Sequence[Sequence[float]]) -> Markup:
-    """How much each block adds to each token's state.
-
-    Args:
-        norms: (L) rows of T lengths of block_l(x) - x.
-    """
-    width, high = 40.0 if len(labels) <= 16 else 22.0, max(max(row) for row in norms) or 1.0
-    rows = [f"block {row}" for row in range(1, len(norms) + 1)]
-
-    def cell(row: int, column: int) -> Cell:
-        value = norms[row][column]
-        text = f"{value:#.3g}".rstrip(".") if width >= 40 else ""
-        return Cell("ink", 0.05 + 0.95 * value / high, text, f"{rows[row]}, token {column}: {value:.3g}")
-
-    description = (
-        f"Length of what each of {len(norms)} blocks adds to each of {len(labels)} tokens' states, at most {high:.3g}."
-    )
-    names = list(map(short, labels))
-    return _map("increments", "What each block adds", description, rows, names, cell, (width, 26.0))
 
 
 # ---- lengths through the layers
@@ -225,7 +71,7 @@ def _end_labels(labels: Sequence[str], ends: Sequence[Point], top: float, bottom
     for token, place in zip(order, places, strict=True):
         x, y = ends[token]
         yield path((x + 2, y), (x + 16, place), class_="leader", style=f"stroke:{_colour(token, n)}")
-        yield label(x + 20, place + 4, f"{token} {short(labels[token])}", "token")
+        yield label(x + 20, place + 4, f"{token} {cut(labels[token], 9)}", "token")
 
 
 # ---- projections
@@ -246,12 +92,12 @@ def scatter(
         spots.setdefault((round(x), round(y)), []).append(index)
     parts = [path((pad / 2, 14), (pad / 2, height - 16), (width - pad / 2, height - 16), class_="axis"), *_way(at)]
     taken = [(x - 7.0, y - 7.0, x + 7.0, y + 7.0) for x, y in spots]
-    words, segments = [], list(_beside(at)) if len(at) <= 24 else []
+    words = []
     names = [_spot_name(labels, indices) for indices in spots.values()]
     for (x, y), indices, text in zip(spots, spots.values(), names, strict=True):
         parts.append(element("circle", cx=float(x), cy=float(y), r=5 if len(indices) > 1 else 4, class_="dot"))
         size, room = _LETTER * len(text) + 4, (width, height - 20)
-        found = _free_spot(x, y, size, [*taken, *segments], room) or _free_spot(x, y, size, taken, room)
+        found = _free_spot(x, y, size, taken, room)
         if found is not None:
             taken.append(found)
             words.append(label(found[0] + 2, found[3] - 4, text, "token halo"))
@@ -266,7 +112,7 @@ def scatter(
 def _spot_name(labels: Sequence[str], indices: Sequence[int]) -> str:
     places = ",".join(map(str, indices[:3])) + ("…" if len(indices) > 3 else "")
     same = {labels[index] for index in indices}
-    return f"{short(labels[indices[0]])}{'+' if len(same) > 1 else ''} {places}"
+    return f"{cut(labels[indices[0]], 9)}{'+' if len(same) > 1 else ''} {places}"
 
 
 def _way(at: Sequence[Point]) -> Iterator[Markup]:
@@ -279,15 +125,6 @@ def _way(at: Sequence[Point]) -> Iterator[Markup]:
         yield path((x, y), (to_x, to_y), class_="way", opacity=opacity)
         middle = f"translate({x + 0.55 * (to_x - x):.2f} {y + 0.55 * (to_y - y):.2f}) rotate({angle:.2f})"
         yield element("path", d="M3 0L-4 -3.2V3.2Z", class_="way-tip", transform=middle, opacity=opacity)
-
-
-def _beside(at: Sequence[Point]) -> Iterator[Rectangle]:
-    """Small squares along the line, which labels keep clear of."""
-    for (x, y), (to_x, to_y) in itertools.pairwise(at):
-        steps = max(1, int(math.hypot(to_x - x, to_y - y) / 5))
-        for step in range(steps):
-            px, py = x + (to_x - x) * step / steps, y + (to_y - y) * step / steps
-            yield px - 1, py - 1, px + 1, py + 1
 
 
 def _free_spot(x: float, y: float, width: float, taken: Sequence[Rectangle], room: Point) -> Rectangle | None:
