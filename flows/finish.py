@@ -25,7 +25,6 @@ from tasks.report.written import Outcome
 from tasks.training.suggest import read_suggestion, suggest
 
 if TYPE_CHECKING:
-    from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
     from tasks.report.evaluation import Measured
 
@@ -51,19 +50,17 @@ def leave(topic: str, description: str, text: str) -> None:
 def finish(
     run: Run,
     result: RunResult,
-    sources: SourceFiles | None = None,
     measured: Measured | None = None,
     promoted: Promotion | None = None,
 ) -> dict[str, Any]:
     """Publish what a run produced, and write its report and pages; returns the flow's result.
 
     Args:
-        sources: Where the files lie, for pictures of pages.
         measured: The model whose evaluation has a page.
         promoted: Verdicts of the gates on it.
     """
     publish(run)
-    outcome = Outcome(run, result.metrics, sources, measured, promoted)
+    outcome = Outcome(run, result.metrics, measured, promoted)
     pages = [page for write in PAGES if (page := write(outcome)) is not None]
     links = _links(run, result.mlflow_run_id, promoted) if result.mlflow_run_id else []
     report = run_report(run.corpus, result, pages, links)

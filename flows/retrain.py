@@ -26,7 +26,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         settings = continuing(run, settings, options.base)
-        ingested, prepared, base = ingest_and_prepare(run, options.source, settings)
+        _, prepared, base = ingest_and_prepare(run, options.source, settings)
         evalset = prepared.evalset
         check_unread(run, base, evalset)
         read = already_read(run, options.base, base, prepared.dataset)
@@ -44,7 +44,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
             mlflow_run_id=run_id,
             completions=completions_path(run, made),
         )
-        finished = finish(run, result, sources=ingested.sources, measured=measured, promoted=done)
+        finished = finish(run, result, measured=measured, promoted=done)
         keep_result(run, settings, finished)
         return finished
 

@@ -1,4 +1,4 @@
-"""The report of a corpus: a page that shows what became of every file, and a summary in Markdown.
+"""The report of a corpus: a page that shows what became of every file.
 
 What is needed of each document (no text, a few hundred bytes) is joined once into a temporary table; everything else is
 an aggregate or the first few rows of an order. The memory it takes follows the number of documents, not their length.
@@ -7,16 +7,15 @@ an aggregate or the first few rows of an order. The memory it takes follows the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
-from tasks.report.page import Level, Notice, gravest_first, render
+from tasks.report.page import Level, Notice, draw_page, gravest_first
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
-from tasks.report.thumbnails import Thumbnail, Thumbnails
 from tasks.report.wording import counted, share, size_of
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ BYTES_PER_TOKEN = 4.0  # of text in the Latin alphabet for a large vocabulary: t
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples
 WORST_PAGES = 12
-PICTURES_BYTES = 1_500_000  # of all pictures together; the page stays small enough to send
 
 FEW_HELD_OUT = 0.02  # share of the text below which a measured loss says little
 MUCH_DROPPED = 0.25  # share of the documents that one threshold may drop before it is to be looked at
@@ -305,7 +303,7 @@ def _join(catalog: Catalog) -> None:
 def _worst_pages(catalog: Catalog) -> list[Row]:
     worst = rows(
         catalog,
-        "select p.doc_id, f.path, f.container, f.sha256, f.media_type, p.page, p.confidence, f.kept, '' as text from "
+        "select p.doc_id, f.path, p.page, p.confidence, f.kept, '' as text from "
         f"(select doc_id, page, confidence from report_pages where {_OCR} and confidence is not null "
         f"order by confidence, doc_id, page limit {WORST_PAGES}) p "
         "join report_files f on f.doc_id = p.doc_id and f.file_status = 'ok' order by p.confidence, f.path, p.page",
@@ -385,7 +383,7 @@ def _of_pages(found: Row) -> Iterator[Notice]:
         yield Notice("check", title, "The errors are listed with the pages.", "pages", errors, first)
     if doubtful := sum(item.doubtful for item in found.pages):
         title = f"{counted(doubtful, 'page')} read by OCR with a confidence below {share(DOUBTFUL, 1)}"
-        advice = "Look at their pictures in the report: a better scan, another language for OCR, or leave them out."
+        advice = "They are listed with what was read: a better scan, another language for OCR, or leave them out."
         yield Notice("check", title, advice, "pages", doubtful, found.worst_pages[0].path if found.worst_pages else "")
 
 
@@ -440,20 +438,18 @@ def _of_text(found: Row) -> Iterator[Notice]:
         yield Notice("note", title, advice, "kinds", unknown)
 
 
-def corpus_page(found: Row, corpus: str, thumbnails: Thumbnails | None = None) -> str:
-    """Return the page.
+def corpus_page(found: Row, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         found: what `collect` returns.
         corpus: its name.
-        thumbnails: draws the pages that OCR was least sure of; without it they are listed without pictures.
     """
-    return render(
+    return draw_page(
         "corpus.html",
+        notices(found),
         corpus=corpus,
         sections=SECTIONS,
-        notices=notices(found),
-        pictures=_pictures(found.worst_pages, thumbnails),
         names=NO_LANGUAGE,
         folded=folded,
         bar_figure=bar_figure,
@@ -462,55 +458,19 @@ def corpus_page(found: Row, corpus: str, thumbnails: Thumbnails | None = None) -
     )
 
 
-def _pictures(worst: Sequence[Row], thumbnails: Thumbnails | None) -> list[Thumbnail]:
-    """A picture of each page, or a reason, within the bytes that the page may take."""
-    pictures, room = [], PICTURES_BYTES
-    for page in worst:
-        drawn = Thumbnail(reason="none was asked for")
-        if thumbnails is not None:
-            drawn = thumbnails.draw(page.sha256, page.media_type, page.page, page.container)
-        if len(drawn.uri) > room:
-            drawn = Thumbnail(reason="the page has enough of them")
-        room -= len(drawn.uri)
-        pictures.append(drawn)
-    return pictures
-
-
-def corpus_summary(found: Row) -> str:
-    """Return counts by status, reason, kind and language, duplicates and split: at most 40 lines of Markdown."""
-    warnings = [notice for notice in notices(found) if notice.level != "note"]
-    not_read = [item for item in found.outcomes if item.status not in ("ok", "duplicate")]
-    return render("corpus.md", warnings=warnings, not_read=not_read, **vars(found))
-
-
 def write(outcome: Outcome) -> Page | None:
     """Write the page of a run's corpus: its files, documents and what was refused."""
-    run, sources = outcome.run, outcome.sources
     if outcome.made("snapshot") is None:
         return None
-    files = ({}, []) if sources is None else (dict(sources.paths), list(sources.passwords))
-
-    def draw() -> list[str]:
-        return outcome.draw_in_subprocess(draw_corpus, paths=files[0], passwords=files[1])
-
-    return outcome.draw_once("corpus", f"Corpus {run.corpus}", read_state(run.store, run.corpus), draw)
+    run = outcome.run
+    state = read_state(run.store, run.corpus)
+    return outcome.draw_once("corpus", f"Corpus {run.corpus}", state, lambda: outcome.draw_in_subprocess(draw_corpus))
 
 
-def draw_corpus(
-    store: str,
-    cache: str,
-    corpus: str,
-    paths: Mapping[str, str],
-    passwords: Sequence[str],
-    progress: Callable[[int, int], None],
-) -> list[str]:
+def draw_corpus(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
     """Return page and summary of a corpus; called in a subprocess.
 
     Args:
         store, cache: address of the store, and folder for local copies.
-        paths: place of each file, by sha256.
-        passwords: tried on encrypted PDFs when a picture of a page is drawn.
     """
-    found = collect(Catalog(open_store(store, Path(cache)), corpus))
-    with Thumbnails(paths, passwords) as thumbnails:
-        return [corpus_page(found, corpus, thumbnails), corpus_summary(found)]
+    return corpus_page(collect(Catalog(open_store(store, Path(cache)), corpus)), corpus)

@@ -1,4 +1,4 @@
-"""The report of a dataset: a page that shows what the model will read, a data card, and a summary in Markdown.
+"""The report of a dataset: a page that shows what the model will read, and a data card.
 
 What is needed of each document is joined once into a temporary table, without its text and without its ids; everything
 else is an aggregate of it, or comes from the manifests and the account of the sequences.
@@ -21,7 +21,7 @@ from storage.schemas import COUNTS_FILE, DATASET_FILE
 from storage.store import StoreError, open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
 from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
-from tasks.report.page import Level, Notice, gravest_first, render
+from tasks.report.page import Level, Notice, draw_page, gravest_first, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
 from tasks.report.vocabulary import RARE, Spelling, special_names, usage
 from tasks.report.wording import counted, percent, share
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CARD = "data-card.md"
 SECTIONS = {
-    "notes": "Look at first",
+    "first": "Look at first",
     "tokens": "Tokens",
     "lengths": "Documents",
     "sequences": "Sequences",
@@ -280,7 +280,7 @@ def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
     return [Row(**vars(row), pieces=[spelling.token(index) for index in row.ids]) for row in chosen]
 
 
-def notes(found: Row) -> list[Notice]:
+def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
     return gravest_first([*_of_sums(found), *_of_text(found), *_of_sequences(found)])
 
@@ -387,19 +387,22 @@ def _short(value: Any) -> Any:
     return value
 
 
-def dataset_page(found: Row, corpus: str) -> str:
-    """Return the page.
+def dataset_page(found: Row, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         found: what `collect_dataset` returns.
         corpus: its name.
     """
-    return render("dataset.html", corpus=corpus, sections=SECTIONS, rare=RARE, bar_figure=bar_figure, **_shown(found))
-
-
-def dataset_summary(found: Row) -> str:
-    """Return tokens by split, kind and language, sequences, tokeniser: at most 40 lines of Markdown."""
-    return render("dataset.md", **_shown(found))
+    return draw_page(
+        "dataset.html",
+        notices(found),
+        corpus=corpus,
+        sections=SECTIONS,
+        rare=RARE,
+        bar_figure=bar_figure,
+        **_shown(found),
+    )
 
 
 def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
@@ -419,12 +422,12 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
     return render(
         "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block,
-        reason_of=reason_of, doubtful=DOUBTFUL, **_shown(found),
+        reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **_shown(found),
     )  # fmt: skip
 
 
 def _shown(found: Row) -> dict[str, Any]:
-    """What the templates of page, card and summary share."""
+    """What the templates of page and card share."""
     packed = found.packed
     packing = f"Packing {packed.packing}: {PACKINGS.get(packed.packing, 'as the settings say')}. Sequences have "
     packing += f"{packed.seq_len:,} input places"
@@ -434,7 +437,6 @@ def _shown(found: Row) -> dict[str, Any]:
     lines["fill"] = [percent(account.fill) for account in packed.accounts]
     return {
         **vars(found),
-        "notes": notes(found),
         "train": side(found, "train"),
         "held_out": side(found, "validation"),
         "folded": folded,
@@ -469,4 +471,4 @@ def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, i
     # a second catalogue, because the first returns the memory of its tables only when it is closed
     catalog = Catalog(opened, corpus)
     found = collect_dataset(catalog, corpus)
-    return [dataset_page(found, corpus), dataset_summary(found), data_card(found, files, provenance(catalog), corpus)]
+    return [*dataset_page(found, corpus), data_card(found, files, provenance(catalog), corpus)]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ from tasks.evaluation.tables import (
     Evaluated,
     Evaluation,
     PositionBucket,
-    Sums,
     baselines_of,
     read_documents,
     read_evaluation,
@@ -35,10 +34,11 @@ from tasks.lineage.attribution import first_paths
 from tasks.lineage.contamination import Exposure, by_exposure, read_contamination
 from tasks.lineage.memorised import read_memorised_metrics
 from tasks.lineage.training_texts import datasets_of
-from tasks.report.charts import BarPlot, Layer, LinePlot, Series, bar_figure, element, line_figure
-from tasks.report.markdown import plain, table
-from tasks.report.page import Notice, gravest_first, render
-from tasks.report.wording import counted, cut, cut_middle, decimals, lines, share, size_of
+from tasks.report.charts import BarPlot, Layer, LinePlot, Series, bar_figure, line_figure
+from tasks.report.markdown import table
+from tasks.report.page import Notice, draw_page, gravest_first
+from tasks.report.queries import Row
+from tasks.report.wording import counted, cut, cut_middle, decimals, share, size_of
 from tasks.report.written import Outcome, Page
 
 SECTIONS = {
@@ -69,10 +69,8 @@ FEW_DOCUMENTS = 20
 MISCALIBRATED = 0.1
 MEMORISED = 0.25  # share of completions that reproduce training text
 ZSTD = "val/zstd19_bits_per_byte"
-_NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
 _KEY = 8  # characters of an evaluation's key in the name of a page
 _SOURCES = 3  # that are named of one span
-_SUMMARY_SLICES, _SUMMARY_NOTES = 8, 6
 
 
 @dataclass(frozen=True)
@@ -100,27 +98,7 @@ class Measured:
     read: bool = False
 
 
-@dataclass(frozen=True)
-class Document:
-    """One evaluation document.
-
-    Attributes:
-        path: where it was found; empty where that is not known.
-        labels: which slice it is in, by dimension.
-        begins: the beginning of its text.
-        seen: share of its 13-grams that stand in training text; None where that was not measured.
-    """
-
-    doc_id: str
-    path: str
-    labels: Mapping[str, str]
-    sums: Sums
-    begins: str = ""
-    seen: float | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A span of a completion that stands in training text; places are in characters.
 
     Attributes:
@@ -132,42 +110,40 @@ class Mark:
     words: int
     sources: Sequence[str] = ()
 
-    @property
-    def found_in(self) -> str:
-        """The sources in words."""
+    def __str__(self) -> str:
         named = ", ".join(cut_middle(source, PATH) for source in self.sources[:_SOURCES])
-        return f", in {named}" if named else ""
+        return f"{self.words} words{', in ' if named else ''}{named}"
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """What a model wrote.
 
     Attributes:
-        error: why it could not continue the prompt; empty if it did.
         marks: spans that stand in training text, the longest first; None where that was not measured.
+        error: why it could not continue the prompt; empty if it did.
     """
 
     prompt: str
     text: str
-    finish_reason: str = ""
     marks: Sequence[Mark] | None = None
     error: str = ""
 
-
-@dataclass(frozen=True)
-class Rival:
-    """Another model on the same documents: the champion that this one met.
-
-    Attributes:
-        bits: its bits per byte of each slice, by dimension and value.
-        difference: of bits per byte, this model's less its own.
-    """
-
-    name: str
-    metrics: Mapping[str, float]
-    bits: Mapping[tuple[str, str], float]
-    difference: Difference
+    @property
+    def pieces(self) -> list[tuple[str, str]]:
+        """The text in order, and what is said of each marked part; marks that overlap are one."""
+        spans: list[tuple[int, int, list[str]]] = []
+        for mark in sorted(self.marks or (), key=lambda one: one.start):
+            end = mark.start + mark.length
+            if spans and mark.start < spans[-1][1]:
+                begin, before, known = spans.pop()
+                spans.append((begin, max(before, end), [*known, str(mark)]))
+            else:
+                spans.append((mark.start, end, [str(mark)]))
+        found, reached = [], 0
+        for begin, end, said in spans:
+            found += [(self.text[reached:begin], ""), (self.text[begin:end], "; ".join(dict.fromkeys(said)))]
+            reached = end
+        return [*found, (self.text[reached:], "")]
 
 
 @dataclass(frozen=True)
@@ -175,32 +151,25 @@ class EvaluationFigures:
     """Everything that the page shows.
 
     Attributes:
-        model: what the model is called.
-        checkpoint, evalset, ref: artefacts of the model, of the documents and of the evaluation.
-        best, worst: the documents with the fewest and the most bits per byte.
-        rival: None where there is no other champion, or it cannot be compared.
+        best, worst: the documents with the fewest and the most bits per byte: `doc_id`, `path` (empty where it is not
+            known), `kind`, `sums`, `begins` (of its text) and `seen` (share of its 13-grams that stand in training
+            text, or None).
+        rival: the champion that it met: `name`, `metrics`, `bits` per byte by dimension and value, and the `difference`
+            to it in bits per byte; None where there is none, or it cannot be compared.
         exposures: bits per byte by how much of a document stands in training text; empty where that was not measured.
-        completions: a few.
         memorised: figures of the stage `memorised`; empty where there are none.
         pages: files of other reports that lie beside this one.
-        texts: what the documents are called; empty for the frozen evaluation set.
-        read: whether the model was trained on some of them.
     """
 
-    model: str
-    checkpoint: ArtifactRef
-    evalset: ArtifactRef
-    ref: ArtifactRef
+    measured: Measured
     evaluation: Evaluation
-    best: Sequence[Document] = ()
-    worst: Sequence[Document] = ()
-    rival: Rival | None = None
+    best: Sequence[Row] = ()
+    worst: Sequence[Row] = ()
+    rival: Row | None = None
     exposures: Sequence[Exposure] = ()
     completions: Sequence[Completion] = ()
     memorised: Mapping[str, float] = field(default_factory=dict)
     pages: Sequence[str] = ()
-    texts: str = ""
-    read: bool = False
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -228,10 +197,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
     best, worst = _extremes(documents)
     listed = _describe(store, measured.evalset, documents, [*best, *worst], seen or {})
     return EvaluationFigures(
-        model=measured.model,
-        checkpoint=measured.checkpoint,
-        evalset=measured.evalset,
-        ref=measured.evaluation,
+        measured=measured,
         evaluation=read_evaluation(store, measured.evaluation),
         best=listed[: len(best)],
         worst=listed[len(best) :],
@@ -240,8 +206,6 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         completions=_completions(store, measured),
         memorised=read_memorised_metrics(store.folder(measured.memorised)) if measured.memorised else {},
         pages=sorted(pages),
-        texts=measured.texts,
-        read=measured.read,
     )
 
 
@@ -256,16 +220,16 @@ def _extremes(documents: Evaluated) -> tuple[list[int], list[int]]:
 
 def _describe(
     store: Store, evalset: ArtifactRef, documents: Evaluated, rows: Iterable[int], seen: Mapping[str, float]
-) -> list[Document]:
+) -> list[Row]:
     """Some documents of an evaluation, with their paths and the beginnings of their texts."""
     chosen = list(rows)
     doc_ids = [documents.doc_id[row] for row in chosen]
     begins, paths = beginnings(store, evalset, doc_ids), paths_of(store, evalset, doc_ids)
     return [
-        Document(
+        Row(
             doc_id=doc_id,
             path=paths.get(doc_id, ""),
-            labels={name: documents.labels[name][row] for name in DIMENSIONS},
+            kind=documents.labels["kind"][row],
             sums=documents.total(np.array([row])),
             begins=begins[doc_id],
             seen=seen.get(doc_id),
@@ -294,14 +258,14 @@ def _rows(documents: Evaluated) -> list[dict[str, object]]:
     return [dict(zip(("doc_id", *names), row, strict=True)) for row in columns]
 
 
-def _rival(store: Store, measured: Measured) -> Rival | None:
+def _rival(store: Store, measured: Measured) -> Row | None:
     if measured.rival is None:
         return None
     name, evaluation = measured.rival
     found = compare_evaluations(store, measured.evaluation, evaluation, most=0)
     bits = {(item.dimension, item.value): item.b.bits_per_byte for item in found.slices}
     metrics = {name: value for name, (_, value) in found.metrics.items() if value is not None}
-    return Rival(name, metrics, bits, found.difference)
+    return Row(name=name, metrics=metrics, bits=bits, difference=found.difference)
 
 
 def _completions(store: Store, measured: Measured) -> list[Completion]:
@@ -329,7 +293,7 @@ def _completions(store: Store, measured: Measured) -> list[Completion]:
 
 def first_completions(store: Store, made: ArtifactRef) -> list[dict[str, Any]]:
     """Return the rows of the completions that a page shows."""
-    columns = ["id", "sample", "prompt", "text", "finish_reason", "error"]
+    columns = ["id", "sample", "prompt", "text", "error"]
     return list(islice(stream_rows(store.folder(made) / COMPLETIONS_FILE, columns), MOST_COMPLETIONS))
 
 
@@ -337,7 +301,7 @@ def completion_of(row: Mapping[str, Any], marks: Sequence[Mark] | None = None) -
     """Return a completion as a page shows it, from a row of `first_completions`."""
     prompt = row["prompt"]
     shown = prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:]
-    return Completion(shown, row["text"], row["finish_reason"], marks, row["error"] or "")
+    return Completion(shown, row["text"], marks, row["error"] or "")
 
 
 # ---- the page and its summary
@@ -351,51 +315,41 @@ def write(outcome: Outcome) -> Page | None:
     beside = sorted(outcome.pages() & LINKED)
 
     def draw() -> list[str]:
-        figures = collect_evaluation(run.store, measured, beside)
-        return [evaluation_page(figures, run.corpus), evaluation_summary(figures)]
+        return evaluation_page(collect_evaluation(run.store, measured, beside), run.corpus)
 
     name = f"evaluation-{measured.evaluation.key[:_KEY]}" if measured.texts else "evaluation"
     return outcome.draw_once(name, f"Evaluation of {measured.model}", [asdict(measured), beside], draw)
 
 
-def evaluation_page(figures: EvaluationFigures, corpus: str) -> str:
-    """Return the page.
+def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         corpus: its name.
     """
-    found, named = figures.metrics, baselines_of(figures.metrics)
-    models = [("this model", found["val/loss"], figures.bits_per_byte, found["val/perplexity"])]
-    if figures.rival is not None:
-        known = figures.rival.metrics
-        models.append((figures.rival.name, known["val/loss"], known["val/bits_per_byte"], known["val/perplexity"]))
-    for name, of in named:
-        loss = found[f"val/{of}_loss"]
-        models.append((name, loss, found[f"val/{of}_bits_per_byte"], math.exp(loss)))
-    if ZSTD in found:
-        models.append(("zstd -19", math.nan, found[ZSTD], math.nan))
-    return render(
+    found, named, rival = figures.metrics, baselines_of(figures.metrics), figures.rival
+    models = [("this model", found["val/loss"], figures.bits_per_byte)]
+    if rival is not None:
+        models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
+    models += [(name, found[f"val/{of}_loss"], found[f"val/{of}_bits_per_byte"]) for name, of in named]
+    models += [("zstd -19", math.nan, found[ZSTD])] if ZSTD in found else []
+    calibration = figures.evaluation.calibration
+    return draw_page(
         "evaluation.html",
+        notices(figures),
         title=f"Corpus {corpus}: the evaluation",
-        lead=lead(figures),
-        facts=facts(figures),
         sections=SECTIONS,
         figures=figures,
-        notices=notices(figures),
         models=models,
         less=_less,
-        rival_verdict=verdict(figures.rival.difference, "It", figures.rival.name) if figures.rival else "",
-        charts=[
-            _reliability(figures.evaluation.calibration),
-            _confidence(figures.evaluation.calibration),
-            _positions(figures.evaluation.positions),
-        ],
+        exp=math.exp,
+        rival_verdict=verdict(rival.difference, "It", rival.name) if rival else "",
+        charts=[_reliability(calibration), _confidence(calibration), _positions(figures.evaluation.positions)],
         slices={
             TITLES[name]: [item for item in figures.evaluation.slices if item.dimension == name] for name in DIMENSIONS
         },
         baselines=named,
         beginning=beginning,
-        written=written,
     )
 
 
@@ -444,26 +398,6 @@ def _positions(buckets: Sequence[PositionBucket]) -> Markup:
     return line_figure(LinePlot("positions", title, note, [series], names=names, over=over, height=210))
 
 
-def evaluation_summary(figures: EvaluationFigures) -> str:
-    """Return figures, baselines, slices and what to look at as Markdown: at most 60 lines, no words of documents."""
-    found = figures.metrics
-    text = [plain(lead(figures), 600), ""]
-    text += table(["", ""], [[name, plain(value)] for name, value in facts(figures).items()])
-    rows = [["this model", f"{figures.bits_per_byte:.4f}"]]
-    if figures.rival is not None:
-        rows.append([plain(figures.rival.name), f"{figures.rival.metrics['val/bits_per_byte']:.4f}"])
-    rows += [[name, f"{found[f'val/{of}_bits_per_byte']:.4f}"] for name, of in baselines_of(found)]
-    rows += [["zstd -19", f"{found[ZSTD]:.4f}"]] if ZSTD in found else []
-    text += ["", *table(["", "bits per byte"], rows)]
-    kinds = [item for item in figures.evaluation.slices if item.dimension == "kind"][:_SUMMARY_SLICES]
-    cells = [[plain(item.value), f"{item.sums.bits_per_byte:.4f}", f"{item.sums.documents:,}"] for item in kinds]
-    text += ["", *table(["kind", "bits per byte", "documents"], cells)]
-    listed = notices(figures)[:_SUMMARY_NOTES]
-    if listed:
-        text += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.advice}'.strip())}" for item in listed)]
-    return "\n".join(text) + "\n"
-
-
 def metrics_table(metrics: Mapping[str, float]) -> str:
     """Return a model's figures beside those of its baselines as Markdown; empty without any."""
     if not metrics:
@@ -491,63 +425,6 @@ def beginning(text: str, length: int = BEGINNING) -> str:
     return cut(" ".join(text[: 4 * length].split()), length)
 
 
-def written(completion: Completion) -> Markup:
-    """A prompt and what a model wrote after it, with the spans that stand in training text marked."""
-    marks, parts, reached = completion.marks or (), [], 0
-    for begin, end, hint in _merged(marks):
-        parts.append(lines(completion.text[reached:begin]))
-        parts.append(element("mark", lines(completion.text[begin:end]), title=hint))
-        reached = end
-    asked = element("span", lines(completion.prompt), class_="asked")
-    body = element("p", asked, *parts, lines(completion.text[reached:]), class_="written")
-    if completion.error:
-        return body + element("p", f"Not continued: {completion.error}.", class_="told fault")
-    if completion.marks is None:
-        return body
-    words = "No span of eight words or more stands in the training text."
-    if marks:
-        spans = f"{counted(len(marks), 'span')} from the training text"
-        words = f"{spans}, the longest of {marks[0].words} words{marks[0].found_in}."
-    return body + element("p", words, class_="told")
-
-
-def _merged(marks: Sequence[Mark]) -> list[tuple[int, int, str]]:
-    """Spans of text with what is said of them; those that overlap are one."""
-    found: list[tuple[int, int, str]] = []
-    for mark in sorted(marks, key=lambda one: one.start):
-        end, hint = mark.start + mark.length, f"{mark.words} words{mark.found_in}"
-        if found and mark.start < found[-1][1]:
-            begin, before, known = found[-1]
-            found[-1] = (begin, max(before, end), known if known == hint else f"{known}; {hint}")
-        else:
-            found.append((mark.start, end, hint))
-    return found
-
-
-def interval(difference: Difference, reach: float) -> Markup:
-    """A difference with its interval as a strip whose middle is 0.
-
-    Args:
-        reach: the difference at either end of the strip.
-    """
-    side = "" if not difference.is_clear else " better" if difference.value < 0 else " worse"
-
-    def place(value: float) -> float:
-        part = value / reach if reach else 0.0 if math.isfinite(value) else math.copysign(1.0, value)
-        return 50 + 50 * max(-1.0, min(1.0, part))
-
-    low, high = place(difference.low), place(difference.high)
-    return element(
-        "div",
-        element("i", class_="zero"),
-        element("i", class_="reach", style=f"left:{low:.2f}%;width:{high - low:.2f}%"),
-        element("i", class_="spot", style=f"left:{place(difference.value):.2f}%"),
-        class_=f"range{side}",
-        role="img",
-        aria_label=interval_words(difference),
-    )
-
-
 def interval_reach(differences: Iterable[Difference]) -> float:
     """The largest difference that a bound of several intervals has."""
     bounds = (bound for item in differences for bound in (item.low, item.value, item.high))
@@ -560,32 +437,6 @@ def interval_words(difference: Difference) -> str:
     if not math.isfinite(difference.high - difference.low):
         return f"{value} (one document)"
     return f"{value} ({decimals(difference.low, sign=True)} to {decimals(difference.high, sign=True)})"
-
-
-# ---- words
-
-
-def figure_name(metric: str) -> str:
-    """What a figure is called where people read it."""
-    name = metric.removeprefix("val/")
-    return _NAMES.get(name, name.replace("_", " "))
-
-
-def lead(figures: EvaluationFigures) -> str:
-    """What came out, in two or three sentences."""
-    found = figures.metrics
-    which = f" of {figures.texts}" if figures.texts else ""
-    which += ", of which it has read some," if figures.read else "" if which else " that it never read"
-    words = (
-        f"{_begun(figures.model)} takes {figures.bits_per_byte:.4f} bits for a byte of "
-        f"{counted(int(found['val/documents']), 'document')}{which} ({size_of(found['val/bytes'])})"
-    )
-    for name, of in baselines_of(found)[:1]:
-        words += f"; the {name} model of the same tokens takes {found[f'val/{of}_bits_per_byte']:.4f}"
-    words += "."
-    if figures.rival is not None:
-        words += f" {verdict(figures.rival.difference, 'It', figures.rival.name)}"
-    return words
 
 
 def _begun(name: str) -> str:
@@ -607,24 +458,6 @@ def verdict(difference: Difference, one: str, other: str) -> str:
         f"{one} takes {abs(difference.value):.4f} bits per byte {fewer} than {other}{doubt} "
         f"(95 % interval of the difference {bounds})."
     )
-
-
-def facts(figures: EvaluationFigures) -> dict[str, str]:
-    """A few figures."""
-    found = figures.metrics
-    known = {
-        "Bits per byte": f"{figures.bits_per_byte:.4f}",
-        "Perplexity": f"{found['val/perplexity']:.2f}",
-        "Loss": f"{found['val/loss']:.4f} nats",
-        "Bits per character": f"{found['val/bits_per_character']:.4f}",
-        "Top-1": f"{100 * found['val/top1']:.1f} %",
-        "Top-5": f"{100 * found['val/top5']:.1f} %",
-        "Calibration error": f"{found['val/ece']:.4f}",
-        "Documents": f"{found['val/documents']:,.0f}",
-    }
-    if figures.memorised:
-        known["Completions with memorised text"] = share(figures.memorised["completions/memorised_share"], 1)
-    return known
 
 
 def notices(figures: EvaluationFigures) -> list[Notice]:
@@ -649,7 +482,7 @@ def _of_baselines(figures: EvaluationFigures) -> Iterator[Notice]:
 
 def _of_documents(figures: EvaluationFigures) -> Iterator[Notice]:
     found = figures.metrics
-    if figures.read:
+    if figures.measured.read:
         advice = "Figures on them measure memory: measure it on others."
         yield Notice("check", "It was trained on some of these documents", advice, "documents")
     if found["val/documents"] < FEW_DOCUMENTS:

@@ -7,7 +7,7 @@ has a script.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -71,6 +71,19 @@ def render(template: str, **values: object) -> str:
         values: names that the template uses; one that is missing is an error.
     """
     return _environment(template.endswith(".md")).get_template(template).render(values)
+
+
+def draw_page(template: str, notices: Sequence[Notice] = (), **values: object) -> list[str]:
+    """Return a page, and its summary in Markdown: its lead, its facts and the first of its notices.
+
+    Args:
+        template: file name of a page, which sets `lead` and `facts`.
+        notices: the gravest first.
+        values: names that the template uses.
+    """
+    page = _environment(False).get_template(template).make_module({"notices": notices, **values})
+    lead, facts = (vars(page)[name] for name in ("lead", "facts"))
+    return [str(page), render("summary.md", lead=Markup(lead).unescape(), facts=facts, notices=notices[:6])]
 
 
 @cache

@@ -21,9 +21,9 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import DATASET_FILE
 from storage.store import Store
 from tasks.report.charts import TALL, WIDE, LinePlot, Mark, Series, line_figure, smooth
-from tasks.report.markdown import plain, table
-from tasks.report.page import Notice, gravest_first, render
-from tasks.report.wording import amount, counted, cut, decimals, legible, share
+from tasks.report.page import Notice, draw_page, gravest_first
+from tasks.report.queries import Row
+from tasks.report.wording import counted, cut, legible, share
 from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
 from tasks.training.journal import TELEMETRY_FILE, Event, Notes, Sample, Start, read_notes
@@ -53,7 +53,6 @@ _GOOD_TO_KNOW = ("resumed", "early stop", "advice", "execution")
 _ONLY_LISTED = ("kernel", "note", "start")  # nothing to look at first
 _SMOOTHED_FROM = 40  # values from which on a mean is drawn over them
 _SAMPLES = 6  # of a prompt: the first and last, and others evenly between
-_SUMMARY_ROWS, _SUMMARY_NOTES = 12, 6
 
 Item = TypeVar("Item")
 
@@ -82,78 +81,38 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """What one epoch of a training reads.
-
-    Attributes:
-        tokens: labels in its sequences.
-        documents: on the training side; None where it is not recorded.
-    """
-
-    sequences: int
-    tokens: float
-    documents: int | None
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """Something that a training was made from.
-
-    Attributes:
-        name: what it was to the stage that read it, such as `dataset`.
-        digest: of its contents.
-        keys: of the artefacts behind it.
-        page: file of its report beside this one; empty where there is none.
-    """
-
-    name: str
-    stage: str
-    digest: str
-    keys: Sequence[str]
-    page: str = ""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The size of the network.
-
-    Attributes:
-        parameters: trainable ones.
-        flops_per_token: of training, by the rule 6 N + 12 L n_head head_dim T.
-    """
-
-    parameters: int
-    flops_per_token: float
-
-
-@dataclass(frozen=True)
 class TrainingFigures:
     """All that the page shows.
 
     Attributes:
         key, digest: of the training's artefact.
-        created: when it was finished, ISO 8601.
         model, train: complete configurations.
         curves: by metric; telemetry among them.
+        parameters: trainable ones.
+        flops_per_token: of training, by the rule 6 N + 12 L n_head head_dim T.
         notes: starts, events and samples.
+        epoch: `sequences` that one epoch reads, `tokens` (labels) in them, and training `documents` (None where they
+            are not recorded).
         tools: versions and device.
         modes: how random numbers and kernels were chosen.
         evaluation: figures on the whole evaluation set; empty where it was not measured.
+        ancestors: for each input of the training and of its dataset, its `name`, `stage`, `digest`, the `keys` of its
+            artefacts, and the `page` beside this one, if there is one.
     """
 
     key: str
     digest: str
-    created: str
     model: Mapping[str, Any]
     train: Mapping[str, Any]
-    curves: Mapping[str, Curve]
-    cost: Cost
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    parameters: int = 0
+    flops_per_token: float = 0.0
     notes: Notes = field(default_factory=Notes)
-    epoch: Epoch | None = None
+    epoch: Row | None = None
     tools: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, str] = field(default_factory=dict)
     evaluation: Mapping[str, float] = field(default_factory=dict)
-    ancestors: Sequence[Ancestor] = ()
+    ancestors: Sequence[Row] = ()
 
     def curve(self, name: str) -> Curve:
         """A metric's curve; an empty one where it was not measured."""
@@ -248,11 +207,11 @@ def collect_training(
     return TrainingFigures(
         key=training.key,
         digest=training.digest,
-        created=manifest.created,
         model=manifest.settings["model"],
         train=manifest.settings["train"],
         curves=curves,
-        cost=Cost(count_parameters(network)["total"], flops_per_token(network)),
+        parameters=count_parameters(network)["total"],
+        flops_per_token=flops_per_token(network),
         notes=read_notes(folder),
         epoch=_epoch(store, manifest),
         tools=manifest.tools,
@@ -274,7 +233,7 @@ def _curves(path: Path) -> dict[str, Curve]:
     return found
 
 
-def _epoch(store: Store, manifest: Manifest) -> Epoch | None:
+def _epoch(store: Store, manifest: Manifest) -> Row | None:
     (dataset,) = manifest.input_refs("dataset")
     folder = store.folder(dataset)
     if not (folder / DATASET_FILE).is_file():  # one that was made before there was such a record
@@ -283,10 +242,10 @@ def _epoch(store: Store, manifest: Manifest) -> Epoch | None:
     groups = [group for group in record["groups"] if group["reads"]]
     tokens = sum(group["tokens"] * group["reads"] / group["count"] for group in groups)
     documents = record["splits"].get("train", {}).get("documents")
-    return Epoch(sum(group["reads"] for group in groups), tokens, documents)
+    return Row(sequences=sum(group["reads"] for group in groups), tokens=tokens, documents=documents)
 
 
-def _ancestors(store: Store, manifest: Manifest, pages: Collection[str]) -> Iterator[Ancestor]:
+def _ancestors(store: Store, manifest: Manifest, pages: Collection[str]) -> Iterator[Row]:
     """What the training was made from, and what its dataset was made from."""
     (dataset,) = manifest.input_refs("dataset")
     seen = set()
@@ -295,9 +254,9 @@ def _ancestors(store: Store, manifest: Manifest, pages: Collection[str]) -> Iter
             refs = made.input_refs(name)
             if refs and entry["digest"] not in seen:
                 seen.add(entry["digest"])
-                page = PAGES.get(refs[0].stage, "")
-                keys = [ref.key for ref in refs]
-                yield Ancestor(name, refs[0].stage, entry["digest"], keys, page if page in pages else "")
+                page, keys = PAGES.get(refs[0].stage, ""), [ref.key for ref in refs]
+                page = page if page in pages else ""
+                yield Row(name=name, stage=refs[0].stage, digest=entry["digest"], keys=keys, page=page)
 
 
 # ---- the page and its summary
@@ -311,15 +270,14 @@ def write(outcome: Outcome) -> Page | None:
     beside = sorted(outcome.pages() - {"training.html"})
 
     def draw() -> list[str]:
-        figures = collect_training(run.store, training, outcome.metrics, beside)
-        return [training_page(figures, run.corpus), training_summary(figures)]
+        return training_page(collect_training(run.store, training, outcome.metrics, beside), run.corpus)
 
     drawn_from = [training.key, manifest_of(run.store, training).created, dict(sorted(outcome.metrics.items())), beside]
     return outcome.draw_once("training", f"Training of the model of {run.corpus}", drawn_from, draw)
 
 
-def training_page(figures: TrainingFigures, corpus: str) -> str:
-    """Return the page.
+def training_page(figures: TrainingFigures, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         corpus: its name.
@@ -345,14 +303,13 @@ def training_page(figures: TrainingFigures, corpus: str) -> str:
     samples: dict[str, list[Sample]] = {}
     for sample in sorted(figures.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)
-    return render(
+    return draw_page(
         "training.html",
+        notices(figures),
         title=f"Corpus {corpus}: the training",
-        lead=lead(figures),
-        facts=facts(figures),
         sections=SECTIONS,
         figures=figures,
-        notices=notices(figures),
+        duration=duration,
         loss_charts=[
             line_figure(loss),
             line_figure(replace(loss, name="curve-loss-log", title="Loss, logarithmic", log=True)),
@@ -364,28 +321,6 @@ def training_page(figures: TrainingFigures, corpus: str) -> str:
         when=lambda event: datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         written=lambda value: value if isinstance(value, str) else json.dumps(value),
     )
-
-
-def training_summary(figures: TrainingFigures) -> str:
-    """Return figures, evaluations and what to look at as Markdown: at most 50 lines, without words of documents."""
-    lines = [plain(lead(figures), 600), ""]
-    lines += table(["", ""], [[name, plain(value)] for name, value in facts(figures).items()])
-    if figures.validation:
-        loss = dict(zip(figures.loss.steps, figures.loss.values, strict=True))
-        held_out = list(zip(figures.validation.steps, figures.validation.values, strict=True))
-        rows = [
-            [f"{step:,}", decimals(loss.get(step, math.nan)), decimals(value)]
-            for step, value in _spread(held_out, _SUMMARY_ROWS)
-        ]
-        lines += ["", *table(["step", "loss", "validation loss"], rows)]
-    if figures.notes.events:
-        shown = figures.notes.events[-_SUMMARY_NOTES:]
-        lines += ["", "Events:", ""]
-        lines += [f"- step {item.step:,}: {plain(event_name(item.kind))}: {plain(item.message)}" for item in shown]
-    found = notices(figures)[:_SUMMARY_NOTES]
-    if found:
-        lines += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.advice}'.strip())}" for item in found)]
-    return "\n".join(lines) + "\n"
 
 
 def _series(name: str, curve: Curve) -> Series:
@@ -416,39 +351,6 @@ def _spread(items: Sequence[Item], n: int) -> list[Item]:
 def event_name(kind: str) -> str:
     """A kind of event, for people."""
     return EVENTS.get(kind, legible(kind).replace("_", " "))
-
-
-def lead(figures: TrainingFigures) -> str:
-    """What came out, in two sentences."""
-    if not figures.loss:
-        return "This training left no curve."
-    words = f"{counted(figures.steps, 'step')} over {amount(figures.tokens)} tokens took the loss from "
-    words += f"{figures.loss.values[0]:.3f} to {figures.loss.last:.3f}"
-    if figures.steps < figures.planned:
-        words += f"; of {figures.planned:,} steps, it ended here because the validation loss fell no further"
-    words += "."
-    if figures.validation:
-        step, lowest = figures.validation.lowest
-        words += f" On held-out text it ended at {figures.validation.last:.3f}"
-        words += "." if step == figures.validation.steps[-1] else f"; the lowest was {lowest:.3f} at step {step:,}."
-    return words
-
-
-def facts(figures: TrainingFigures) -> dict[str, str]:
-    """A few figures."""
-    rate, portion = figures.tokens_per_second, figures.share
-    found = {
-        "Parameters": amount(figures.cost.parameters),
-        "Steps": f"{figures.steps:,}" + (f" of {figures.planned:,}" if figures.steps < figures.planned else ""),
-        "Tokens": amount(figures.tokens) + ("" if figures.epochs is None else f", {figures.epochs:.2f} epochs"),
-        "Loss": decimals(figures.loss.last),
-        "Validation loss": decimals(figures.validation.last),
-        "Speed": "–" if math.isnan(rate) else f"{rate:,.0f} tokens/s",
-        "Of the machine": "–" if portion is None else share(portion, 1),
-        "Time of the steps": duration(figures.step_seconds) if figures.step_seconds else "–",
-    }
-    bits = figures.evaluation.get("val/bits_per_byte")
-    return found if bits is None else {**found, "Bits per byte": f"{bits:.4f}"}
 
 
 def notices(figures: TrainingFigures) -> list[Notice]:

@@ -19,18 +19,33 @@ from tasks.report.evaluation import (
     EvaluationFigures,
     Mark,
     evaluation_page,
-    evaluation_summary,
-    interval,
     interval_words,
-    lead,
     notices,
     verdict,
-    written,
 )
+from tasks.report.page import _environment
 
 
 def words_of(page: str) -> str:
     return " ".join(Tags(page).words)
+
+
+def macro(name: str, *values: object) -> str:
+    """A part of pages."""
+    return str(getattr(_environment(False).get_template("macros.html").module, name)(*values))
+
+
+def written(completion: Completion) -> str:
+    return macro("written", completion)
+
+
+def interval(difference: Difference, reach: float) -> str:
+    return macro("interval", difference, reach, interval_words(difference))
+
+
+def lead(figures: EvaluationFigures) -> str:
+    """The first sentences of the page."""
+    return evaluation_page(figures, "fold")[1].splitlines()[0]
 
 
 def changed(figures: EvaluationFigures, **metrics: float) -> EvaluationFigures:
@@ -41,8 +56,9 @@ def changed(figures: EvaluationFigures, **metrics: float) -> EvaluationFigures:
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
 def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: EvaluationFigures) -> None:
-    assert_alone(evaluation_page(figures, "fold"), SECTIONS)
-    assert len(evaluation_summary(figures).splitlines()) <= 60
+    page, summary = evaluation_page(figures, "fold")
+    assert_alone(page, SECTIONS)
+    assert len(summary.splitlines()) <= 60
 
 
 def test_the_page_of_two_models_is_whole_fetches_nothing_and_runs_nothing() -> None:
@@ -50,17 +66,18 @@ def test_the_page_of_two_models_is_whole_fetches_nothing_and_runs_nothing() -> N
 
 
 def test_words_of_documents_are_only_words() -> None:
-    for page in (evaluation_page(rich(), "<b>fold"), pair_page(pair(), "<b>fold")):
+    for page in (evaluation_page(rich(), "<b>fold")[0], pair_page(pair(), "<b>fold")):
         assert "<img" not in page and "<b>fold" not in page
         assert not set(page) & {"\u202e", "\x00"}
         assert "<img src=x onerror=hit=1>" in words_of(page)
-    assert "Once" in words_of(evaluation_page(rich(), "fold")) and "Once" not in evaluation_summary(rich())
-    for text in (evaluation_summary(rich()), pair_table(pair())):
+    page, summary = evaluation_page(rich(), "fold")
+    assert "Once" in words_of(page) and "Once" not in summary
+    for text in (summary, pair_table(pair())):
         assert not set(text) & {"\u202e", "\x00"}
 
 
 def test_every_baseline_stands_beside_the_model_and_beside_each_slice() -> None:
-    page = evaluation_page(rich(), "fold")
+    page, _ = evaluation_page(rich(), "fold")
     table = page[page.index('id="baselines-table"') :].partition("</table>")[0]
     for name, bits in (("this model", 2.0), ("5-gram", 2.4), ("unigram", 4.0), ("uniform", 6.0), ("zstd -19", 2.4)):
         assert name in table and f"{bits:.4f}" in table
@@ -73,7 +90,7 @@ def test_every_baseline_stands_beside_the_model_and_beside_each_slice() -> None:
 def test_spans_of_training_text_are_marked_and_those_that_overlap_are_one() -> None:
     marks = [Mark(4, 8, 14, ["a.txt"]), Mark(10, 4, 9, ["b.txt"]), Mark(20, 2, 8)]
     text = "0123456789abcdefghijklmnop"
-    markup = written(Completion("p", text, marks=marks))
+    markup = written(Completion("p", text, marks))
     inside = [part.partition("</mark>")[0].partition(">")[2] for part in markup.split("<mark")[1:]]
     assert inside == ["456789abcd", "kl"]
     assert "".join(Tags(markup).words).startswith(f"p{text}")
@@ -86,7 +103,7 @@ def test_a_completion_that_nobody_traced_says_nothing_of_training_text() -> None
 
 
 def test_a_prompt_that_could_not_be_continued_is_told_as_such() -> None:
-    failed = Completion("p", "", "error", [], "the prompt is too long")
+    failed = Completion("p", "", [], "the prompt is too long")
     markup = written(failed)
     assert "Not continued: the prompt is too long." in markup and "No span" not in markup
     compared = replace(pair(), completions=[(Completion("p", "text"), failed)])
@@ -97,10 +114,15 @@ def test_a_prompt_that_could_not_be_continued_is_told_as_such() -> None:
 
 def test_other_documents_are_named_and_what_it_read_of_them_is_told() -> None:
     assert "30 documents that it never read (" in lead(rich())
-    assert "30 documents of letters (" in lead(replace(rich(), texts="letters"))
-    seen = replace(rich(), texts="the train split", read=True)
+    assert "30 documents of letters (" in lead(other_texts(texts="letters"))
+    seen = other_texts(texts="the train split", read=True)
     assert "30 documents of the train split, of which it has read some, (" in lead(seen)
     assert "It was trained on some of these documents" in [notice.title for notice in notices(seen)]
+
+
+def other_texts(**named: object) -> EvaluationFigures:
+    """An evaluation on other documents than the frozen ones."""
+    return replace(rich(), measured=replace(rich().measured, **named))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.full, pytest.mark.browser]
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "training.html"
-    path.write_text(training_page(rich(), "fold"), encoding="utf-8")
+    path.write_text(training_page(rich(), "fold")[0], encoding="utf-8")
     return path
 
 
