@@ -34,7 +34,7 @@ from tasks.lineage.attribution import first_paths
 from tasks.lineage.contamination import Exposure, by_exposure, read_contamination
 from tasks.lineage.memorised import read_memorised_metrics
 from tasks.lineage.training_texts import datasets_of
-from tasks.report.charts import BarPlot, Layer, LinePlot, Series, bar_figure, line_figure
+from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
 from tasks.report.markdown import table
 from tasks.report.page import Notice, draw_page, gravest_first
 from tasks.report.queries import Row
@@ -376,8 +376,19 @@ def _reliability(bins: Sequence[CalibrationBin]) -> Markup:
     note = "how often the likeliest token was right, by how likely it was held"
     edges = [*(item.begin for item in bins), 1.0]
     over = "probability of the likeliest token"
-    plot = BarPlot("reliability", "Reliability", note, edges, layers, hints=hints, diagonal=True, over=over, height=210)
-    return bar_figure(plot, legend=True)
+    plot = BarPlot(
+        "reliability",
+        "Reliability",
+        note,
+        edges,
+        layers,
+        hints=hints,
+        diagonal=True,
+        over=over,
+        size="tall",
+        legend=True,
+    )
+    return bar_figure(plot)
 
 
 def _confidence(bins: Sequence[CalibrationBin]) -> Markup:
@@ -385,7 +396,7 @@ def _confidence(bins: Sequence[CalibrationBin]) -> Markup:
     layers = [Layer("right", "tone-ink", right), Layer("wrong", "tone-mix", wrong)]
     edges, over = [*(item.begin for item in bins), 1.0], "probability of the likeliest token"
     note = "tokens by the probability of the likeliest"
-    return bar_figure(BarPlot("confidence", "How sure it is", note, edges, layers, over=over, height=210), legend=True)
+    return bar_figure(BarPlot("confidence", "How sure it is", note, edges, layers, over=over, size="tall", legend=True))
 
 
 def _positions(buckets: Sequence[PositionBucket]) -> Markup:
@@ -395,7 +406,7 @@ def _positions(buckets: Sequence[PositionBucket]) -> Markup:
     title, note = "Loss by position in the context", "nats a token, by how many tokens stood before it"
     names = [f"{item.begin:,}" for item in seen]
     over = "tokens of context, from"
-    return line_figure(LinePlot("positions", title, note, [series], names=names, over=over, height=210))
+    return line_figure("positions", title, note, [series], names=names, over=over, size="tall")
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:

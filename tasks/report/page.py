@@ -86,6 +86,11 @@ def draw_page(template: str, notices: Sequence[Notice] = (), **values: object) -
     return [str(page), render("summary.md", lead=Markup(lead).unescape(), facts=facts, notices=notices[:6])]
 
 
+def macro(template: str, name: str, *values: object, **named: object) -> Markup:
+    """Return what a macro of a template makes of some values."""
+    return Markup(getattr(_environment(False).get_template(template).module, name)(*values, **named))
+
+
 @cache
 def _environment(is_markdown: bool) -> Environment:
     made = Environment(

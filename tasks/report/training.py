@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import DATASET_FILE
 from storage.store import Store
-from tasks.report.charts import TALL, WIDE, LinePlot, Mark, Series, line_figure, smooth
+from tasks.report.charts import Mark, Series, line_figure, smooth
 from tasks.report.page import Notice, draw_page, gravest_first
 from tasks.report.queries import Row
 from tasks.report.wording import counted, cut, legible, share
@@ -288,18 +288,11 @@ def training_page(figures: TrainingFigures, corpus: str) -> list[str]:
         if event.step > 0
     ]
     losses = [*_smoothed("training", figures.loss), _series("validation", figures.validation)]
-    loss = LinePlot("curve-loss", "Loss", "nats a token", losses, marks, width=WIDE, height=TALL)
     memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
     used = [_series(name, figures.curve(metric)) for name, metric in memory.items() if figures.curve(metric)]
-    rate = _series("learning rate", figures.curve("lr"))
+    rate = [_series("learning rate", figures.curve("lr"))]
     norm = _smoothed("norm", figures.curve("grad_norm"))
     speed = _smoothed("tokens/s", figures.curve("time/tokens_per_second"))
-    pace = [
-        LinePlot("curve-lr", "Learning rate", "as the schedule sets it", [rate], marks),
-        LinePlot("curve-gradient", "Gradient norm", "before clipping", norm, marks),
-        LinePlot("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
-        LinePlot("curve-memory", "Memory", "MB of the process that trains", used, marks),
-    ]
     samples: dict[str, list[Sample]] = {}
     for sample in sorted(figures.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)
@@ -311,10 +304,15 @@ def training_page(figures: TrainingFigures, corpus: str) -> list[str]:
         figures=figures,
         duration=duration,
         loss_charts=[
-            line_figure(loss),
-            line_figure(replace(loss, name="curve-loss-log", title="Loss, logarithmic", log=True)),
+            line_figure("curve-loss", "Loss", "nats a token", losses, marks, size="wide"),
+            line_figure("curve-loss-log", "Loss, logarithmic", "nats a token", losses, marks, log=True, size="wide"),
         ],
-        pace_charts=list(map(line_figure, pace)),
+        pace_charts=[
+            line_figure("curve-lr", "Learning rate", "as the schedule sets it", rate, marks),
+            line_figure("curve-gradient", "Gradient norm", "before clipping", norm, marks),
+            line_figure("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
+            line_figure("curve-memory", "Memory", "MB of the process that trains", used, marks),
+        ],
         samples={prompt: _spread(found, _SAMPLES) for prompt, found in samples.items()},
         events=sorted(figures.notes.events, key=lambda event: (event.step, event.at)),
         event_name=event_name,

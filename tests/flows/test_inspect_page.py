@@ -137,7 +137,7 @@ def test_labels_of_a_chart_do_not_cover_each_other(chromium: Any, tmp_path: Path
     opened = open_page(chromium, tmp_path, prompt)
     covered = opened.page.evaluate(
         """() => ['#plane-0', '#plane-1', '#norms', '#attention-map', '#mask', '#increments'].flatMap(name => {
-          const boxes = [...document.querySelectorAll(name + ' text.token')].map(text =>
+          const boxes = [...document.querySelectorAll(name + ' .token')].map(text =>
             [text.textContent, text.getBoundingClientRect()]);
           return boxes.flatMap(([word, a], index) => boxes.slice(index + 1).filter(([, b]) =>
             Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 &&
