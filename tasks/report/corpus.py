@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
-from tasks.report.page import Level, Notice, draw_page, gravest_first
+from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
-from tasks.report.wording import counted, share, size_of
+from tasks.report.wording import size_of
 
 if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
@@ -49,11 +49,6 @@ BYTES_PER_TOKEN = 4.0  # of text in the Latin alphabet for a large vocabulary: t
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples
 WORST_PAGES = 12
-
-FEW_HELD_OUT = 0.02  # share of the text below which a measured loss says little
-MUCH_DROPPED = 0.25  # share of the documents that one threshold may drop before it is to be looked at
-GIANT_CLUSTER = 0.05  # share of the documents in one cluster
-FEW = 20  # documents below which shares say nothing
 
 
 class Reason(NamedTuple):
@@ -357,85 +352,7 @@ def _settings(catalog: Catalog, stage: str) -> dict[str, Any]:
 
 def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return gravest_first(
-        [*_of_files(found), *_of_pages(found), *_of_curation(found), *_of_split(found), *_of_text(found)]
-    )
-
-
-def _of_files(found: Row) -> Iterator[Notice]:
-    if not found.total.files:
-        yield Notice("lost", "No file was found", "Look at the sources, patterns and ignore files.", "files")
-    elif not found.total.documents:
-        yield Notice("lost", "No file gave any text", "The reasons are below.", "files", found.total.files)
-    for item in found.outcomes:
-        reason = reason_of(item.code)
-        if item.code and reason.weight != "by design":
-            what = "read only in part" if item.status == "ok" else "not read"
-            title = f"{counted(item.n, 'file')} {what}: {reason.meaning}"
-            level: Level = "lost" if reason.weight == "lost" else "check"
-            yield Notice(level, title, reason.advice, "files", item.n, item.path)
-
-
-def _of_pages(found: Row) -> Iterator[Notice]:
-    if errors := sum(item.errors for item in found.pages):
-        first = found.page_errors[0].path if found.page_errors else ""
-        title = f"{counted(errors, 'page')} could not be read, or only in part"
-        yield Notice("check", title, "The errors are listed with the pages.", "pages", errors, first)
-    if doubtful := sum(item.doubtful for item in found.pages):
-        title = f"{counted(doubtful, 'page')} read by OCR with a confidence below {share(DOUBTFUL, 1)}"
-        advice = "They are listed with what was read: a better scan, another language for OCR, or leave them out."
-        yield Notice("check", title, advice, "pages", doubtful, found.worst_pages[0].path if found.worst_pages else "")
-
-
-def _of_curation(found: Row) -> Iterator[Notice]:
-    documents, kept = found.total.documents, found.total.kept
-    if documents and not found.sides and not found.dropped:
-        yield Notice("check", "Nothing was curated yet", "Run sheepfold ingest to the end.", "split")
-    elif documents and not kept:
-        advice = "Look at the thresholds: the reasons are below."
-        yield Notice("lost", "Curation dropped every document", advice, "dropped", documents)
-    for item in found.dropped:
-        if item.group == "policy" and documents >= FEW and item.n > MUCH_DROPPED * documents and kept:
-            title = f"{counted(item.n, 'document')} dropped by one rule: {item.code.replace('_', ' ')}"
-            yield Notice("check", title, f"Is that meant? The first: {item.reason}.", "dropped", item.n, item.path)
-    if found.capped:
-        title = f"{counted(found.capped, 'group')} of look-alikes too large to be compared in full"
-        yield Notice("note", title, "Raise dedup.max_bucket if duplicates are left.", "duplicates", found.capped)
-    for largest in found.clusters[:1]:
-        if documents >= FEW and largest.size > GIANT_CLUSTER * documents:
-            title = f"One cluster of near-duplicates holds {largest.size:,} of {documents:,} documents"
-            advice = "A template or a cover page may make different documents look alike."
-            yield Notice("check", title, advice, "duplicates", largest.size, largest.paths[0])
-
-
-def _of_split(found: Row) -> Iterator[Notice]:
-    size = sum(side.size for side in found.sides)
-    held_out = next((side for side in found.sides if side.name == "validation"), None)
-    if found.total.kept and held_out is None:
-        advice = "Without one, no loss on unseen text can be measured."
-        yield Notice("check", "No document is held out", advice, "split")
-    elif held_out and size and held_out.size < FEW_HELD_OUT * size:
-        documents = counted(held_out.documents, "document")
-        title = f"Only {share(held_out.size, size)} of the text is held out ({documents})"
-        yield Notice("note", title, "Raise curate.validation_share for a steadier loss.", "split")
-    elif held_out and held_out.size > size / 2:
-        title = f"{share(held_out.size, size)} of the text is held out, because a few long documents fell there"
-        yield Notice("check", title, "Another curate.salt splits otherwise.", "split")
-
-
-def _of_text(found: Row) -> Iterator[Notice]:
-    left = [item for item in found.private if not item.redacted]
-    if left:
-        spans = sum(item.spans for item in left)
-        kinds = ", ".join(item.kind for item in left)
-        title = f"{counted(spans, 'span')} of personal data left in the text: {kinds}"
-        yield Notice("note", title, "Add the kinds to refine.redact if they must go.", "dropped", spans)
-    unknown = next((item.kept for item in found.languages if item.name == "und"), 0)
-    prose = sum(item.kept for item in found.languages)
-    if prose >= FEW and unknown > prose / 4:
-        title = f"The language of {unknown:,} of {prose:,} documents could not be determined"
-        advice = "They are short, or no prose; policy.languages can leave them out."
-        yield Notice("note", title, advice, "kinds", unknown)
+    return notices_of("corpus_notices.html", reason_of=reason_of, doubtful=DOUBTFUL, **vars(found))
 
 
 def corpus_page(found: Row, corpus: str) -> list[str]:

@@ -21,10 +21,10 @@ from storage.schemas import COUNTS_FILE, DATASET_FILE
 from storage.store import StoreError, open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
 from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
-from tasks.report.page import Level, Notice, draw_page, gravest_first, render
+from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
 from tasks.report.vocabulary import RARE, Spelling, special_names, usage
-from tasks.report.wording import counted, percent, share
+from tasks.report.wording import counted, percent
 from tasks.tokens.index import read_record
 from tasks.tokens.mix import MixSettings, realised
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
@@ -71,14 +71,6 @@ MAX_ITEMS = 12  # of a list of settings; a longer one, such as the contents of a
 SAMPLE_KINDS = 3  # of which a document is shown
 SAMPLE_TOKENS = 320  # of it
 ENOUGH_TOKENS = 120  # a shorter document is shown only if its kind has no longer one
-
-MUCH_LOST = 0.001  # share of the text that no id gives back
-LOW_FILL = 0.9
-MANY_UNUSED = 0.2  # share of the entries that were merged from several bytes
-FEW_HELD_OUT = 0.02
-LARGE_DOCUMENT = 0.2  # share of the training tokens in one document
-FEW = 10  # documents below which each has a large share
-MANY_PASSES = 4.0  # of one group in an epoch
 
 # of documents that have something in common; `lost_bytes`: of the text that no id gives back, `held_out`: tokens
 _SUMS = (
@@ -282,55 +274,8 @@ def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
 
 def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return gravest_first([*_of_sums(found), *_of_text(found), *_of_sequences(found)])
-
-
-def _of_sums(found: Row) -> Iterator[Notice]:
-    for check in found.checks:
-        if not check.holds:
-            title = f"A sum does not come out ({check.split}): {check.words}: {check.one:,} and {check.other:,}"
-            advice = "Run sheepfold verify, and prepare with --refresh dataset."
-            yield Notice("lost", title, advice, "sequences")
-    if left := found.total.not_encoded:
-        title = f"{counted(left, 'document')} of the corpus are not in this dataset"
-        yield Notice("check", title, "Run sheepfold prepare to take them in.", "tokens", left)
-
-
-def _of_text(found: Row) -> Iterator[Notice]:
-    total, train, held_out = found.total, side(found, "train"), side(found, "validation")
-    if total.lost_bytes:
-        title = f"{counted(total.lost_bytes, 'byte')} of the text ({share(total.lost_bytes, total.n_bytes)}) are lost"
-        advice = "They became the unknown token. A byte-level tokeniser (kind bpe or bytes) loses nothing."
-        level: Level = "check" if total.lost_bytes > MUCH_LOST * total.n_bytes else "note"
-        yield Notice(level, title, advice, "tokeniser", total.lost_bytes)
-    if not held_out.tokens:
-        advice = "Without one, no loss on unseen text can be measured."
-        yield Notice("check", "No token is held out", advice, "tokens")
-    elif held_out.tokens < FEW_HELD_OUT * total.tokens:
-        title = f"Only {share(held_out.tokens, total.tokens)} of the tokens are held out"
-        yield Notice("note", title, "Raise curate.validation_share for a steadier loss.", "tokens")
-    if train.documents >= FEW and found.total.longest_train > LARGE_DOCUMENT * train.tokens:
-        title = f"One document holds {share(found.total.longest_train, train.tokens)} of the training tokens"
-        yield Notice("note", title, "The model will sound like it.", "lengths")
-    if found.vocabulary.unused_merges > MANY_UNUSED:
-        part = share(found.vocabulary.unused_merges, 1)
-        title = f"{part} of the tokens of more than a byte never occur in training text"
-        advice = "A smaller tokenizer.vocab_size would do; such tokens keep random embeddings."
-        yield Notice("note", title, advice, "vocabulary")
-
-
-def _of_sequences(found: Row) -> Iterator[Notice]:
-    for words in found.packed.notes:
-        yield Notice("note", words[:1].upper() + words[1:], "", "sequences", 2)
-    for account in found.packed.accounts:
-        if account.places and account.fill < LOW_FILL and account.split == "train":
-            title = f"{share(account.padded, account.places)} of the places in training sequences are padding"
-            advice = "Documents are short beside the sequences: dataset.packing=pack fills them."
-            yield Notice("note", title, advice, "sequences")
-    for group in found.packed.groups:
-        if group.passes > MANY_PASSES:
-            title = f"The group {group.name} is read {group.passes:.1f} times in an epoch"
-            yield Notice("note", title, "A model learns it by heart; more text of its kind helps more.", "mix")
+    sides = {"train": side(found, "train"), "held_out": side(found, "validation")}
+    return notices_of("dataset_notices.html", **sides, **vars(found))
 
 
 def provenance(catalog: Catalog) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -36,9 +36,9 @@ from tasks.lineage.memorised import read_memorised_metrics
 from tasks.lineage.training_texts import datasets_of
 from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
 from tasks.report.markdown import table
-from tasks.report.page import Notice, draw_page, gravest_first
+from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row
-from tasks.report.wording import counted, cut, cut_middle, decimals, share, size_of
+from tasks.report.wording import counted, cut, cut_middle, decimals
 from tasks.report.written import Outcome, Page
 
 SECTIONS = {
@@ -65,9 +65,6 @@ PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is co
 BEGINNING = 160  # characters of a document's text
 PATH = 80
 FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
-FEW_DOCUMENTS = 20
-MISCALIBRATED = 0.1
-MEMORISED = 0.25  # share of completions that reproduce training text
 ZSTD = "val/zstd19_bits_per_byte"
 _KEY = 8  # characters of an evaluation's key in the name of a page
 _SOURCES = 3  # that are named of one span
@@ -472,49 +469,5 @@ def verdict(difference: Difference, one: str, other: str) -> str:
 
 
 def notices(figures: EvaluationFigures) -> list[Notice]:
-    """What to look at first; the gravest first."""
-    return gravest_first([*_of_baselines(figures), *_of_documents(figures), *_of_text(figures)])
-
-
-def _of_baselines(figures: EvaluationFigures) -> Iterator[Notice]:
-    found, bits = figures.metrics, figures.bits_per_byte
-    better = [name for name, of in baselines_of(found) if bits >= found[f"val/{of}_bits_per_byte"]]
-    if better:
-        advice = "It has learned less than counting would: train longer, or look at the training's page."
-        yield Notice("check", f"It is no better than the {better[0]} model", advice, "baselines")
-    if bits >= found.get(ZSTD, math.inf):
-        advice = "Of small corpora a compressor keeps much, for it reads the evaluation text as it goes."
-        yield Notice("note", "zstd -19 packs the same text into fewer bits", advice, "baselines")
-    rival = figures.rival
-    if rival is not None and rival.difference.is_clear and rival.difference.value > 0:
-        advice = "See where: sheepfold compare champion challenger, or any two by name."
-        yield Notice("check", f"{_begun(rival.name)} is clearly better", advice, "baselines")
-
-
-def _of_documents(figures: EvaluationFigures) -> Iterator[Notice]:
-    found = figures.metrics
-    if figures.measured.read:
-        advice = "Figures on them measure memory: measure it on others."
-        yield Notice("check", "It was trained on some of these documents", advice, "documents")
-    if found["val/documents"] < FEW_DOCUMENTS:
-        words = f"It was measured on {counted(int(found['val/documents']), 'document')}"
-        yield Notice("note", words, "Of so few documents, others like them may give other figures.", "documents")
-    if found["val/lost_bytes"]:
-        words = f"The tokeniser cannot give back {size_of(found['val/lost_bytes'])} of the text"
-        yield Notice("note", words, "Each lost byte is charged 8 bits; see the dataset's page.", "slices")
-    mostly = next((item for item in figures.exposures if item.name == "mostly seen" and item.documents), None)
-    if mostly is not None:
-        words = f"{counted(mostly.documents, 'evaluation document')} stand for the most part in the training text"
-        advice = "Figures on them measure memory: see how the others do."
-        yield Notice("check", words, advice, "contamination", mostly.documents)
-
-
-def _of_text(figures: EvaluationFigures) -> Iterator[Notice]:
-    error = figures.metrics.get("val/ece", 0.0)
-    if error > MISCALIBRATED:
-        advice = "Its probabilities say more, or less, than they hold; a temperature other than 1 may help."
-        yield Notice("note", f"Its calibration error is {error:.3f}", advice, "curves")
-    memorised_share = figures.memorised.get("completions/memorised_share", 0.0)
-    if memorised_share >= MEMORISED:
-        words = f"{share(memorised_share, 1)} of the completions repeat thirteen words or more of the training text"
-        yield Notice("check", words, "It knows passages by heart: look at the marked spans.", "completions")
+    """Return what to look at first, the gravest first."""
+    return notices_of("evaluation_notices.html", figures=figures, baselines=baselines_of(figures.metrics))

@@ -42,17 +42,17 @@ class Notice(NamedTuple):
 
     Attributes:
         level: `lost`: text is missing that can be had; `check`: something looks wrong; `note`: good to know.
+        section: id of the section with more.
         title: what it is, with its number.
         advice: what to do.
-        section: id of the section with more.
         weight: orders notices of one level; roughly the number of files.
         path: an example; empty where there is none.
     """
 
     level: Level
+    section: str
     title: str
     advice: str
-    section: str
     weight: int = 1
     path: str = ""
 
@@ -60,6 +60,18 @@ class Notice(NamedTuple):
 def gravest_first(notices: Iterable[Notice]) -> list[Notice]:
     """Return notices in the order in which they should be read."""
     return sorted(notices, key=lambda item: (("lost", "check", "note").index(item.level), -item.weight, item.title))
+
+
+def notices_of(template: str, **values: object) -> list[Notice]:
+    """Return what a person should look at, the gravest first; empty if there is nothing.
+
+    Args:
+        template: file name of the conditions, which call `notice` with the fields of a `Notice` that holds.
+        values: other names that the template uses.
+    """
+    found: list[Notice] = []
+    render(template, notice=lambda *fields: found.append(Notice(*fields)), **values)
+    return gravest_first(found)
 
 
 def render(template: str, **values: object) -> str:

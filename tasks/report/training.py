@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,12 +20,12 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import DATASET_FILE
 from storage.store import Store
 from tasks.report.charts import Mark, Series, line_figure, smooth
-from tasks.report.page import Notice, draw_page, gravest_first
+from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row
-from tasks.report.wording import counted, cut, legible, share
+from tasks.report.wording import cut, legible
 from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
-from tasks.training.journal import TELEMETRY_FILE, Event, Notes, Sample, Start, read_notes
+from tasks.training.journal import TELEMETRY_FILE, Notes, Sample, Start, read_notes
 from tasks.training.throughput import duration, flops_per_token
 
 HISTORY_FILE = "history.parquet"
@@ -41,16 +40,11 @@ SECTIONS = {
     "lineage": "Lineage",
 }
 PAGES = {"dataset": "dataset.html", "snapshot": "corpus.html", "curate": "corpus.html"}
-MANY_EPOCHS = 4  # from which on repeated text teaches much less than new text (Muennighoff et al. 2023)
-LITTLE_SHARE = 0.15  # of the machine's limit below which something else than arithmetic takes the time
-WORSE = 0.01  # by which share above its lowest value a loss counts as risen again
 EVENTS = {  # what kinds of events are called; another kind is shown as it is
     "spike": "loss spike",
     "kernel": "attention kernel",
     "execution": "computed otherwise",
 }
-_GOOD_TO_KNOW = ("resumed", "early stop", "advice", "execution")
-_ONLY_LISTED = ("kernel", "note", "start")  # nothing to look at first
 _SMOOTHED_FROM = 40  # values from which on a mean is drawn over them
 _SAMPLES = 6  # of a prompt: the first and last, and others evenly between
 
@@ -71,6 +65,11 @@ class Curve:
     def last(self) -> float:
         """The last value; NaN where there is none."""
         return self.values[-1] if self.values else math.nan
+
+    @property
+    def broken(self) -> bool:
+        """True if a value is not finite."""
+        return not all(map(math.isfinite, self.values))
 
     @property
     def lowest(self) -> tuple[int, float]:
@@ -352,49 +351,5 @@ def event_name(kind: str) -> str:
 
 
 def notices(figures: TrainingFigures) -> list[Notice]:
-    """What to look at first; the gravest first."""
-    return gravest_first([*_of_losses(figures), *_of_events(figures), *_of_means(figures)])
-
-
-def _of_losses(figures: TrainingFigures) -> Iterator[Notice]:
-    values, validation = figures.loss.values, figures.validation
-    if any(not math.isfinite(value) for value in values):
-        advice = "Lower the learning rate, or use precision fp32."
-        yield Notice("check", "The loss was not finite at some step", advice, "loss")
-    if len(values) > 1 and values[-1] >= values[0]:
-        words = f"The loss did not fall: {values[0]:.3f} at first, {values[-1]:.3f} at the end"
-        advice = "Look at the learning rate (train.lr) and at the text: it has learned nothing."
-        yield Notice("check", words, advice, "loss")
-    step, lowest = validation.lowest
-    if lowest > 0 and validation.last / lowest - 1 > WORSE:
-        words = f"The validation loss rose again: {lowest:.3f} at step {step:,}, {validation.last:.3f} at the end"
-        advice = "The network learns the training text by heart: train shorter, on more text, or with train.patience."
-        yield Notice("check", words, advice, "loss")
-    elif validation and step == validation.steps[-1]:
-        advice = "It was lowest at the last step: longer training may lower it further."
-        yield Notice("note", "The validation loss was still falling", advice, "loss")
-    if not validation:
-        advice = "Nothing says how it does on text it has not read."
-        yield Notice("note", "No validation loss was measured", advice, "loss")
-    if figures.curve("val_sample/source_changed"):
-        step = figures.curve("val_sample/source_changed").steps[0]
-        words = f"From step {step:,} on, validation losses are measured on other sequences than before"
-        yield Notice("note", words, "Losses before and after that step do not compare.", "loss")
-
-
-def _of_events(figures: TrainingFigures) -> Iterator[Notice]:
-    kinds = Counter(event.kind for event in figures.notes.events if event.kind not in _ONLY_LISTED)
-    for kind, n in sorted(kinds.items()):
-        first: Event = next(event for event in figures.notes.events if event.kind == kind)
-        words = event_name(kind).capitalize()
-        words += f": {counted(n, 'time')}, first at step {first.step:,}" if n > 1 else f" at step {first.step:,}"
-        yield Notice("note" if kind in _GOOD_TO_KNOW else "check", words, first.message, "events", n)
-
-
-def _of_means(figures: TrainingFigures) -> Iterator[Notice]:
-    if figures.epochs is not None and figures.epochs > MANY_EPOCHS:
-        advice = "From about four readings on, repeated text teaches much less than new text."
-        yield Notice("note", f"Each training document was read {figures.epochs:.1f} times", advice, "data")
-    if figures.share is not None and figures.share < LITTLE_SHARE:
-        advice = "Small networks and batches leave a machine waiting; a larger train.batch_size may help."
-        yield Notice("note", f"It used {share(figures.share, 1)} of what the machine can compute", advice, "pace")
+    """Return what to look at first, the gravest first."""
+    return notices_of("training_notices.html", figures=figures, event_name=event_name)
