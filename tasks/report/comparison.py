@@ -29,12 +29,6 @@ from tasks.report.markdown import cell, table
 from tasks.report.page import render
 from tasks.report.wording import amount, decimals, integer
 
-SECTIONS = {
-    "figures": "Figures",
-    "slices": "Slices",
-    "documents": "Documents",
-    "completions": "What they write",
-}
 NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
 FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
 _KEY = 8  # letters of each key in the name of a page
@@ -136,7 +130,6 @@ def pair_page(figures: PairFigures, corpus: str) -> str:
             "Difference": interval_words(found.difference),
             "Documents": f"{found.difference.documents:,}",
         },
-        sections=SECTIONS,
         figures=figures,
         first=[_figure(name, *found.metrics[name]) for name in first],
         rest=[_figure(name, *values) for name, values in found.metrics.items() if name not in first],

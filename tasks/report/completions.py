@@ -22,12 +22,6 @@ from tasks.report.wording import counted
 from tasks.report.written import Outcome, Page
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-SECTIONS = {
-    "completions": "Completions",
-    "lengths": "Lengths",
-    "errors": "Not continued",
-    "settings": "Settings",
-}
 # what finish reasons are called, and the tone of each
 REASONS = {
     "stop": ("ended by itself or by a stop string", "tone-green"),
@@ -223,7 +217,6 @@ def generation_page(figures: GenerationFigures, corpus: str) -> list[str]:
     return draw_page(
         "completions.html",
         title=f"Corpus {corpus}: what the model wrote",
-        sections=SECTIONS,
         figures=figures,
         reasons=REASONS,
         shades=SHADES,

@@ -21,17 +21,6 @@ from tasks.report.wording import size_of
 if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
 
-SECTIONS = {
-    "first": "Look at first",
-    "files": "Every file",
-    "kinds": "What they are",
-    "split": "Split and tokens",
-    "dropped": "Dropped, cut, redacted",
-    "duplicates": "Duplicates",
-    "pages": "Pages",
-    "measures": "Measures",
-    "archives": "Archives",
-}
 # what became of a file, with its tone: what is used comes first, what was lost last
 STATUSES = {
     "train": ("used for training", "tone-ink"),
@@ -366,7 +355,6 @@ def corpus_page(found: Row, corpus: str) -> list[str]:
         "corpus.html",
         notices(found),
         corpus=corpus,
-        sections=SECTIONS,
         names=NO_LANGUAGE,
         folded=folded,
         bar_figure=bar_figure,

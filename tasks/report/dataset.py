@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
 
 CARD = "data-card.md"
-SECTIONS = {
-    "first": "Look at first",
-    "tokens": "Tokens",
-    "lengths": "Documents",
-    "sequences": "Sequences",
-    "mix": "Mix",
-    "tokeniser": "Tokeniser",
-    "vocabulary": "Vocabulary",
-    "sample": "As the model reads it",
-}
 PACKINGS = {
     "chunk": "every document by itself, in chunks; the last chunk of each is padded",
     "concat": "all documents as one stream that is cut; labels run from one document into the next",
@@ -343,7 +333,6 @@ def dataset_page(found: Row, corpus: str) -> list[str]:
         "dataset.html",
         notices(found),
         corpus=corpus,
-        sections=SECTIONS,
         rare=RARE,
         bar_figure=bar_figure,
         **_shown(found),

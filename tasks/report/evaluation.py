@@ -41,16 +41,6 @@ from tasks.report.queries import Row
 from tasks.report.wording import counted, cut, cut_middle, decimals
 from tasks.report.written import Outcome, Page
 
-SECTIONS = {
-    "first": "Look at first",
-    "baselines": "Baselines",
-    "curves": "Calibration and context",
-    "slices": "Slices",
-    "documents": "Documents",
-    "contamination": "Seen before",
-    "completions": "What it writes",
-    "lineage": "Lineage",
-}
 TITLES = {
     "kind": "By kind",
     "language": "By language",
@@ -335,7 +325,6 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
         "evaluation.html",
         notices(figures),
         title=f"Corpus {corpus}: the evaluation",
-        sections=SECTIONS,
         figures=figures,
         models=models,
         less=_less,

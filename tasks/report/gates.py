@@ -15,7 +15,6 @@ from tasks.report.evaluation import interval_reach, interval_words
 from tasks.report.page import draw_page
 from tasks.report.written import Outcome, Page
 
-SECTIONS = {"gates": "Gates", "slices": "Beside the champion", "versions": "Versions"}
 TITLES = {gate.name: gate.title for gate in GATES}
 _SLICES, _VERSIONS = 60, 100
 
@@ -88,7 +87,6 @@ def gates_page(figures: GateFigures, corpus: str) -> list[str]:
     return draw_page(
         "gates.html",
         title=f"Corpus {corpus}: may version {figures.version} be champion?",
-        sections=SECTIONS,
         figures=figures,
         titles=TITLES,
         slices=largest_loss,

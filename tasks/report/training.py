@@ -29,16 +29,6 @@ from tasks.training.journal import TELEMETRY_FILE, Notes, Sample, Start, read_no
 from tasks.training.throughput import duration, flops_per_token
 
 HISTORY_FILE = "history.parquet"
-SECTIONS = {
-    "first": "Look at first",
-    "loss": "Loss",
-    "pace": "Speed",
-    "samples": "Samples",
-    "data": "Data",
-    "events": "Events",
-    "settings": "Settings",
-    "lineage": "Lineage",
-}
 PAGES = {"dataset": "dataset.html", "snapshot": "corpus.html", "curate": "corpus.html"}
 EVENTS = {  # what kinds of events are called; another kind is shown as it is
     "spike": "loss spike",
@@ -299,7 +289,6 @@ def training_page(figures: TrainingFigures, corpus: str) -> list[str]:
         "training.html",
         notices(figures),
         title=f"Corpus {corpus}: the training",
-        sections=SECTIONS,
         figures=figures,
         duration=duration,
         loss_charts=[

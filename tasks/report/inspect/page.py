@@ -21,17 +21,6 @@ from tasks.report.inspect.pictures import norms_chart, scatter
 from tasks.report.page import render
 from tasks.report.wording import cut, visible
 
-SECTIONS = {
-    "trace": "Step by step",
-    "attention": "Attention",
-    "vectors": "Vectors",
-    "states": "Hidden states",
-    "next": "Next token",
-    "sequence": "Probability",
-    "gains": "Local gain",
-    "diagrams": "Block diagrams",
-    "elements": "Control elements",
-}
 COLUMNS = 4  # of each value that the tables show
 DIMENSIONS = 32  # of a state that the map shows
 CANDIDATES = 12
@@ -65,7 +54,6 @@ def to_html(inspection: Inspection) -> str:
     return render(
         "inspect.html",
         title=f"Inside {subject.name}: {visible(inspection.prompt[:40])}",
-        sections=SECTIONS,
         inspection=inspection,
         subject=subject,
         config=config,

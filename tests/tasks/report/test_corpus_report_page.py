@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from corpus_report_samples import CORPUS, HOSTILE, LONG, Sample, rich
-from html_tags import Tags, assert_alone
+from html_tags import Tags, assert_alone, sections_of
 
 from storage.catalog import Catalog
-from tasks.report.corpus import SECTIONS, collect, corpus_page, notices
+from tasks.report.corpus import collect, corpus_page, notices
 from tasks.report.page import Notice
 
 
@@ -48,7 +48,7 @@ CORPORA = [without_files, all_failed, not_curated, all_dropped, everything]
 def test_the_page_of_any_corpus_is_whole_and_stands_alone_and_its_summary_is_short(tmp_path: Path, make: type) -> None:
     figures = collect(make(tmp_path))
     page, summary = corpus_page(figures, CORPUS)
-    assert_alone(page, SECTIONS)
+    assert_alone(page)
     assert len(summary.splitlines()) <= 40
 
 
@@ -88,11 +88,12 @@ def found(catalog: Catalog) -> list[Notice]:
 
 
 def test_worries_come_gravest_first_and_point_at_a_section(tmp_path: Path) -> None:
-    listed = found(everything(tmp_path))
+    figures = collect(everything(tmp_path))
+    listed = notices(figures)
     levels = [notice.level for notice in listed]
     assert levels == sorted(levels, key=["lost", "check", "note"].index)
     assert {notice.path for notice in listed if notice.level == "lost"} == {"locked.pdf", "slow.pdf"}
-    assert {notice.section for notice in listed} <= SECTIONS.keys()
+    assert {notice.section for notice in listed} <= set(sections_of(corpus_page(figures, CORPUS)[0]))
     assert any("confidence below" in notice.title and notice.title.startswith("8 pages") for notice in listed)
 
 

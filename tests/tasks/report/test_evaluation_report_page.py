@@ -11,10 +11,8 @@ from evaluation_report_samples import bare, pair, rich
 from html_tags import Tags, assert_alone
 
 from tasks.evaluation.compare import Difference
-from tasks.report.comparison import SECTIONS as PAIR_SECTIONS
 from tasks.report.comparison import pair_document, pair_page, pair_table
 from tasks.report.evaluation import (
-    SECTIONS,
     Completion,
     EvaluationFigures,
     Mark,
@@ -57,12 +55,12 @@ def changed(figures: EvaluationFigures, **metrics: float) -> EvaluationFigures:
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
 def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: EvaluationFigures) -> None:
     page, summary = evaluation_page(figures, "fold")
-    assert_alone(page, SECTIONS)
+    assert_alone(page)
     assert len(summary.splitlines()) <= 60
 
 
 def test_the_page_of_two_models_is_whole_fetches_nothing_and_runs_nothing() -> None:
-    assert_alone(pair_page(pair(), "fold"), PAIR_SECTIONS)
+    assert_alone(pair_page(pair(), "fold"))
 
 
 def test_words_of_documents_are_only_words() -> None:

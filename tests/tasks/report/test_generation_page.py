@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from browsing import Opened
 from generation_page_samples import HOSTILE, rich
+from html_tags import sections_of
 
-from tasks.report.completions import SECTIONS, GenerationFigures, generation_page, text_pieces
+from tasks.report.completions import GenerationFigures, generation_page, text_pieces
 from tasks.report.queries import Row
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer
@@ -82,7 +83,7 @@ def test_the_page_opens_alone_fits_the_screen_and_can_be_read(
 ) -> None:
     opened = Opened(chromium, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
     assert (opened.complaints, opened.foreign) == ([], [])
-    for name in SECTIONS:
+    for name in sections_of(page_file.read_text(encoding="utf-8")):
         assert opened.page.locator(f"#{name}").is_visible()
     assert opened.page.evaluate("window.hit") is None
     assert opened.spilled("td, th, dd, li > div, .text, .head") == []

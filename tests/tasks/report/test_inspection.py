@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from html_tags import Tags
+from html_tags import Tags, sections_of
 
 from model import ModelConfig, Transformer
 from tasks.report.inspect.architecture import Subject, control_elements
 from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json
-from tasks.report.inspect.page import SECTIONS, page_data, to_html
+from tasks.report.inspect.page import page_data, to_html
 from tasks.report.vocabulary import Spelling
 from tasks.report.wording import visible
 from tasks.tokens.merges import learn_merges
@@ -111,7 +111,7 @@ def test_the_page_is_closed_in_order_and_names_nothing_twice(prompt: str) -> Non
     page = to_html(look(prompt))
     tags = Tags(page)
     assert len(tags.ids) == len(set(tags.ids))
-    assert set(SECTIONS) <= set(tags.ids)
+    assert set(sections_of(page)) <= set(tags.ids)
     assert page.count("<script") == 2
     assert "\x00" not in page
 

@@ -7,20 +7,16 @@ from typing import Any
 
 import pytest
 from browsing import Opened, page_in
-from report_pages import REPORTS, Report
+from html_tags import sections_of
+from report_pages import REPORTS
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 SCREENS = [(width, scheme) for width in (360, 1200) for scheme in ("light", "dark")]
 
 
 @pytest.fixture(scope="module", params=REPORTS)
-def report(request: pytest.FixtureRequest) -> Report:
-    return REPORTS[request.param]
-
-
-@pytest.fixture(scope="module")
-def page_file(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return page_in(tmp_path_factory.mktemp("report"), report.draw)
+def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page_in(tmp_path_factory.mktemp("report"), REPORTS[request.param])
 
 
 @pytest.fixture(params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
@@ -29,12 +25,10 @@ def opened(request: pytest.FixtureRequest, chromium: Any, page_file: Path) -> Op
     return Opened(chromium, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
 
 
-def test_the_page_opens_without_complaint_or_request_and_has_all_sections(
-    chromium: Any, page_file: Path, report: Report
-) -> None:
+def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromium: Any, page_file: Path) -> None:
     opened = Opened(chromium, page_file)
     assert opened.complaints == [] and opened.foreign == []
-    for name in report.sections:
+    for name in sections_of(page_file.read_text(encoding="utf-8")):
         assert opened.page.locator(f"#{name}").is_visible()
         assert opened.page.locator(f"#{name} h2").count() == 1
         assert opened.page.locator(f'nav a[href="#{name}"]').count() == 1
