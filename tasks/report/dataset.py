@@ -24,7 +24,7 @@ from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
 from tasks.report.vocabulary import RARE, Spelling, special_names, usage
-from tasks.report.wording import counted, percent
+from tasks.report.wording import counted
 from tasks.tokens.index import read_record
 from tasks.tokens.mix import MixSettings, realised
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
@@ -34,23 +34,6 @@ if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
 
 CARD = "data-card.md"
-PACKINGS = {
-    "chunk": "every document by itself, in chunks; the last chunk of each is padded",
-    "concat": "all documents as one stream that is cut; labels run from one document into the next",
-    "pack": "documents put together so that hardly a place stays empty; each attends to itself alone",
-}
-# lines of the account of every id
-ACCOUNT = {
-    "ids of the documents": "ids",
-    "kept": "kept",
-    "repeated": "repeated",
-    "padded": "padded",
-    "= places": "places",
-    "cut": "cut",
-    "labels to predict": "labels",
-    "sequences": "sequences",
-    "documents": "documents",
-}
 # in the order of the flow; what trains, measures and generates is no part of a dataset
 STAGES = (
     "import", "extract", "snapshot", "normalise", "measure", "classifier", "score", "dedup", "evaluation_sets",
@@ -208,7 +191,7 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
     kinds = Counter(special.values())
     named = [f"{name} {index:,}" for index, name in special.items() if name not in ("reserved", "special")]
     named += [
-        f"{kinds[name]:,} {words}" for name, words in (("reserved", "reserved"), ("special", "others")) if kinds[name]
+        f"{kinds[name]:,} {what}" for name, what in (("reserved", "reserved"), ("special", "others")) if kinds[name]
     ]
     ends = {(True, True): "begins and ends with a special id", (True, False): "begins with a special id",
             (False, True): "ends with a special id", (False, False): "has no special id at its ends"}  # fmt: skip
@@ -216,19 +199,13 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
     eos = tokenizer.eos_id is not None and bool(encoded[0].settings.get("eos", True))
     words.append(f"Special ids: {', '.join(named) or 'none'}. Every document {ends[bos, eos]}.")
 
-    if "trainer" in fitted:
-        words.append(f"Fitted by {fitted['trainer']}{_because(fitted.get('trainer_reason'))}.")
+    made_by = [(f"Fitted by {fitted['trainer']}", fitted.get("trainer_reason"))] if "trainer" in fitted else []
     engines = Counter((found.tools.get("engine", ""), found.tools.get("engine_reason", "")) for found in encoded)
-    words += [
-        f"Encoded by {name} ({counted(n, 'segment')}){_because(reason)}."
-        for (name, reason), n in sorted(engines.items())
-        if name
+    made_by += [
+        (f"Encoded by {name} ({counted(n, 'segment')})", why) for (name, why), n in sorted(engines.items()) if name
     ]
+    words += [f"{by}: {why}." if why else f"{by}." for by, why in made_by]
     return Row(kind=tokenizer.kind, size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint, words=words)
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
 
 
 def _plots(catalog: Catalog) -> Iterator[BarPlot]:
@@ -264,8 +241,7 @@ def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
 
 def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    sides = {"train": side(found, "train"), "held_out": side(found, "validation")}
-    return notices_of("dataset_notices.html", **sides, **vars(found))
+    return notices_of("dataset_notices.html", **_shown(found))
 
 
 def provenance(catalog: Catalog) -> list[Row]:
@@ -362,22 +338,8 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
 
 def _shown(found: Row) -> dict[str, Any]:
     """What the templates of page and card share."""
-    packed = found.packed
-    packing = f"Packing {packed.packing}: {PACKINGS.get(packed.packing, 'as the settings say')}. Sequences have "
-    packing += f"{packed.seq_len:,} input places"
-    packing += f", and a chunk begins every {packed.stride:,} ids" if packed.stride != packed.seq_len else ""
-    packing += ", and a last short one is dropped." if packed.drop_last else "."
-    lines = {words: [f"{getattr(account, name):,}" for account in packed.accounts] for words, name in ACCOUNT.items()}
-    lines["fill"] = [percent(account.fill) for account in packed.accounts]
-    return {
-        **vars(found),
-        "train": side(found, "train"),
-        "held_out": side(found, "validation"),
-        "folded": folded,
-        "names": NO_LANGUAGE,
-        "packing": packing,
-        "account_lines": lines,
-    }
+    sides = {"train": side(found, "train"), "held_out": side(found, "validation")}
+    return {**vars(found), **sides, "folded": folded, "names": NO_LANGUAGE}
 
 
 def write(outcome: Outcome) -> Page | None:

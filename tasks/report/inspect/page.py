@@ -27,7 +27,6 @@ CANDIDATES = 12
 BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map
 SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # ink of the value classes
 _ROWS = 12  # of a step's table; of longer prompts the first and the last are shown
-_NO_ANSWER = 0.001  # a gain below it
 
 
 def write_page(inspection: Inspection, path: Path) -> Path:
@@ -61,7 +60,6 @@ def to_html(inspection: Inspection) -> str:
         data=Markup(data),
         prompt=visible(inspection.prompt),
         figure=figure,
-        percent=percent,
         columns=COLUMNS,
         groups=_groups(inspection),
         shown=_shown_rows(inspection.n_tokens),
@@ -70,7 +68,8 @@ def to_html(inspection: Inspection) -> str:
         values=_values,
         weights=found.weights[0, 0].tolist(),
         mask=found.mask.tolist(),
-        classes=list(zip(SHADES, _class_names(), strict=True)),
+        bins=BINS,
+        shades=SHADES,
         planes={
             name: scatter(f"plane-{place}", f"Plane of the {name}", labels, plane.points.tolist(), plane.shares)
             for place, (name, plane) in enumerate(inspection.planes.items())
@@ -87,8 +86,6 @@ def to_html(inspection: Inspection) -> str:
         score=found.score,
         conditionals=_conditionals(inspection),
         gains=_gains(inspection),
-        gain=_gain,
-        deviation=_deviation,
         name=lambda module: named(subject.model, module),
         size=lambda module: f"{sum(parameter.numel() for parameter in module.parameters()):,} parameters",
         optimizer=optimizer_name(subject),
@@ -126,11 +123,6 @@ def figure(value: float) -> str:
     return text.replace("-", "−")
 
 
-def percent(value: float) -> str:
-    """A share in few digits."""
-    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}" if value >= 0.00095 else "< 0.1%"
-
-
 def _groups(inspection: Inspection) -> list[tuple[str, list[Step], bool]]:
     """Steps under their headings, and whether they are unfolded."""
     steps = inspection.trace.steps
@@ -156,10 +148,6 @@ def _values(step: Step) -> list[list[str]]:
     return [[figure(value) for value in row] for row in values[:, :COLUMNS].tolist()]
 
 
-def _class_names() -> list[str]:
-    return [f"{low:.2f}–{high:.2f}" for low, high in zip((0.0, *BINS), BINS, strict=False)] + ["above 0.50"]
-
-
 def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
     """Next tokens of every position, with the range of all logits."""
     logits = inspection.trace["logits"][:, : inspection.subject.config.vocab_size]
@@ -180,10 +168,8 @@ def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
 def _conditionals(inspection: Inspection) -> list[tuple[str, float, float, float]]:
     """Token, probability, logarithm and running sum."""
     values: Sequence[float] = inspection.trace.score.log_probs.tolist()
-    return [
-        (f"{place} {cut(inspection.labels[place], 14)}", math.exp(value), value, total)
-        for place, (value, total) in enumerate(zip(values, accumulate(values), strict=True), 1)
-    ]
+    names = [f"{place} {cut(label, 14)}" for place, label in enumerate(inspection.labels)][1:]
+    return list(zip(names, map(math.exp, values), values, accumulate(values), strict=True))
 
 
 def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
@@ -195,12 +181,3 @@ def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
         name += f", {'feed-forward' if branch == 'ffn' else branch}" if branch else ""
         parts.setdefault(name, {})[gain.direction] = gain
     return parts
-
-
-def _gain(gain: Gain) -> str:
-    return "< 0.001" if 0 < gain.gain < _NO_ANSWER else f"{gain.gain:.3f}"
-
-
-def _deviation(gain: Gain) -> str:
-    """How far from linear; what hardly answers at all is not judged, its digits are mostly rounding."""
-    return "–" if gain.gain < _NO_ANSWER else f"{gain.deviation:.1%}"

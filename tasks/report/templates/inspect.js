@@ -134,8 +134,8 @@
       `${high.toFixed(2)}, ${mean.toFixed(2)} on average.` +
       (place + 1 < n ? ` \u25c2 marks what does come next, ${named(place + 1)}.` : "");
   }
-  const percent = (value) => value >= 0.0995 ? `${(100 * value).toFixed(0)}%` : value >= 0.00095 ?
-    `${(100 * value).toFixed(1)}%` : "< 0.1%";
+  const percent = (value) => value >= 0.0995 ? `${(100 * value).toFixed(0)} %` : value >= 0.001 ?
+    `${(100 * value).toFixed(1)} %` : "< 0.1 %";
   const boxes = all("#dimensions .signed");
   function showState(place) {
     const states = data.states[place];
