@@ -178,13 +178,6 @@ QUERIES = {
         "join report_files a on a.doc_id = p.doc_id and a.file_status = 'ok' "
         "join report_files b on b.doc_id = p.other_id and b.file_status = 'ok' order by 1 desc, 2, 3"
     ),
-    "archives": (
-        "select m.container as path, coalesce(f.media_type, 'unknown') as media_type, m.members, m.documents, m.size "
-        "from (select container, count(*) as members, count(*) filter (file_status = 'ok' and doc_id is not null) "
-        "as documents, sum(size)::bigint as size from report_files where container is not null group by 1 "
-        f"order by members desc, container limit {LISTED}) m left join report_files f on f.path = m.container "
-        "order by m.members desc, path"
-    ),
     "cuts": (
         "select reason_code as code, count(*) as spans, count(distinct doc_id) as documents, "
         "sum(length)::bigint as chars from cuts group by 1 order by chars desc, code"
@@ -203,7 +196,7 @@ QUERIES = {
     ),
 }
 _TOTAL = (
-    "select count(*) as files, count(container) as members, count(distinct container) as archives, "
+    "select count(*) as files, count(container) as members, "
     "coalesce(sum(size) filter (container is null), 0)::bigint as size, "
     "count(*) filter (file_status = 'ok' and doc_id is not null) as documents, "
     "count(*) filter (status in ('train', 'validation')) as kept, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -29,7 +29,6 @@ from tasks.training.journal import TELEMETRY_FILE, Notes, Sample, Start, read_no
 from tasks.training.throughput import duration, flops_per_token
 
 HISTORY_FILE = "history.parquet"
-PAGES = {"dataset": "dataset.html", "snapshot": "corpus.html", "curate": "corpus.html"}
 EVENTS = {  # what kinds of events are called; another kind is shown as it is
     "spike": "loss spike",
     "kernel": "attention kernel",
@@ -85,8 +84,6 @@ class TrainingFigures:
         tools: versions and device.
         modes: how random numbers and kernels were chosen.
         evaluation: figures on the whole evaluation set; empty where it was not measured.
-        ancestors: for each input of the training and of its dataset, its `name`, `stage`, `digest`, the `keys` of its
-            artefacts, and the `page` beside this one, if there is one.
     """
 
     key: str
@@ -101,7 +98,6 @@ class TrainingFigures:
     tools: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, str] = field(default_factory=dict)
     evaluation: Mapping[str, float] = field(default_factory=dict)
-    ancestors: Sequence[Row] = ()
 
     def curve(self, name: str) -> Curve:
         """A metric's curve; an empty one where it was not measured."""
@@ -173,14 +169,13 @@ class TrainingFigures:
 
 
 def collect_training(
-    store: Store, training: ArtifactRef, evaluation: Mapping[str, float] | None = None, pages: Collection[str] = ()
+    store: Store, training: ArtifactRef, evaluation: Mapping[str, float] | None = None
 ) -> TrainingFigures:
     """Read the figures of a training from its artefact and those it was made from.
 
     Args:
         training: the artefact.
         evaluation: figures on the whole evaluation set, where they are known.
-        pages: files of other reports that lie beside this one.
 
     Raises:
         StoreError: if the training, or what it was made from, is gone.
@@ -206,7 +201,6 @@ def collect_training(
         tools=manifest.tools,
         modes=manifest.modes,
         evaluation=evaluation or {},
-        ancestors=list(_ancestors(store, manifest, pages)),
     )
 
 
@@ -234,20 +228,6 @@ def _epoch(store: Store, manifest: Manifest) -> Row | None:
     return Row(sequences=sum(group["reads"] for group in groups), tokens=tokens, documents=documents)
 
 
-def _ancestors(store: Store, manifest: Manifest, pages: Collection[str]) -> Iterator[Row]:
-    """What the training was made from, and what its dataset was made from."""
-    (dataset,) = manifest.input_refs("dataset")
-    seen = set()
-    for made in (manifest, manifest_of(store, dataset)):
-        for name, entry in made.inputs.items():
-            refs = made.input_refs(name)
-            if refs and entry["digest"] not in seen:
-                seen.add(entry["digest"])
-                page, keys = PAGES.get(refs[0].stage, ""), [ref.key for ref in refs]
-                page = page if page in pages else ""
-                yield Row(name=name, stage=refs[0].stage, digest=entry["digest"], keys=keys, page=page)
-
-
 # ---- the page and its summary
 
 
@@ -256,12 +236,11 @@ def write(outcome: Outcome) -> Page | None:
     run, training = outcome.run, outcome.made("train")
     if training is None:
         return None
-    beside = sorted(outcome.pages() - {"training.html"})
 
     def draw() -> list[str]:
-        return training_page(collect_training(run.store, training, outcome.metrics, beside), run.corpus)
+        return training_page(collect_training(run.store, training, outcome.metrics), run.corpus)
 
-    drawn_from = [training.key, manifest_of(run.store, training).created, dict(sorted(outcome.metrics.items())), beside]
+    drawn_from = [training.key, manifest_of(run.store, training).created, dict(sorted(outcome.metrics.items()))]
     return outcome.draw_once("training", f"Training of the model of {run.corpus}", drawn_from, draw)
 
 

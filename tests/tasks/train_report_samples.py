@@ -75,10 +75,6 @@ def rich(steps: int = 600) -> TrainingFigures:
         evaluation={
             "val/loss": 2.71, "val/perplexity": 15.03, "val/bits_per_byte": 1.234, "val/unigram_bits_per_byte": 3.2,
         },
-        ancestors=[
-            Row(name="dataset", stage="dataset", digest="12" * 32, keys=["34" * 32], page="dataset.html"),
-            Row(name="tokens", stage="tokenise", digest="56" * 32, keys=["78" * 32, "9a" * 32, "bc" * 32], page=""),
-        ],
     )  # fmt: skip
 
 

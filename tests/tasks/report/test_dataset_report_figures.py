@@ -111,11 +111,10 @@ def test_the_vocabulary_is_counted_over_what_training_predicts(sample: Prepared,
     predicted = [index for doc_id in ("a1", "a2", "b1", "c1") for index in sample.ids_of(doc_id)[1:]]
     assert used.predicted == len(predicted)
     assert [token.count for token in used.frequent] == sorted((token.count for token in used.frequent), reverse=True)
-    for token in (*used.frequent, *used.longest):
+    for token in used.frequent:
         assert token.count == predicted.count(token.index)
     unused = set(range(4, sample.tokenizer.vocab_size)) - set(predicted)
     assert used.n_unused == len(unused) and {token.index for token in used.unused} <= unused
-    assert used.longest[0].n_bytes == max(token.n_bytes for token in used.longest)
 
 
 def test_lost_bytes_and_unknown_tokens_are_counted_and_noted(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_page_of_any_training_is_whole_fetches_nothing_and_runs_nothing(make
     assert len(tags.ids) == len(set(tags.ids))
     assert len(summary.splitlines()) <= 60
     assert not tags.names & {"script", "iframe", "object", "embed", "form", "base", "img"}
-    assert all(address.startswith(("#", "data:")) or address == "dataset.html" for address in tags.addresses)
+    assert all(address.startswith(("#", "data:")) for address in tags.addresses)
     assert "url(" not in page and "@import" not in page
     assert "default-src 'none'" in page
 

@@ -29,7 +29,7 @@ N_STEPS = 20
 @pytest.fixture(scope="module")
 def figures(tiny: Ran) -> TrainingFigures:
     assert tiny.checkpoint is not None and tiny.metrics is not None
-    return collect_training(tiny.run.store, tiny.checkpoint, tiny.metrics, ["dataset.html"])
+    return collect_training(tiny.run.store, tiny.checkpoint, tiny.metrics)
 
 
 def notes_of(run: Run, checkpoint: ArtifactRef) -> Notes:
