@@ -25,15 +25,12 @@ from tasks.report.evaluation import (
     paths_of,
     verdict,
 )
-from tasks.report.markdown import cell, table
 from tasks.report.page import render
 from tasks.report.wording import amount, decimals, integer
 
 NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
 FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
 _KEY = 8  # letters of each key in the name of a page
-_TERMINAL_DOCUMENTS, _TERMINAL_COMPLETIONS = 10, 4
-_TEXT = 240  # characters of a completion
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def pair_page(figures: PairFigures, corpus: str) -> str:
     """
     (one, other), found = figures.names, figures.comparison
     bits = found.metrics["val/bits_per_byte"]
-    first = [name for name in map("val/{}".format, FIRST) if name in found.metrics]
+    first, rest = _figures_of_both(found)
     return render(
         "comparison.html",
         title=f"Corpus {corpus}: {one} and {other}",
@@ -131,8 +128,8 @@ def pair_page(figures: PairFigures, corpus: str) -> str:
             "Documents": f"{found.difference.documents:,}",
         },
         figures=figures,
-        first=[_figure(name, *found.metrics[name]) for name in first],
-        rest=[_figure(name, *values) for name, values in found.metrics.items() if name not in first],
+        first=first,
+        rest=rest,
         slices={title: [item for item in found.slices if item.dimension == name] for name, title in TITLES.items()},
         beginning=beginning,
         interval_reach=lambda pairs: interval_reach(item.difference for item in pairs),
@@ -140,10 +137,13 @@ def pair_page(figures: PairFigures, corpus: str) -> str:
     )
 
 
-def figure_name(metric: str) -> str:
-    """Return the name of a figure as people read it."""
-    name = metric.removeprefix("val/")
-    return NAMES.get(name, name.replace("_", " "))
+def _figures_of_both(found: Comparison) -> tuple[list[list[str]], list[list[str]]]:
+    """The figures that come first, and all others."""
+    first = [name for name in map("val/{}".format, FIRST) if name in found.metrics]
+    rest = [name for name in found.metrics if name not in first]
+    return [_figure(name, *found.metrics[name]) for name in first], [
+        _figure(name, *found.metrics[name]) for name in rest
+    ]
 
 
 def _figure(name: str, a: float | None, b: float | None) -> list[str]:
@@ -157,40 +157,16 @@ def _figure(name: str, a: float | None, b: float | None) -> list[str]:
     else:
         change = f"{'+' if one > other else '−'}{amount(abs(one - other))}"
     values = (integer(value) if whole and not math.isnan(value) else decimals(value) for value in (one, other))
-    return [figure_name(name), *values, change]
+    name = name.removeprefix("val/")
+    return [NAMES.get(name, name.replace("_", " ")), *values, change]
 
 
 def pair_table(figures: PairFigures) -> str:
     """Return the comparison as Markdown: verdict, figures, slices, documents, completions."""
-    found, names = figures.comparison, [cell(name) for name in figures.names]
-
-    def bits(item: SlicePair | DocumentPair) -> list[str]:
-        return [decimals(item.a.bits_per_byte), decimals(item.b.bits_per_byte)]
-
-    metrics = {name: found.metrics.get(f"val/{name}", (None, None)) for name in FIRST}
-    slices = [
-        [cell(f"{item.dimension} {item.value}"), *bits(item), interval_words(item.difference), f"{item.a.documents:,}"]
-        for item in found.slices
-    ]
-    documents = [
-        [
-            cell(figures.name_of(item.doc_id)),
-            decimals(item.bits, 0, sign=True),
-            *bits(item),
-            cell(figures.begins[item.doc_id]),
-        ]
-        for item in found.documents[:_TERMINAL_DOCUMENTS]
-    ]
-    lines = [verdict(found.difference, *names), *(f"note: {cell(note, _TEXT)}" for note in figures.notes), ""]
-    lines += table(["", *names], [[figure_name(name), *map(decimals, values)] for name, values in metrics.items()])
-    lines += ["", *table(["bits per byte", *names, "difference (95 % interval)", "documents"], slices)]
-    lines += ["", *table(["changed most", "bits", *names, "begins"], documents)]
-    for pair in figures.completions[:_TERMINAL_COMPLETIONS]:
-        lines += ["", f"> {cell(pair[0].prompt, _TEXT)}"]
-        for name, item in zip(names, pair, strict=True):
-            text = f"(not continued: {item.error})" if item.error else item.text
-            lines.append(f"- {name}: {cell(text, _TEXT)}")
-    return "\n".join(lines)
+    found = figures.comparison
+    first, _ = _figures_of_both(found)
+    words = verdict(found.difference, *figures.names)
+    return render("comparison.md", figures=figures, verdict=words, first=first, interval_words=interval_words).rstrip()
 
 
 def pair_document(figures: PairFigures) -> dict[str, Any]:

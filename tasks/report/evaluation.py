@@ -35,8 +35,7 @@ from tasks.lineage.contamination import Exposure, by_exposure, read_contaminatio
 from tasks.lineage.memorised import read_memorised_metrics
 from tasks.lineage.training_texts import datasets_of
 from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
-from tasks.report.markdown import table
-from tasks.report.page import Notice, draw_page, notices_of
+from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
 from tasks.report.wording import counted, cut, cut_middle, decimals
 from tasks.report.written import Outcome, Page
@@ -327,8 +326,6 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
         title=f"Corpus {corpus}: the evaluation",
         figures=figures,
         models=models,
-        less=_less,
-        exp=math.exp,
         rival_verdict=verdict(rival.difference, "It", rival.name) if rival else "",
         charts=[_reliability(calibration), _confidence(calibration), _positions(figures.evaluation.positions)],
         slices={
@@ -337,14 +334,6 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
         baselines=named,
         beginning=beginning,
     )
-
-
-def _less(own: float, other: float) -> str:
-    """How much less the model takes than something else."""
-    if own == other or not other:
-        return "–"
-    change = 100 * (1 - own / other)
-    return f"{abs(change):.1f} % {'less' if change > 0 else 'more'}"
 
 
 def _reliability(bins: Sequence[CalibrationBin]) -> Markup:
@@ -399,19 +388,11 @@ def metrics_table(metrics: Mapping[str, float]) -> str:
     """Return a model's figures beside those of its baselines as Markdown; empty without any."""
     if not metrics:
         return ""
-    known = [("this model", ""), *((name, f"{of}_") for name, of in baselines_of(metrics))]
-    if "val/champion_bits_per_byte" in metrics:
-        known.insert(1, ("other champion", "champion_"))
-    rows = []
-    for name, of in known:
-        loss, bits = metrics[f"val/{of}loss"], metrics[f"val/{of}bits_per_byte"]
-        rows.append([name, f"{loss:.4f}", f"{math.exp(loss):.2f}", f"{bits:.4f}"])
-    rows.append(["zstd -19", "", "", f"{metrics[ZSTD]:.4f}"])
     below = (
         f"{100 * metrics['val/below_unigram']:.1f} % fewer bits per byte than the unigram baseline, on "
         f"{metrics['val/documents']:.0f} documents ({metrics['val/bytes']:,.0f} bytes)."
     )
-    return "\n".join([*table(["", "loss", "perplexity", "bits per byte"], rows), "", below])
+    return f"{render('metrics.md', metrics=metrics, baselines=baselines_of(metrics))}\n{below}"
 
 
 # ---- parts of pages about evaluations

@@ -7,6 +7,7 @@ has a script.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tasks.report import wording
-from tasks.report.markdown import MAX_WORDS, plain
+from tasks.report.markdown import MAX_WORDS, cell, plain
 
 TEMPLATES = Path(__file__).with_name("templates")
 FILTERS = (
@@ -25,6 +26,7 @@ FILTERS = (
     wording.cut,
     wording.cut_middle,
     wording.decimals,
+    math.exp,
     wording.integer,
     wording.lines,
     wording.number,
@@ -116,7 +118,7 @@ def _environment(is_markdown: bool) -> Environment:
         extensions=["jinja2.ext.do"],
     )
     made.filters.update({function.__name__: function for function in FILTERS})
-    made.filters["plain"] = _markdown
+    made.filters |= {"plain": _markdown, "cell": lambda text, *length: Markup(cell(text, *length))}
     made.globals["source"] = _source
     return made
 
