@@ -20,10 +20,7 @@ from tasks.report.evaluation import (
     beginnings,
     completion_of,
     first_completions,
-    interval_reach,
-    interval_words,
     paths_of,
-    verdict,
 )
 from tasks.report.page import render
 from tasks.report.wording import amount, decimals, integer
@@ -114,36 +111,22 @@ def pair_page(figures: PairFigures, corpus: str) -> str:
     Args:
         corpus: name of the corpus whose documents both were measured on.
     """
-    (one, other), found = figures.names, figures.comparison
-    bits = found.metrics["val/bits_per_byte"]
-    first, rest = _figures_of_both(found)
+    found = figures.comparison
     return render(
         "comparison.html",
-        title=f"Corpus {corpus}: {one} and {other}",
-        lead=verdict(found.difference, one, other),
-        facts={
-            f"Bits per byte, {one}": f"{bits[0]:.4f}",
-            f"Bits per byte, {other}": f"{bits[1]:.4f}",
-            "Difference": interval_words(found.difference),
-            "Documents": f"{found.difference.documents:,}",
-        },
+        title=f"Corpus {corpus}: {' and '.join(figures.names)}",
         figures=figures,
-        first=first,
-        rest=rest,
         slices={title: [item for item in found.slices if item.dimension == name] for name, title in TITLES.items()},
         beginning=beginning,
-        interval_reach=lambda pairs: interval_reach(item.difference for item in pairs),
-        interval_words=interval_words,
+        **_figures_of_both(found),
     )
 
 
-def _figures_of_both(found: Comparison) -> tuple[list[list[str]], list[list[str]]]:
-    """The figures that come first, and all others."""
+def _figures_of_both(found: Comparison) -> dict[str, list[list[str]]]:
+    """The figures that come `first`, and the `rest`."""
     first = [name for name in map("val/{}".format, FIRST) if name in found.metrics]
-    rest = [name for name in found.metrics if name not in first]
-    return [_figure(name, *found.metrics[name]) for name in first], [
-        _figure(name, *found.metrics[name]) for name in rest
-    ]
+    names = {"first": first, "rest": [name for name in found.metrics if name not in first]}
+    return {part: [_figure(name, *found.metrics[name]) for name in chosen] for part, chosen in names.items()}
 
 
 def _figure(name: str, a: float | None, b: float | None) -> list[str]:
@@ -163,10 +146,7 @@ def _figure(name: str, a: float | None, b: float | None) -> list[str]:
 
 def pair_table(figures: PairFigures) -> str:
     """Return the comparison as Markdown: verdict, figures, slices, documents, completions."""
-    found = figures.comparison
-    first, _ = _figures_of_both(found)
-    words = verdict(found.difference, *figures.names)
-    return render("comparison.md", figures=figures, verdict=words, first=first, interval_words=interval_words).rstrip()
+    return render("comparison.md", figures=figures, **_figures_of_both(figures.comparison)).rstrip()
 
 
 def pair_document(figures: PairFigures) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE, SPANS_FILE
 from storage.store import Store
 from storage.tables import read_rows, stream_rows
-from tasks.evaluation.compare import Difference, all_nats, compare_evaluations
+from tasks.evaluation.compare import all_nats, compare_evaluations
 from tasks.evaluation.tables import (
     DIMENSIONS,
     CalibrationBin,
@@ -37,7 +37,7 @@ from tasks.lineage.training_texts import datasets_of
 from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
-from tasks.report.wording import counted, cut, cut_middle, decimals
+from tasks.report.wording import counted, cut, cut_middle
 from tasks.report.written import Outcome, Page
 
 TITLES = {
@@ -326,7 +326,6 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
         title=f"Corpus {corpus}: the evaluation",
         figures=figures,
         models=models,
-        rival_verdict=verdict(rival.difference, "It", rival.name) if rival else "",
         charts=[_reliability(calibration), _confidence(calibration), _positions(figures.evaluation.positions)],
         slices={
             TITLES[name]: [item for item in figures.evaluation.slices if item.dimension == name] for name in DIMENSIONS
@@ -401,41 +400,6 @@ def metrics_table(metrics: Mapping[str, float]) -> str:
 def beginning(text: str, length: int = BEGINNING) -> str:
     """The beginning of a text, on one line."""
     return cut(" ".join(text[: 4 * length].split()), length)
-
-
-def interval_reach(differences: Iterable[Difference]) -> float:
-    """The largest difference that a bound of several intervals has."""
-    bounds = (bound for item in differences for bound in (item.low, item.value, item.high))
-    return max((abs(bound) for bound in bounds if math.isfinite(bound)), default=0.0)
-
-
-def interval_words(difference: Difference) -> str:
-    """A difference of bits per byte with its interval."""
-    value = decimals(difference.value, sign=True)
-    if not math.isfinite(difference.high - difference.low):
-        return f"{value} (one document)"
-    return f"{value} ({decimals(difference.low, sign=True)} to {decimals(difference.high, sign=True)})"
-
-
-def _begun(name: str) -> str:
-    """A name at the beginning of a sentence."""
-    return name[:1].upper() + name[1:]
-
-
-def verdict(difference: Difference, one: str, other: str) -> str:
-    """Whether one model is better than another, in a sentence."""
-    one = _begun(one)
-    if not math.isfinite(difference.high - difference.low):
-        return f"{one} and {other} were measured on one document, which says nothing of others."
-    if difference.value == 0 == difference.low == difference.high:
-        return f"{one} and {other} do not differ on any document."
-    fewer = "fewer" if difference.value < 0 else "more"
-    bounds = f"{decimals(difference.low, sign=True)} to {decimals(difference.high, sign=True)}"
-    doubt = "" if difference.is_clear else ", which other documents might turn round"
-    return (
-        f"{one} takes {abs(difference.value):.4f} bits per byte {fewer} than {other}{doubt} "
-        f"(95 % interval of the difference {bounds})."
-    )
 
 
 def notices(figures: EvaluationFigures) -> list[Notice]:

@@ -11,7 +11,6 @@ from storage.registry import ModelVersion, registered_versions
 from storage.store import Store
 from tasks.evaluation.compare import Comparison, compare_evaluations
 from tasks.evaluation.gates import GATES, Verdict, clear_loss, read_verdicts
-from tasks.report.evaluation import interval_reach, interval_words
 from tasks.report.page import draw_page
 from tasks.report.written import Outcome, Page
 
@@ -90,7 +89,5 @@ def gates_page(figures: GateFigures, corpus: str) -> list[str]:
         figures=figures,
         titles=TITLES,
         slices=largest_loss,
-        reach=interval_reach(item.difference for item in largest_loss),
-        interval_words=interval_words,
         versions=list(reversed(figures.versions[-_VERSIONS:])),
     )

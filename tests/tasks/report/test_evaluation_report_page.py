@@ -17,28 +17,21 @@ from tasks.report.evaluation import (
     EvaluationFigures,
     Mark,
     evaluation_page,
-    interval_words,
     notices,
-    verdict,
 )
-from tasks.report.page import _environment
+from tasks.report.page import macro
 
 
 def words_of(page: str) -> str:
     return " ".join(Tags(page).words)
 
 
-def macro(name: str, *values: object) -> str:
-    """A part of pages."""
-    return str(getattr(_environment(False).get_template("macros.html").module, name)(*values))
-
-
 def written(completion: Completion) -> str:
-    return macro("written", completion)
+    return macro("macros.html", "written", completion)
 
 
 def interval(difference: Difference, reach: float) -> str:
-    return macro("interval", difference, reach, interval_words(difference))
+    return macro("macros.html", "interval", difference, reach)
 
 
 def lead(figures: EvaluationFigures) -> str:
@@ -135,7 +128,7 @@ def other_texts(**named: object) -> EvaluationFigures:
     ids=["better", "worse", "open", "same", "one document"],
 )
 def test_a_difference_is_said_with_what_its_interval_allows(difference: Difference, said: str) -> None:
-    assert said in verdict(difference, "A", "B")
+    assert said in macro("differences.html", "verdict", difference, "A", "B")
 
 
 def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
@@ -143,7 +136,8 @@ def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
     assert 'class="range worse"' in interval(Difference(0.2, 0.1, 0.3, 9), 0.3)
     assert 'class="range"' in interval(Difference(0.2, -0.1, 0.3, 9), 0.3)
     assert "left:0.00%;width:100.00%" in interval(Difference(0.2, -math.inf, math.inf, 1), 0.3)
-    assert interval_words(Difference(-0.2, -0.3, 0.1, 9)) == "−0.2000 (−0.3000 to +0.1000)"
+    words = macro("differences.html", "words", Difference(-0.2, -0.3, 0.1, 9))
+    assert words == "−0.2000 (−0.3000 to +0.1000)"
 
 
 def test_what_makes_figures_doubtful_is_told() -> None:
