@@ -18,7 +18,6 @@ from tasks.report.evaluation import (
     Completion,
     beginning,
     beginnings,
-    completion_of,
     first_completions,
     paths_of,
 )
@@ -86,9 +85,7 @@ def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Se
     """
     found = compare_evaluations(store, a.evaluation, b.evaluation)
     doc_ids = [item.doc_id for item in found.documents]
-    sides = ([completion_of(row) for row in first_completions(store, side.completions)] if side.completions else []
-             for side in (a, b))  # fmt: skip
-    completions = list(zip(*sides, strict=True))
+    completions = list(zip(*(first_completions(store, side.completions) for side in (a, b)), strict=True))
     return PairFigures(
         a, b, evalset, found, beginnings(store, evalset, doc_ids), paths_of(store, evalset, doc_ids), completions, notes
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -180,48 +181,36 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
     """
     documents = read_documents(store, measured.evaluation)
     seen = read_contamination(store.folder(measured.contamination)) if measured.contamination else None
-    best, worst = _extremes(documents)
-    listed = _describe(store, measured.evalset, documents, [*best, *worst], seen or {})
+    best, worst = _extremes(store, measured, documents, seen or {})
     return EvaluationFigures(
         measured=measured,
         evaluation=read_evaluation(store, measured.evaluation),
-        best=listed[: len(best)],
-        worst=listed[len(best) :],
+        best=best,
+        worst=worst,
         rival=_rival(store, measured),
         exposures=[] if seen is None else by_exposure(seen, _rows(documents)),
-        completions=_completions(store, measured),
+        completions=first_completions(store, measured.completions, _marks(store, measured)),
         memorised=read_memorised_metrics(store.folder(measured.memorised)) if measured.memorised else {},
         pages=sorted(pages),
     )
 
 
-def _extremes(documents: Evaluated) -> tuple[list[int], list[int]]:
-    """Rows of the documents with the fewest and with the most bits per byte, none of them in both."""
+def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapping[str, float]) -> list[list[Row]]:
+    """The documents with the fewest and with the most bits per byte, none of them in both."""
     sizes = documents.sums["bytes"]
     rows = np.flatnonzero((sizes >= FEWEST_BYTES) & (documents.sums["tokens"] > 0))
     order = rows[np.argsort(all_nats(documents)[rows] / sizes[rows], kind="stable")].tolist()
     n = min(MOST_DOCUMENTS, len(order) // 2)
-    return order[:n], order[::-1][: min(MOST_DOCUMENTS, len(order) - n)]
+    chosen = [order[:n], order[::-1][: min(MOST_DOCUMENTS, len(order) - n)]]
+    doc_ids = [documents.doc_id[row] for rows in chosen for row in rows]
+    begins, paths = beginnings(store, measured.evalset, doc_ids), paths_of(store, measured.evalset, doc_ids)
 
+    def described(row: int) -> Row:
+        doc_id, kind = documents.doc_id[row], documents.labels["kind"][row]
+        found = {"path": paths.get(doc_id, ""), "begins": begins[doc_id], "seen": seen.get(doc_id)}
+        return Row(doc_id=doc_id, kind=kind, sums=documents.total(np.array([row])), **found)
 
-def _describe(
-    store: Store, evalset: ArtifactRef, documents: Evaluated, rows: Iterable[int], seen: Mapping[str, float]
-) -> list[Row]:
-    """Some documents of an evaluation, with their paths and the beginnings of their texts."""
-    chosen = list(rows)
-    doc_ids = [documents.doc_id[row] for row in chosen]
-    begins, paths = beginnings(store, evalset, doc_ids), paths_of(store, evalset, doc_ids)
-    return [
-        Row(
-            doc_id=doc_id,
-            path=paths.get(doc_id, ""),
-            kind=documents.labels["kind"][row],
-            sums=documents.total(np.array([row])),
-            begins=begins[doc_id],
-            seen=seen.get(doc_id),
-        )
-        for doc_id, row in zip(doc_ids, chosen, strict=True)
-    ]
+    return [list(map(described, rows)) for rows in chosen]
 
 
 def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str], length: int = 1_000) -> dict[str, str]:
@@ -254,40 +243,42 @@ def _rival(store: Store, measured: Measured) -> Row | None:
     return Row(name=name, metrics=metrics, bits=bits, difference=found.difference)
 
 
-def _completions(store: Store, measured: Measured) -> list[Completion]:
-    if measured.completions is None:
+def first_completions(
+    store: Store, made: ArtifactRef | None, marks: Mapping[tuple[str, int], list[Mark]] | None = None
+) -> list[Completion]:
+    """Return the completions that a page shows.
+
+    Args:
+        made: an artefact of the stage `generate`; None gives no completions.
+        marks: spans that stand in training text, by id and sample; None where that was not measured.
+    """
+    if made is None:
         return []
-    rows = first_completions(store, measured.completions)
+    columns = ["id", "sample", "prompt", "text", "error"]
+    found = []
+    for row in islice(stream_rows(store.folder(made) / COMPLETIONS_FILE, columns), MOST_COMPLETIONS):
+        prompt = row["prompt"]
+        shown = prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:]
+        of_row = None if marks is None else marks.get((row["id"], row["sample"]), [])
+        found.append(Completion(shown, row["text"], of_row, row["error"] or ""))
+    return found
+
+
+def _marks(store: Store, measured: Measured) -> dict[tuple[str, int], list[Mark]] | None:
+    """Spans of completions that stand in training text, the longest first; None where that was not measured."""
     if measured.memorised is None:
-        return [completion_of(row) for row in rows]
+        return None
     spans = read_rows(store.folder(measured.memorised) / SPANS_FILE)
     paths: dict[str, str] = {}
     doc_ids = {span["doc_id"] for span in spans}
     for dataset in datasets_of(store, measured.checkpoint):  # those that a base was trained on among them
         paths |= paths_of(store, dataset, doc_ids - paths.keys())
-    found = []
-    for row in rows:
-        places: dict[tuple[int, int, int], list[str]] = {}
-        for span in spans:
-            if (span["id"], span["sample"]) == (row["id"], row["sample"]):
-                place = (-span["words"], span["start"], span["length"])
-                places.setdefault(place, []).append(paths.get(span["doc_id"], span["doc_id"][:12]))
-        marks = [Mark(start, length, -less, sources) for (less, start, length), sources in sorted(places.items())]
-        found.append(completion_of(row, marks))
-    return found
-
-
-def first_completions(store: Store, made: ArtifactRef) -> list[dict[str, Any]]:
-    """Return the rows of the completions that a page shows."""
-    columns = ["id", "sample", "prompt", "text", "error"]
-    return list(islice(stream_rows(store.folder(made) / COMPLETIONS_FILE, columns), MOST_COMPLETIONS))
-
-
-def completion_of(row: Mapping[str, Any], marks: Sequence[Mark] | None = None) -> Completion:
-    """Return a completion as a page shows it, from a row of `first_completions`."""
-    prompt = row["prompt"]
-    shown = prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:]
-    return Completion(shown, row["text"], marks, row["error"] or "")
+    place = itemgetter("id", "sample", "start", "length", "words")
+    found: dict[tuple[str, int], list[Mark]] = {}
+    for (name, sample, *where), same in groupby(sorted(spans, key=place), place):
+        sources = [paths.get(span["doc_id"], span["doc_id"][:12]) for span in same]
+        found.setdefault((name, sample), []).append(Mark(*where, sources))
+    return {name: sorted(marks, key=lambda mark: -mark.words) for name, marks in found.items()}
 
 
 # ---- the page and its summary
