@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE
@@ -227,11 +229,9 @@ def generation_page(figures: GenerationFigures, corpus: str) -> list[str]:
 
 def _lengths(lengths: Sequence[int]) -> str:
     top = max(lengths)
-    width = max(1, -(-(top + 1) // _BINS))
-    counts = Counter(length // width for length in lengths)
-    n_bins = -(-(top + 1) // width)
-    edges = [float(place * width) for place in range(n_bins + 1)]
-    layer = Layer("continuations", "tone-ink", [counts[place] for place in range(n_bins)])
+    width = max(1, math.ceil((top + 1) / _BINS))
+    edges = list(range(0, top + 1 + width, width))
+    layer = Layer("continuations", "tone-ink", np.histogram(lengths, edges)[0].tolist())
     note = f"from {min(lengths):,} to {counted(top, 'token')}"
     middle = float(sorted(lengths)[len(lengths) // 2])
     return bar_figure(BarPlot("lengths-tokens", "Tokens", note, edges, [layer], median=middle, over="tokens"))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from storage.catalog import Catalog, read_state
 from storage.digest import canonical_json, sha256_json
 from storage.lineage import manifest_of
-from storage.schemas import COUNTS_FILE, DATASET_FILE
+from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
 from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
@@ -131,14 +131,7 @@ def _join(catalog: Catalog) -> None:
 
 def _packed(catalog: Catalog) -> Row:
     """The record of the sequences, with `accounts` of both sides and what came of the mix."""
-    ref = catalog.state["dataset"][0]
-    folder = catalog.store.folder(ref)
-    if not (folder / DATASET_FILE).is_file():
-        raise StoreError(
-            f"dataset {ref.key[:12]} was made by an older version and has no {DATASET_FILE}: run `sheepfold prepare "
-            "SOURCE` again"
-        )
-    record = read_record(folder)
+    record = read_record(catalog.store.folder(catalog.state["dataset"][0]))
     accounts = []
     for split in ("train", "validation"):
         if split in record["splits"]:

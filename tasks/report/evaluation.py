@@ -310,14 +310,13 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
         models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
     models += [(name, found[f"val/{of}_loss"], found[f"val/{of}_bits_per_byte"]) for name, of in named]
     models += [("zstd -19", math.nan, found[ZSTD])] if ZSTD in found else []
-    calibration = figures.evaluation.calibration
     return draw_page(
         "evaluation.html",
         notices(figures),
         title=f"Corpus {corpus}: the evaluation",
         figures=figures,
         models=models,
-        charts=[_reliability(calibration), _confidence(calibration), _positions(figures.evaluation.positions)],
+        charts=[*_calibration(figures.evaluation.calibration), _positions(figures.evaluation.positions)],
         slices={
             TITLES[name]: [item for item in figures.evaluation.slices if item.dimension == name] for name in DIMENSIONS
         },
@@ -326,10 +325,10 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
     )
 
 
-def _reliability(bins: Sequence[CalibrationBin]) -> Markup:
-    """How often the likeliest token was right, by how likely it was held: on the diagonal as right as it is sure."""
+def _calibration(bins: Sequence[CalibrationBin]) -> list[Markup]:
+    """How often the likeliest token was right, by how likely it was held, and how many tokens were held for so likely."""
     rates = [(item.hits / item.tokens, item.confidence / item.tokens) if item.tokens else (0.0, 0.0) for item in bins]
-    layers = [
+    layers = [  # on the diagonal it is as right as it is sure
         Layer("right", "tone-ink", [min(hit, sure) for hit, sure in rates]),
         Layer("surer than right", "tone-pale-contrary", [max(0.0, sure - hit) for hit, sure in rates]),
         Layer("more right than sure", "tone-mix", [max(0.0, hit - sure) for hit, sure in rates]),
@@ -340,28 +339,15 @@ def _reliability(bins: Sequence[CalibrationBin]) -> Markup:
     ]
     note = "how often the likeliest token was right, by how likely it was held"
     edges = [*(item.begin for item in bins), 1.0]
-    over = "probability of the likeliest token"
-    plot = BarPlot(
-        "reliability",
-        "Reliability",
-        note,
-        edges,
-        layers,
-        hints=hints,
-        diagonal=True,
-        over=over,
-        size="tall",
-        legend=True,
-    )
-    return bar_figure(plot)
-
-
-def _confidence(bins: Sequence[CalibrationBin]) -> Markup:
-    right, wrong = [item.hits for item in bins], [item.tokens - item.hits for item in bins]
-    layers = [Layer("right", "tone-ink", right), Layer("wrong", "tone-mix", wrong)]
-    edges, over = [*(item.begin for item in bins), 1.0], "probability of the likeliest token"
+    shown: dict[str, Any] = {"over": "probability of the likeliest token", "size": "tall", "legend": True}
+    reliability = BarPlot("reliability", "Reliability", note, edges, layers, hints=hints, diagonal=True, **shown)
+    counts = [
+        Layer("right", "tone-ink", [item.hits for item in bins]),
+        Layer("wrong", "tone-mix", [item.tokens - item.hits for item in bins]),
+    ]
     note = "tokens by the probability of the likeliest"
-    return bar_figure(BarPlot("confidence", "How sure it is", note, edges, layers, over=over, size="tall", legend=True))
+    confidence = BarPlot("confidence", "How sure it is", note, edges, counts, **shown)
+    return [bar_figure(reliability), bar_figure(confidence)]
 
 
 def _positions(buckets: Sequence[PositionBucket]) -> Markup:

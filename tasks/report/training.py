@@ -11,13 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import duckdb
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import DATASET_FILE
 from storage.store import Store
 from tasks.report.charts import Mark, Series, line_figure, smooth
 from tasks.report.page import Notice, draw_page, notices_of
@@ -206,22 +203,15 @@ def collect_training(
 
 def _curves(path: Path) -> dict[str, Curve]:
     """The curves of a table of (step, metric, value)."""
-    rows = pq.read_table(path, columns=["step", "metric", "value"])
-    found = {}
-    for name in sorted(pc.unique(rows["metric"]).to_pylist()):
-        of_metric = rows.filter(pc.equal(rows["metric"], name))
-        steps, values = of_metric["step"].to_numpy(), of_metric["value"].to_numpy()
-        order = np.argsort(steps, kind="stable")
-        found[name] = Curve(steps[order].tolist(), values[order].tolist())
-    return found
+    query = "select metric, list(step order by step), list(value order by step) from read_parquet(?) group by 1"
+    with duckdb.connect() as connection:
+        rows = connection.execute(query, [str(path)]).fetchall()
+    return {name: Curve(steps, values) for name, steps, values in rows}
 
 
-def _epoch(store: Store, manifest: Manifest) -> Row | None:
+def _epoch(store: Store, manifest: Manifest) -> Row:
     (dataset,) = manifest.input_refs("dataset")
-    folder = store.folder(dataset)
-    if not (folder / DATASET_FILE).is_file():  # one that was made before there was such a record
-        return None
-    record = read_record(folder)
+    record = read_record(store.folder(dataset))
     groups = [group for group in record["groups"] if group["reads"]]
     tokens = sum(group["tokens"] * group["reads"] / group["count"] for group in groups)
     documents = record["splits"].get("train", {}).get("documents")
