@@ -108,14 +108,13 @@ def pair_page(figures: PairFigures, corpus: str) -> str:
     Args:
         corpus: name of the corpus whose documents both were measured on.
     """
-    found = figures.comparison
     return render(
         "comparison.html",
         title=f"Corpus {corpus}: {' and '.join(figures.names)}",
         figures=figures,
-        slices={title: [item for item in found.slices if item.dimension == name] for name, title in TITLES.items()},
+        titles=TITLES,
         beginning=beginning,
-        **_figures_of_both(found),
+        **_figures_of_both(figures.comparison),
     )
 
 

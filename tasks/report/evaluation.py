@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from tasks.evaluation.compare import all_nats, compare_evaluations
 from tasks.evaluation.tables import (
-    DIMENSIONS,
     CalibrationBin,
     Evaluated,
     Evaluation,
@@ -275,9 +274,9 @@ def _marks(store: Store, measured: Measured) -> dict[tuple[str, int], list[Mark]
         paths |= paths_of(store, dataset, doc_ids - paths.keys())
     place = itemgetter("id", "sample", "start", "length", "words")
     found: dict[tuple[str, int], list[Mark]] = {}
-    for (name, sample, *where), same in groupby(sorted(spans, key=place), place):
+    for (name, sample, start, length, words), same in groupby(sorted(spans, key=place), place):
         sources = [paths.get(span["doc_id"], span["doc_id"][:12]) for span in same]
-        found.setdefault((name, sample), []).append(Mark(*where, sources))
+        found.setdefault((name, sample), []).append(Mark(start, length, words, sources))
     return {name: sorted(marks, key=lambda mark: -mark.words) for name, marks in found.items()}
 
 
@@ -317,16 +316,14 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
         figures=figures,
         models=models,
         charts=[*_calibration(figures.evaluation.calibration), _positions(figures.evaluation.positions)],
-        slices={
-            TITLES[name]: [item for item in figures.evaluation.slices if item.dimension == name] for name in DIMENSIONS
-        },
+        titles=TITLES,
         baselines=named,
         beginning=beginning,
     )
 
 
 def _calibration(bins: Sequence[CalibrationBin]) -> list[Markup]:
-    """How often the likeliest token was right, by how likely it was held, and how many tokens were held for so likely."""
+    """How often the likeliest token was right, by how likely it was held, and how many tokens that was."""
     rates = [(item.hits / item.tokens, item.confidence / item.tokens) if item.tokens else (0.0, 0.0) for item in bins]
     layers = [  # on the diagonal it is as right as it is sure
         Layer("right", "tone-ink", [min(hit, sure) for hit, sure in rates]),
