@@ -53,7 +53,11 @@ def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: EvaluationF
 
 
 def test_the_page_of_two_models_is_whole_fetches_nothing_and_runs_nothing() -> None:
-    assert_alone(pair_page(pair(), "fold"))
+    page = pair_page(pair(), "fold")
+    assert_alone(page)
+    figures = page[page.index('aria-label="Figures"') :].partition("</table>")[0]
+    for words in ("perplexity", "calibration error", "2.0000", "2.3000", "−0.3000"):
+        assert words in figures
 
 
 def test_words_of_documents_are_only_words() -> None:
