@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from browsing import Opened, page_in
-from html_tags import sections_of
 
 from tasks.report.inspect.architecture import Subject
 from tasks.report.inspect.inspection import inspect_prompt
@@ -35,7 +34,7 @@ def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromi
     opened = open_page(chromium, tmp_path, "Hello World")
     assert opened.complaints == []
     assert opened.foreign == []
-    for name in sections_of(opened.page.content()):
+    for name in opened.page.eval_on_selector_all("nav a", "links => links.map(link => link.hash.slice(1))"):
         assert opened.page.locator(f"#{name}").is_visible()
         assert opened.page.locator(f"#{name} h2").count() == 1
 
