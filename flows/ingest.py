@@ -29,7 +29,7 @@ from tasks.ingest.corpus import (
     segments_of,
     split_by_reader,
 )
-from tasks.ingest.extract import SourceFiles, extract
+from tasks.ingest.extract import extract
 from tasks.ingest.snapshot import Listing, snapshot
 from tasks.lineage.changes import record_announcement, unannounced_share
 
@@ -44,13 +44,11 @@ class Documents:
     Attributes:
         segments: Segments in use, with their live documents.
         normalised: Texts of each segment.
-        sources: Where the files lie.
     """
 
     snapshot: ArtifactRef
     segments: Segments
     normalised: list[ArtifactRef]
-    sources: SourceFiles
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def ingest(options: WatchOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         ingested = ingest_documents(run, options.source, settings)
-        result = finish(run, sources=ingested.sources)
+        result = finish(run)
         if options.announce_share:
             announce(run, options.source, ingested.snapshot, options.announce_share)
         return result
@@ -110,7 +108,7 @@ def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     # in the order of the segments, which has the extracted ones first; imported texts are normalised already
     normalised += [ref for ref in segments.refs if ref.stage != extract.name]
     run.remember(snapshot=taken, extract=segments.refs, normalise=normalised)
-    return Documents(taken, segments, normalised, sources)
+    return Documents(taken, segments, normalised)
 
 
 def curate_documents(run: Run, read: Documents, settings: Settings) -> Ingested:

@@ -42,8 +42,8 @@ def prepare(options: PrepareOptions) -> dict[str, Any]:
     """Ingest what is new, then freeze the evaluation set, fit the tokeniser, encode and cut into sequences."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
-        ingested, _, _ = ingest_and_prepare(run, options.source, settings)
-        return finish(run, sources=ingested.sources)
+        ingest_and_prepare(run, options.source, settings)
+        return finish(run)
 
 
 def ingest_and_prepare(run: Run, source: str, settings: Settings) -> tuple[Ingested, Prepared, Base | None]:

@@ -34,7 +34,6 @@ from tasks.training.suggest import read_suggestion, suggest, suggestion_text
 from tasks.upkeep.forget_sweep import refuse_forgotten
 
 if TYPE_CHECKING:
-    from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
     from tasks.report.evaluation import Measured
 
@@ -100,7 +99,6 @@ def finish(
     metrics: Mapping[str, float] | None = None,
     mlflow_run_id: str | None = None,
     completions: ArtifactRef | None = None,
-    sources: SourceFiles | None = None,
     measured: Measured | None = None,
     promoted: Promotion | None = None,
 ) -> dict[str, Any]:
@@ -108,7 +106,6 @@ def finish(
 
     Args:
         metrics: Figures of the evaluation.
-        sources: Where the files lie, for pictures of pages.
         measured: The model whose evaluation has a page.
         promoted: The registered model, and the verdicts of the gates on it.
     """
@@ -123,7 +120,7 @@ def finish(
         suggestion=read_suggestion(run.store.folder(proposal[0])) if proposal else None,
         notes=list(run.notes),
     )
-    outcome = Outcome(run, result.metrics, sources, measured, promoted)
+    outcome = Outcome(run, result.metrics, measured, promoted)
     pages = [page for write in PAGES if (page := write(outcome)) is not None]
     links = _links(run, result.mlflow_run_id, promoted) if result.mlflow_run_id else []
     report = run_report(run.corpus, result, pages, links)

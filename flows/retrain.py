@@ -36,7 +36,7 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         settings = continuing(run, settings, options.base)
-        ingested, prepared, base = ingest_and_prepare(run, options.source, settings)
+        _, prepared, base = ingest_and_prepare(run, options.source, settings)
         evalset = prepared.evalset
         check_unread(run, base, evalset)
         read = already_read(run, options.base, base, prepared.dataset)
@@ -52,7 +52,6 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
             metrics={**metrics, **beside},
             mlflow_run_id=run_id,
             completions=made,
-            sources=ingested.sources,
             measured=measured,
             promoted=done,
         )

@@ -28,10 +28,10 @@ def train(options: TrainOptions) -> dict[str, Any]:
     """Prepare what is new and train a network; the same request again is found in the store."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
-        ingested, prepared, base = ingest_and_prepare(run, options.source, settings)
+        _, prepared, base = ingest_and_prepare(run, options.source, settings)
         checkpoint = train_model(run, settings, prepared, base)
         run_id = act(run, "track", partial(ensure_training_run, run, checkpoint), [checkpoint])
-        return finish(run, mlflow_run_id=run_id, sources=ingested.sources)
+        return finish(run, mlflow_run_id=run_id)
 
 
 @flow(TrainOptions)
@@ -39,9 +39,9 @@ def suggest(options: TrainOptions) -> dict[str, Any]:
     """Prepare what is new, time networks of several sizes, and propose one; a training takes the proposal."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
-        ingested, prepared, _ = ingest_and_prepare(run, options.source, settings)
+        _, prepared, _ = ingest_and_prepare(run, options.source, settings)
         suggest_training(run, settings, prepared)
-        return finish(run, sources=ingested.sources)
+        return finish(run)
 
 
 def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> ArtifactRef:

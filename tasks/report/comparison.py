@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +12,21 @@ from storage.atomic import write_file
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from tasks.evaluation.compare import Comparison, Difference, compare_evaluations
+from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair, compare_evaluations
 from tasks.report.evaluation import (
     TITLES,
     Completion,
     beginning,
     beginnings,
-    completion_of,
-    figure_name,
     first_completions,
-    interval,
-    interval_reach,
-    interval_words,
     paths_of,
-    verdict,
-    written,
 )
-from tasks.report.markdown import cell, table
 from tasks.report.page import render
-from tasks.report.wording import amount, cut, decimals, integer
+from tasks.report.wording import amount, decimals, integer
 
-SECTIONS = {
-    "figures": "Figures",
-    "slices": "Slices",
-    "documents": "Documents",
-    "completions": "What they write",
-}
+NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
 FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
 _KEY = 8  # letters of each key in the name of a page
-_TERMINAL_DOCUMENTS, _TERMINAL_COMPLETIONS = 10, 4
-_TEXT = 240  # characters of a completion
 
 
 @dataclass(frozen=True)
@@ -100,9 +85,7 @@ def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Se
     """
     found = compare_evaluations(store, a.evaluation, b.evaluation)
     doc_ids = [item.doc_id for item in found.documents]
-    sides = ([completion_of(row) for row in first_completions(store, side.completions)] if side.completions else []
-             for side in (a, b))  # fmt: skip
-    completions = list(zip(*sides, strict=True))
+    completions = list(zip(*(first_completions(store, side.completions) for side in (a, b)), strict=True))
     return PairFigures(
         a, b, evalset, found, beginnings(store, evalset, doc_ids), paths_of(store, evalset, doc_ids), completions, notes
     )
@@ -125,106 +108,62 @@ def pair_page(figures: PairFigures, corpus: str) -> str:
     Args:
         corpus: name of the corpus whose documents both were measured on.
     """
-    (one, other), found = figures.names, figures.comparison
-    bits = found.metrics["val/bits_per_byte"]
-    first = [name for name in map("val/{}".format, FIRST) if name in found.metrics]
     return render(
         "comparison.html",
-        title=f"Corpus {corpus}: {one} and {other}",
-        lead=verdict(found.difference, one, other),
-        facts={
-            f"Bits per byte, {one}": f"{bits[0]:.4f}",
-            f"Bits per byte, {other}": f"{bits[1]:.4f}",
-            "Difference": interval_words(found.difference),
-            "Documents": f"{found.difference.documents:,}",
-        },
-        sections=SECTIONS,
+        title=f"Corpus {corpus}: {' and '.join(figures.names)}",
         figures=figures,
-        first=[_figure(name, *found.metrics[name]) for name in first],
-        rest=[_figure(name, *values) for name, values in found.metrics.items() if name not in first],
-        slices={title: [item for item in found.slices if item.dimension == name] for name, title in TITLES.items()},
+        titles=TITLES,
         beginning=beginning,
-        interval=interval,
-        interval_reach=lambda pairs: interval_reach(item.difference for item in pairs),
-        interval_words=interval_words,
-        written=written,
+        **_figures_of_both(figures.comparison),
     )
+
+
+def _figures_of_both(found: Comparison) -> dict[str, list[list[str]]]:
+    """The figures that come `first`, and the `rest`."""
+    first = [name for name in map("val/{}".format, FIRST) if name in found.metrics]
+    names = {"first": first, "rest": [name for name in found.metrics if name not in first]}
+    return {part: [_figure(name, *found.metrics[name]) for name in chosen] for part, chosen in names.items()}
 
 
 def _figure(name: str, a: float | None, b: float | None) -> list[str]:
     """A figure of both, and how much the first is above the second."""
     whole = name.endswith(("tokens", "bytes", "characters", "documents", "_order"))
-    values = ["–" if value is None or math.isnan(value) else integer(value) if whole else decimals(value)
-              for value in (a, b)]  # fmt: skip
-    if a is None or b is None or math.isnan(a - b):
-        change = "–"
-    elif a == b:
+    one, other = (math.nan if value is None else value for value in (a, b))
+    if one == other:
         change = "="
-    elif abs(a - b) < 10_000:
-        change = decimals(a - b, sign=True)
+    elif abs(one - other) < 10_000 or math.isnan(one - other):
+        change = decimals(one - other, sign=True)
     else:
-        change = f"{'+' if a > b else '−'}{amount(abs(a - b))}"
-    return [figure_name(name), *values, change]
+        change = f"{'+' if one > other else '−'}{amount(abs(one - other))}"
+    values = (integer(value) if whole and not math.isnan(value) else decimals(value) for value in (one, other))
+    name = name.removeprefix("val/")
+    return [NAMES.get(name, name.replace("_", " ")), *values, change]
 
 
 def pair_table(figures: PairFigures) -> str:
     """Return the comparison as Markdown: verdict, figures, slices, documents, completions."""
-    found, names = figures.comparison, [cell(name) for name in figures.names]
-    lines = [verdict(found.difference, *names), *(f"note: {cell(note, _TEXT)}" for note in figures.notes)]
-    metrics = {name: found.metrics.get(f"val/{name}", (None, None)) for name in FIRST}
-    rows = [[figure_name(name), *map(decimals, values)] for name, values in metrics.items()]
-    lines += ["", *table(["", *names], rows)]
-    rows = [
-        [
-            cell(f"{item.dimension} {item.value}"),
-            decimals(item.a.bits_per_byte),
-            decimals(item.b.bits_per_byte),
-            interval_words(item.difference),
-            f"{item.a.documents:,}",
-        ]
-        for item in found.slices
-    ]
-    lines += ["", *table(["bits per byte", *names, "difference (95 % interval)", "documents"], rows)]
-    rows = [
-        [
-            cell(figures.name_of(item.doc_id)),
-            decimals(item.bits, 0, sign=True),
-            decimals(item.a.bits_per_byte),
-            decimals(item.b.bits_per_byte),
-            cell(figures.begins[item.doc_id]),
-        ]
-        for item in found.documents[:_TERMINAL_DOCUMENTS]
-    ]
-    lines += ["", *table(["changed most", "bits", *names, "begins"], rows)]
-    for pair in figures.completions[:_TERMINAL_COMPLETIONS]:
-        lines += ["", f"> {cell(pair[0].prompt, _TEXT)}"]
-        lines += [f"- {name}: {cell(_in_a_line(item), _TEXT)}" for name, item in zip(names, pair, strict=True)]
-    return "\n".join(lines)
-
-
-def _in_a_line(completion: Completion) -> str:
-    """What a model wrote, or why it did not, on one line."""
-    if completion.error:
-        return cut(f"(not continued: {completion.error})", _TEXT)
-    return beginning(completion.text, _TEXT)
+    return render("comparison.md", figures=figures, **_figures_of_both(figures.comparison)).rstrip()
 
 
 def pair_document(figures: PairFigures) -> dict[str, Any]:
     """Return the comparison as one JSON document; differences are those of a less b, in bits per byte."""
     found = figures.comparison
-    return {
+    completions = [
+        {"prompt": a.prompt, "a": a.text, "b": b.text, "a_error": a.error or None, "b_error": b.error or None}
+        for a, b in figures.completions
+    ]
+    document: dict[str, Any] = {
         **{name: _side(side) for name, side in (("a", figures.a), ("b", figures.b))},
         "evalset": f"{figures.evalset.stage}/{figures.evalset.key}",
         "difference": _difference(found.difference),
-        "metrics": {name: {"a": _finite(a), "b": _finite(b)} for name, (a, b) in found.metrics.items()},
+        "metrics": {name: {"a": a, "b": b} for name, (a, b) in found.metrics.items()},
         "slices": [
             {
                 "dimension": item.dimension,
                 "value": item.value,
                 "documents": item.a.documents,
                 "bytes": item.a.bytes,
-                "a": _finite(item.a.bits_per_byte),
-                "b": _finite(item.b.bits_per_byte),
+                **_bits_per_byte(item),
                 "difference": _difference(item.difference),
             }
             for item in found.slices
@@ -234,18 +173,16 @@ def pair_document(figures: PairFigures) -> dict[str, Any]:
                 "doc_id": item.doc_id,
                 "path": figures.paths.get(item.doc_id),
                 "bits": item.bits,
-                "a": _finite(item.a.bits_per_byte),
-                "b": _finite(item.b.bits_per_byte),
+                **_bits_per_byte(item),
                 "begins": figures.begins[item.doc_id],
             }
             for item in found.documents
         ],
-        "completions": [
-            {"prompt": a.prompt, "a": a.text, "b": b.text, "a_error": a.error or None, "b_error": b.error or None}
-            for a, b in figures.completions
-        ],
+        "completions": completions,
         "notes": list(figures.notes),
     }
+    finite: dict[str, Any] = _finite(document)
+    return finite
 
 
 def _side(side: Side) -> dict[str, str]:
@@ -253,16 +190,18 @@ def _side(side: Side) -> dict[str, str]:
     return {"model": side.name, **{name: f"{ref.stage}/{ref.key}" for name, ref in refs.items()}}
 
 
+def _bits_per_byte(item: SlicePair | DocumentPair) -> dict[str, float]:
+    return {"a": item.a.bits_per_byte, "b": item.b.bits_per_byte}
+
+
 def _difference(difference: Difference) -> dict[str, Any]:
-    """A difference with its interval; JSON has no infinity, so that a bound that is not known is null."""
-    return {
-        "value": _finite(difference.value),
-        "low": _finite(difference.low),
-        "high": _finite(difference.high),
-        "documents": difference.documents,
-        "clear": difference.is_clear,
-    }
+    return {**asdict(difference), "clear": difference.is_clear}
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN, so that a number that is not known is null."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,8 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
@@ -16,18 +18,12 @@ from storage.schemas import COMPLETIONS_FILE
 from storage.store import Store
 from storage.tables import stream_columns, stream_rows
 from tasks.report.charts import BarPlot, Layer, bar_figure
-from tasks.report.markdown import plain
-from tasks.report.page import render
-from tasks.report.wording import counted, decimals
+from tasks.report.page import draw_page
+from tasks.report.queries import Row
+from tasks.report.wording import counted
 from tasks.report.written import Outcome, Page
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-SECTIONS = {
-    "completions": "Completions",
-    "lengths": "Lengths",
-    "errors": "Not continued",
-    "settings": "Settings",
-}
 # what finish reasons are called, and the tone of each
 REASONS = {
     "stop": ("ended by itself or by a stop string", "tone-green"),
@@ -37,7 +33,7 @@ REASONS = {
 }
 SHADES = (0.5, 0.2, 0.05, 0.01, 0.0)  # a token at least so likely has the shade of this place
 SHOWN = 40  # completions
-ERRORS_SHOWN, ERRORS_IN_SUMMARY = 40, 8
+ERRORS_SHOWN = 40
 _BINS = 24
 _PROMPT_CHARS = 2_000  # of a prompt that are kept: its end, which is what is continued
 _CONTEXT = 8  # tokens before one whose text is asked for
@@ -72,35 +68,6 @@ def _probability(logprob: float) -> float:
     return math.exp(min(0.0, logprob))
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A completion that is shown.
-
-    Attributes:
-        cut: characters of the prompt that are left out before it.
-        fields: other columns of the prompt's row, as JSON.
-    """
-
-    id: str
-    sample: int
-    prompt: str
-    cut: int
-    pieces: tuple[Piece, ...]
-    finish_reason: str
-    n_tokens: int
-    fields: str | None
-
-    @property
-    def name(self) -> str:
-        """What it is called within its generation."""
-        return f"{self.id}#{self.sample}" if self.sample else self.id
-
-    @property
-    def nats(self) -> str:
-        """Mean log-probability of a token."""
-        return decimals(sum(piece.logprob for piece in self.pieces) / max(1, self.n_tokens), 3)
-
-
 @dataclass
 class GenerationFigures:
     """What a generation gave.
@@ -111,6 +78,8 @@ class GenerationFigures:
         lengths: tokens of each continuation.
         logprob: sum over all tokens, in nats.
         errors: ids and sentences of the first prompts that could not be continued.
+        shown: the first completions: `id` and `sample`, `prompt`, `cut` (characters left out before it), `pieces`,
+            `finish_reason`, `n_tokens`, and `fields` (other columns of the prompt's row, as JSON).
         settings: how tokens were drawn.
         model: digest of its checkpoint.
         key: of the artefact.
@@ -122,7 +91,7 @@ class GenerationFigures:
     logprob: float = 0.0
     n_errors: int = 0
     errors: list[tuple[str, str]] = field(default_factory=list)
-    shown: list[Shown] = field(default_factory=list)
+    shown: list[Row] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     key: str = ""
@@ -144,15 +113,6 @@ class GenerationFigures:
         mean = -self.logprob / self.tokens
         return math.exp(mean) if mean < 700 else math.inf
 
-    @property
-    def lead(self) -> str:
-        """What came out, in a sentence."""
-        written = counted(self.continuations, "continuation")
-        words = f"{counted(self.prompts, 'prompt')} got {written} of {self.tokens:,} tokens"
-        if self.n_errors:
-            words += f"; {counted(self.n_errors, 'prompt')} could not be continued"
-        return words + "."
-
 
 # ---- reading
 
@@ -163,15 +123,14 @@ def collect_generation(store: Store, made: ArtifactRef) -> GenerationFigures:
     figures, seen = GenerationFigures(key=made.key), set()
     for columns in stream_columns(path, ["id", "finish_reason", "n_tokens", "logprobs", "error"]):
         seen.update(columns["id"])
-        for place, error in enumerate(columns["error"]):
-            if error is not None:
+        for name, reason, length, logprobs, error in zip(*columns.values(), strict=True):
+            if error is None:
+                figures.reasons[reason] += 1
+                figures.lengths.append(length)
+                figures.logprob += sum(logprobs)
+            else:
                 figures.n_errors += 1
-                if len(figures.errors) < ERRORS_SHOWN:
-                    figures.errors.append((columns["id"][place], error))
-                continue
-            figures.reasons[columns["finish_reason"][place]] += 1
-            figures.lengths.append(columns["n_tokens"][place])
-            figures.logprob += sum(columns["logprobs"][place])
+                figures.errors += [(name, error)] if figures.n_errors <= ERRORS_SHOWN else []
     figures.prompts = len(seen)
     tokenizer = _tokenizer(store, made)
     for row in islice((row for row in stream_rows(path) if row["error"] is None), SHOWN):
@@ -190,16 +149,15 @@ def _tokenizer(store: Store, made: ArtifactRef) -> Tokenizer | None:
     return load_tokenizer(store.folder(made) / TOKENIZER_FILE)
 
 
-def _shown(row: dict[str, Any], tokenizer: Tokenizer | None) -> Shown:
+def _shown(row: dict[str, Any], tokenizer: Tokenizer | None) -> Row:
     prompt = row["prompt"][-_PROMPT_CHARS:]
     if tokenizer is None:
         pieces = [Piece(row["text"], sum(row["logprobs"]))]
     else:
         best = [list(zip(*pair, strict=True)) for pair in zip(row["top_ids"], row["top_logprobs"], strict=True)]
         pieces = text_pieces(tokenizer, prompt, row["ids"], row["logprobs"], best, len(row["text"]))
-    left_out = len(row["prompt"]) - len(prompt)
-    same = (row[name] for name in ("finish_reason", "n_tokens", "fields"))
-    return Shown(row["id"], row["sample"], prompt, left_out, tuple(pieces), *same)
+    kept = {name: row[name] for name in ("id", "sample", "finish_reason", "n_tokens", "fields")}
+    return Row(**kept, prompt=prompt, cut=len(row["prompt"]) - len(prompt), pieces=pieces)
 
 
 def text_pieces(
@@ -246,40 +204,24 @@ def write(outcome: Outcome) -> Page | None:
         return None
 
     def draw() -> list[str]:
-        figures = collect_generation(run.store, made)
-        return [generation_page(figures, run.corpus), generation_summary(figures)]
+        return generation_page(collect_generation(run.store, made), run.corpus)
 
     drawn_from = [made.key, manifest_of(run.store, made).created]
     return outcome.draw_once("generation", f"Completions by the model of {run.corpus}", drawn_from, draw)
 
 
-def generation_page(figures: GenerationFigures, corpus: str) -> str:
-    """Return the page.
+def generation_page(figures: GenerationFigures, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         corpus: its name.
     """
-    n = figures.continuations
-    parts = [(tone, title, figures.reasons[name]) for name, (title, tone) in REASONS.items()]
-    parts.append(("tone-contrary", "could not be continued", figures.n_errors))
-    scale = [f"{least:.0%} to {above:.0%}" for above, least in pairwise(SHADES)]
-    return render(
+    return draw_page(
         "completions.html",
         title=f"Corpus {corpus}: what the model wrote",
-        lead=figures.lead,
-        facts={
-            "Prompts": f"{figures.prompts:,}",
-            "Continuations": f"{n:,}",
-            "Tokens": f"{figures.tokens:,}",
-            "Tokens each": f"{figures.tokens / n:.1f}" if n else "none",
-            "Perplexity of what it wrote": f"{figures.perplexity:.2f}" if figures.tokens else "none",
-            "Model": figures.model[:12] or "none",
-        },
-        sections=SECTIONS,
         figures=figures,
-        parts=[{"tone": tone, "title": title, "n": n, "note": ""} for tone, title, n in parts if n],
-        reasons={name: title for name, (title, _) in REASONS.items()},
-        scale=[f"{SHADES[0]:.0%} and more", *scale[:-1], f"less than {SHADES[-2]:.0%}"],
+        reasons=REASONS,
+        shades=SHADES,
         lengths=_lengths(figures.lengths) if figures.lengths else None,
         settings={name: json.dumps(value, ensure_ascii=False) for name, value in sorted(figures.settings.items())},
     )
@@ -287,19 +229,9 @@ def generation_page(figures: GenerationFigures, corpus: str) -> str:
 
 def _lengths(lengths: Sequence[int]) -> str:
     top = max(lengths)
-    width = max(1, -(-(top + 1) // _BINS))
-    counts = Counter(length // width for length in lengths)
-    n_bins = -(-(top + 1) // width)
-    edges = [float(place * width) for place in range(n_bins + 1)]
-    layer = Layer("continuations", "tone-ink", [counts[place] for place in range(n_bins)])
+    width = max(1, math.ceil((top + 1) / _BINS))
+    edges = list(range(0, top + 1 + width, width))
+    layer = Layer("continuations", "tone-ink", np.histogram(lengths, edges)[0].tolist())
     note = f"from {min(lengths):,} to {counted(top, 'token')}"
     middle = float(sorted(lengths)[len(lengths) // 2])
     return bar_figure(BarPlot("lengths-tokens", "Tokens", note, edges, [layer], median=middle, over="tokens"))
-
-
-def generation_summary(figures: GenerationFigures) -> str:
-    """Return what came of all prompts as Markdown, without their words, which may be of documents."""
-    lines = [figures.lead, "", "| ended by | continuations |", "|---|---:|"]
-    lines += [f"| {reason} | {n:,} |" for reason, n in sorted(figures.reasons.items())]
-    lines += ["", *(f"- {plain(name, 40)}: {plain(error)}" for name, error in figures.errors[:ERRORS_IN_SUMMARY])]
-    return "\n".join(lines).rstrip() + "\n"

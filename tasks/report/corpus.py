@@ -1,4 +1,4 @@
-"""The report of a corpus: a page that shows what became of every file, and a summary in Markdown.
+"""The report of a corpus: a page that shows what became of every file.
 
 What is needed of each document (no text, a few hundred bytes) is joined once into a temporary table; everything else is
 an aggregate or the first few rows of an order. The memory it takes follows the number of documents, not their length.
@@ -7,32 +7,20 @@ an aggregate or the first few rows of an order. The memory it takes follows the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
-from tasks.report.page import Level, Notice, gravest_first, render
+from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
-from tasks.report.thumbnails import Thumbnail, Thumbnails
-from tasks.report.wording import counted, share, size_of
+from tasks.report.wording import size_of
 
 if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
 
-SECTIONS = {
-    "first": "Look at first",
-    "files": "Every file",
-    "kinds": "What they are",
-    "split": "Split and tokens",
-    "dropped": "Dropped, cut, redacted",
-    "duplicates": "Duplicates",
-    "pages": "Pages",
-    "measures": "Measures",
-    "archives": "Archives",
-}
 # what became of a file, with its tone: what is used comes first, what was lost last
 STATUSES = {
     "train": ("used for training", "tone-ink"),
@@ -50,12 +38,6 @@ BYTES_PER_TOKEN = 4.0  # of text in the Latin alphabet for a large vocabulary: t
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples
 WORST_PAGES = 12
-PICTURES_BYTES = 1_500_000  # of all pictures together; the page stays small enough to send
-
-FEW_HELD_OUT = 0.02  # share of the text below which a measured loss says little
-MUCH_DROPPED = 0.25  # share of the documents that one threshold may drop before it is to be looked at
-GIANT_CLUSTER = 0.05  # share of the documents in one cluster
-FEW = 20  # documents below which shares say nothing
 
 
 class Reason(NamedTuple):
@@ -196,13 +178,6 @@ QUERIES = {
         "join report_files a on a.doc_id = p.doc_id and a.file_status = 'ok' "
         "join report_files b on b.doc_id = p.other_id and b.file_status = 'ok' order by 1 desc, 2, 3"
     ),
-    "archives": (
-        "select m.container as path, coalesce(f.media_type, 'unknown') as media_type, m.members, m.documents, m.size "
-        "from (select container, count(*) as members, count(*) filter (file_status = 'ok' and doc_id is not null) "
-        "as documents, sum(size)::bigint as size from report_files where container is not null group by 1 "
-        f"order by members desc, container limit {LISTED}) m left join report_files f on f.path = m.container "
-        "order by m.members desc, path"
-    ),
     "cuts": (
         "select reason_code as code, count(*) as spans, count(distinct doc_id) as documents, "
         "sum(length)::bigint as chars from cuts group by 1 order by chars desc, code"
@@ -221,7 +196,7 @@ QUERIES = {
     ),
 }
 _TOTAL = (
-    "select count(*) as files, count(container) as members, count(distinct container) as archives, "
+    "select count(*) as files, count(container) as members, "
     "coalesce(sum(size) filter (container is null), 0)::bigint as size, "
     "count(*) filter (file_status = 'ok' and doc_id is not null) as documents, "
     "count(*) filter (status in ('train', 'validation')) as kept, "
@@ -305,7 +280,7 @@ def _join(catalog: Catalog) -> None:
 def _worst_pages(catalog: Catalog) -> list[Row]:
     worst = rows(
         catalog,
-        "select p.doc_id, f.path, f.container, f.sha256, f.media_type, p.page, p.confidence, f.kept, '' as text from "
+        "select p.doc_id, f.path, p.page, p.confidence, f.kept, '' as text from "
         f"(select doc_id, page, confidence from report_pages where {_OCR} and confidence is not null "
         f"order by confidence, doc_id, page limit {WORST_PAGES}) p "
         "join report_files f on f.doc_id = p.doc_id and f.file_status = 'ok' order by p.confidence, f.path, p.page",
@@ -359,101 +334,20 @@ def _settings(catalog: Catalog, stage: str) -> dict[str, Any]:
 
 def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return gravest_first(
-        [*_of_files(found), *_of_pages(found), *_of_curation(found), *_of_split(found), *_of_text(found)]
-    )
+    return notices_of("corpus_notices.html", reason_of=reason_of, doubtful=DOUBTFUL, **vars(found))
 
 
-def _of_files(found: Row) -> Iterator[Notice]:
-    if not found.total.files:
-        yield Notice("lost", "No file was found", "Look at the sources, patterns and ignore files.", "files")
-    elif not found.total.documents:
-        yield Notice("lost", "No file gave any text", "The reasons are below.", "files", found.total.files)
-    for item in found.outcomes:
-        reason = reason_of(item.code)
-        if item.code and reason.weight != "by design":
-            what = "read only in part" if item.status == "ok" else "not read"
-            title = f"{counted(item.n, 'file')} {what}: {reason.meaning}"
-            level: Level = "lost" if reason.weight == "lost" else "check"
-            yield Notice(level, title, reason.advice, "files", item.n, item.path)
-
-
-def _of_pages(found: Row) -> Iterator[Notice]:
-    if errors := sum(item.errors for item in found.pages):
-        first = found.page_errors[0].path if found.page_errors else ""
-        title = f"{counted(errors, 'page')} could not be read, or only in part"
-        yield Notice("check", title, "The errors are listed with the pages.", "pages", errors, first)
-    if doubtful := sum(item.doubtful for item in found.pages):
-        title = f"{counted(doubtful, 'page')} read by OCR with a confidence below {share(DOUBTFUL, 1)}"
-        advice = "Look at their pictures in the report: a better scan, another language for OCR, or leave them out."
-        yield Notice("check", title, advice, "pages", doubtful, found.worst_pages[0].path if found.worst_pages else "")
-
-
-def _of_curation(found: Row) -> Iterator[Notice]:
-    documents, kept = found.total.documents, found.total.kept
-    if documents and not found.sides and not found.dropped:
-        yield Notice("check", "Nothing was curated yet", "Run sheepfold ingest to the end.", "split")
-    elif documents and not kept:
-        advice = "Look at the thresholds: the reasons are below."
-        yield Notice("lost", "Curation dropped every document", advice, "dropped", documents)
-    for item in found.dropped:
-        if item.group == "policy" and documents >= FEW and item.n > MUCH_DROPPED * documents and kept:
-            title = f"{counted(item.n, 'document')} dropped by one rule: {item.code.replace('_', ' ')}"
-            yield Notice("check", title, f"Is that meant? The first: {item.reason}.", "dropped", item.n, item.path)
-    if found.capped:
-        title = f"{counted(found.capped, 'group')} of look-alikes too large to be compared in full"
-        yield Notice("note", title, "Raise dedup.max_bucket if duplicates are left.", "duplicates", found.capped)
-    for largest in found.clusters[:1]:
-        if documents >= FEW and largest.size > GIANT_CLUSTER * documents:
-            title = f"One cluster of near-duplicates holds {largest.size:,} of {documents:,} documents"
-            advice = "A template or a cover page may make different documents look alike."
-            yield Notice("check", title, advice, "duplicates", largest.size, largest.paths[0])
-
-
-def _of_split(found: Row) -> Iterator[Notice]:
-    size = sum(side.size for side in found.sides)
-    held_out = next((side for side in found.sides if side.name == "validation"), None)
-    if found.total.kept and held_out is None:
-        advice = "Without one, no loss on unseen text can be measured."
-        yield Notice("check", "No document is held out", advice, "split")
-    elif held_out and size and held_out.size < FEW_HELD_OUT * size:
-        documents = counted(held_out.documents, "document")
-        title = f"Only {share(held_out.size, size)} of the text is held out ({documents})"
-        yield Notice("note", title, "Raise curate.validation_share for a steadier loss.", "split")
-    elif held_out and held_out.size > size / 2:
-        title = f"{share(held_out.size, size)} of the text is held out, because a few long documents fell there"
-        yield Notice("check", title, "Another curate.salt splits otherwise.", "split")
-
-
-def _of_text(found: Row) -> Iterator[Notice]:
-    left = [item for item in found.private if not item.redacted]
-    if left:
-        spans = sum(item.spans for item in left)
-        kinds = ", ".join(item.kind for item in left)
-        title = f"{counted(spans, 'span')} of personal data left in the text: {kinds}"
-        yield Notice("note", title, "Add the kinds to refine.redact if they must go.", "dropped", spans)
-    unknown = next((item.kept for item in found.languages if item.name == "und"), 0)
-    prose = sum(item.kept for item in found.languages)
-    if prose >= FEW and unknown > prose / 4:
-        title = f"The language of {unknown:,} of {prose:,} documents could not be determined"
-        advice = "They are short, or no prose; policy.languages can leave them out."
-        yield Notice("note", title, advice, "kinds", unknown)
-
-
-def corpus_page(found: Row, corpus: str, thumbnails: Thumbnails | None = None) -> str:
-    """Return the page.
+def corpus_page(found: Row, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         found: what `collect` returns.
         corpus: its name.
-        thumbnails: draws the pages that OCR was least sure of; without it they are listed without pictures.
     """
-    return render(
+    return draw_page(
         "corpus.html",
+        notices(found),
         corpus=corpus,
-        sections=SECTIONS,
-        notices=notices(found),
-        pictures=_pictures(found.worst_pages, thumbnails),
         names=NO_LANGUAGE,
         folded=folded,
         bar_figure=bar_figure,
@@ -462,55 +356,19 @@ def corpus_page(found: Row, corpus: str, thumbnails: Thumbnails | None = None) -
     )
 
 
-def _pictures(worst: Sequence[Row], thumbnails: Thumbnails | None) -> list[Thumbnail]:
-    """A picture of each page, or a reason, within the bytes that the page may take."""
-    pictures, room = [], PICTURES_BYTES
-    for page in worst:
-        drawn = Thumbnail(reason="none was asked for")
-        if thumbnails is not None:
-            drawn = thumbnails.draw(page.sha256, page.media_type, page.page, page.container)
-        if len(drawn.uri) > room:
-            drawn = Thumbnail(reason="the page has enough of them")
-        room -= len(drawn.uri)
-        pictures.append(drawn)
-    return pictures
-
-
-def corpus_summary(found: Row) -> str:
-    """Return counts by status, reason, kind and language, duplicates and split: at most 40 lines of Markdown."""
-    warnings = [notice for notice in notices(found) if notice.level != "note"]
-    not_read = [item for item in found.outcomes if item.status not in ("ok", "duplicate")]
-    return render("corpus.md", warnings=warnings, not_read=not_read, **vars(found))
-
-
 def write(outcome: Outcome) -> Page | None:
     """Write the page of a run's corpus: its files, documents and what was refused."""
-    run, sources = outcome.run, outcome.sources
     if outcome.made("snapshot") is None:
         return None
-    files = ({}, []) if sources is None else (dict(sources.paths), list(sources.passwords))
-
-    def draw() -> list[str]:
-        return outcome.draw_in_subprocess(draw_corpus, paths=files[0], passwords=files[1])
-
-    return outcome.draw_once("corpus", f"Corpus {run.corpus}", read_state(run.store, run.corpus), draw)
+    run = outcome.run
+    state = read_state(run.store, run.corpus)
+    return outcome.draw_once("corpus", f"Corpus {run.corpus}", state, lambda: outcome.draw_in_subprocess(draw_corpus))
 
 
-def draw_corpus(
-    store: str,
-    cache: str,
-    corpus: str,
-    paths: Mapping[str, str],
-    passwords: Sequence[str],
-    progress: Callable[[int, int], None],
-) -> list[str]:
+def draw_corpus(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
     """Return page and summary of a corpus; called in a subprocess.
 
     Args:
         store, cache: address of the store, and folder for local copies.
-        paths: place of each file, by sha256.
-        passwords: tried on encrypted PDFs when a picture of a page is drawn.
     """
-    found = collect(Catalog(open_store(store, Path(cache)), corpus))
-    with Thumbnails(paths, passwords) as thumbnails:
-        return [corpus_page(found, corpus, thumbnails), corpus_summary(found)]
+    return corpus_page(collect(Catalog(open_store(store, Path(cache)), corpus)), corpus)

@@ -1,4 +1,4 @@
-"""The report of a dataset: a page that shows what the model will read, a data card, and a summary in Markdown.
+"""The report of a dataset: a page that shows what the model will read, and a data card.
 
 What is needed of each document is joined once into a temporary table, without its text and without its ids; everything
 else is an aggregate of it, or comes from the manifests and the account of the sequences.
@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 from storage.catalog import Catalog, read_state
 from storage.digest import canonical_json, sha256_json
 from storage.lineage import manifest_of
-from storage.schemas import COUNTS_FILE, DATASET_FILE
+from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
 from tasks.report.charts import BarPlot, Layer, bar_figure
 from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
-from tasks.report.page import Level, Notice, gravest_first, render
+from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
 from tasks.report.vocabulary import RARE, Spelling, special_names, usage
-from tasks.report.wording import counted, percent, share
+from tasks.report.wording import counted
 from tasks.tokens.index import read_record
 from tasks.tokens.mix import MixSettings, realised
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
@@ -34,33 +34,6 @@ if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
 
 CARD = "data-card.md"
-SECTIONS = {
-    "notes": "Look at first",
-    "tokens": "Tokens",
-    "lengths": "Documents",
-    "sequences": "Sequences",
-    "mix": "Mix",
-    "tokeniser": "Tokeniser",
-    "vocabulary": "Vocabulary",
-    "sample": "As the model reads it",
-}
-PACKINGS = {
-    "chunk": "every document by itself, in chunks; the last chunk of each is padded",
-    "concat": "all documents as one stream that is cut; labels run from one document into the next",
-    "pack": "documents put together so that hardly a place stays empty; each attends to itself alone",
-}
-# lines of the account of every id
-ACCOUNT = {
-    "ids of the documents": "ids",
-    "kept": "kept",
-    "repeated": "repeated",
-    "padded": "padded",
-    "= places": "places",
-    "cut": "cut",
-    "labels to predict": "labels",
-    "sequences": "sequences",
-    "documents": "documents",
-}
 # in the order of the flow; what trains, measures and generates is no part of a dataset
 STAGES = (
     "import", "extract", "snapshot", "normalise", "measure", "classifier", "score", "dedup", "evaluation_sets",
@@ -71,14 +44,6 @@ MAX_ITEMS = 12  # of a list of settings; a longer one, such as the contents of a
 SAMPLE_KINDS = 3  # of which a document is shown
 SAMPLE_TOKENS = 320  # of it
 ENOUGH_TOKENS = 120  # a shorter document is shown only if its kind has no longer one
-
-MUCH_LOST = 0.001  # share of the text that no id gives back
-LOW_FILL = 0.9
-MANY_UNUSED = 0.2  # share of the entries that were merged from several bytes
-FEW_HELD_OUT = 0.02
-LARGE_DOCUMENT = 0.2  # share of the training tokens in one document
-FEW = 10  # documents below which each has a large share
-MANY_PASSES = 4.0  # of one group in an epoch
 
 # of documents that have something in common; `lost_bytes`: of the text that no id gives back, `held_out`: tokens
 _SUMS = (
@@ -166,14 +131,7 @@ def _join(catalog: Catalog) -> None:
 
 def _packed(catalog: Catalog) -> Row:
     """The record of the sequences, with `accounts` of both sides and what came of the mix."""
-    ref = catalog.state["dataset"][0]
-    folder = catalog.store.folder(ref)
-    if not (folder / DATASET_FILE).is_file():
-        raise StoreError(
-            f"dataset {ref.key[:12]} was made by an older version and has no {DATASET_FILE}: run `sheepfold prepare "
-            "SOURCE` again"
-        )
-    record = read_record(folder)
+    record = read_record(catalog.store.folder(catalog.state["dataset"][0]))
     accounts = []
     for split in ("train", "validation"):
         if split in record["splits"]:
@@ -226,7 +184,7 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
     kinds = Counter(special.values())
     named = [f"{name} {index:,}" for index, name in special.items() if name not in ("reserved", "special")]
     named += [
-        f"{kinds[name]:,} {words}" for name, words in (("reserved", "reserved"), ("special", "others")) if kinds[name]
+        f"{kinds[name]:,} {what}" for name, what in (("reserved", "reserved"), ("special", "others")) if kinds[name]
     ]
     ends = {(True, True): "begins and ends with a special id", (True, False): "begins with a special id",
             (False, True): "ends with a special id", (False, False): "has no special id at its ends"}  # fmt: skip
@@ -234,19 +192,13 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
     eos = tokenizer.eos_id is not None and bool(encoded[0].settings.get("eos", True))
     words.append(f"Special ids: {', '.join(named) or 'none'}. Every document {ends[bos, eos]}.")
 
-    if "trainer" in fitted:
-        words.append(f"Fitted by {fitted['trainer']}{_because(fitted.get('trainer_reason'))}.")
+    made_by = [(f"Fitted by {fitted['trainer']}", fitted.get("trainer_reason"))] if "trainer" in fitted else []
     engines = Counter((found.tools.get("engine", ""), found.tools.get("engine_reason", "")) for found in encoded)
-    words += [
-        f"Encoded by {name} ({counted(n, 'segment')}){_because(reason)}."
-        for (name, reason), n in sorted(engines.items())
-        if name
+    made_by += [
+        (f"Encoded by {name} ({counted(n, 'segment')})", why) for (name, why), n in sorted(engines.items()) if name
     ]
+    words += [f"{by}: {why}." if why else f"{by}." for by, why in made_by]
     return Row(kind=tokenizer.kind, size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint, words=words)
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
 
 
 def _plots(catalog: Catalog) -> Iterator[BarPlot]:
@@ -280,57 +232,9 @@ def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
     return [Row(**vars(row), pieces=[spelling.token(index) for index in row.ids]) for row in chosen]
 
 
-def notes(found: Row) -> list[Notice]:
+def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return gravest_first([*_of_sums(found), *_of_text(found), *_of_sequences(found)])
-
-
-def _of_sums(found: Row) -> Iterator[Notice]:
-    for check in found.checks:
-        if not check.holds:
-            title = f"A sum does not come out ({check.split}): {check.words}: {check.one:,} and {check.other:,}"
-            advice = "Run sheepfold verify, and prepare with --refresh dataset."
-            yield Notice("lost", title, advice, "sequences")
-    if left := found.total.not_encoded:
-        title = f"{counted(left, 'document')} of the corpus are not in this dataset"
-        yield Notice("check", title, "Run sheepfold prepare to take them in.", "tokens", left)
-
-
-def _of_text(found: Row) -> Iterator[Notice]:
-    total, train, held_out = found.total, side(found, "train"), side(found, "validation")
-    if total.lost_bytes:
-        title = f"{counted(total.lost_bytes, 'byte')} of the text ({share(total.lost_bytes, total.n_bytes)}) are lost"
-        advice = "They became the unknown token. A byte-level tokeniser (kind bpe or bytes) loses nothing."
-        level: Level = "check" if total.lost_bytes > MUCH_LOST * total.n_bytes else "note"
-        yield Notice(level, title, advice, "tokeniser", total.lost_bytes)
-    if not held_out.tokens:
-        advice = "Without one, no loss on unseen text can be measured."
-        yield Notice("check", "No token is held out", advice, "tokens")
-    elif held_out.tokens < FEW_HELD_OUT * total.tokens:
-        title = f"Only {share(held_out.tokens, total.tokens)} of the tokens are held out"
-        yield Notice("note", title, "Raise curate.validation_share for a steadier loss.", "tokens")
-    if train.documents >= FEW and found.total.longest_train > LARGE_DOCUMENT * train.tokens:
-        title = f"One document holds {share(found.total.longest_train, train.tokens)} of the training tokens"
-        yield Notice("note", title, "The model will sound like it.", "lengths")
-    if found.vocabulary.unused_merges > MANY_UNUSED:
-        part = share(found.vocabulary.unused_merges, 1)
-        title = f"{part} of the tokens of more than a byte never occur in training text"
-        advice = "A smaller tokenizer.vocab_size would do; such tokens keep random embeddings."
-        yield Notice("note", title, advice, "vocabulary")
-
-
-def _of_sequences(found: Row) -> Iterator[Notice]:
-    for words in found.packed.notes:
-        yield Notice("note", words[:1].upper() + words[1:], "", "sequences", 2)
-    for account in found.packed.accounts:
-        if account.places and account.fill < LOW_FILL and account.split == "train":
-            title = f"{share(account.padded, account.places)} of the places in training sequences are padding"
-            advice = "Documents are short beside the sequences: dataset.packing=pack fills them."
-            yield Notice("note", title, advice, "sequences")
-    for group in found.packed.groups:
-        if group.passes > MANY_PASSES:
-            title = f"The group {group.name} is read {group.passes:.1f} times in an epoch"
-            yield Notice("note", title, "A model learns it by heart; more text of its kind helps more.", "mix")
+    return notices_of("dataset_notices.html", **_shown(found))
 
 
 def provenance(catalog: Catalog) -> list[Row]:
@@ -387,19 +291,21 @@ def _short(value: Any) -> Any:
     return value
 
 
-def dataset_page(found: Row, corpus: str) -> str:
-    """Return the page.
+def dataset_page(found: Row, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         found: what `collect_dataset` returns.
         corpus: its name.
     """
-    return render("dataset.html", corpus=corpus, sections=SECTIONS, rare=RARE, bar_figure=bar_figure, **_shown(found))
-
-
-def dataset_summary(found: Row) -> str:
-    """Return tokens by split, kind and language, sequences, tokeniser: at most 40 lines of Markdown."""
-    return render("dataset.md", **_shown(found))
+    return draw_page(
+        "dataset.html",
+        notices(found),
+        corpus=corpus,
+        rare=RARE,
+        bar_figure=bar_figure,
+        **_shown(found),
+    )
 
 
 def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
@@ -419,29 +325,14 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
     return render(
         "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block,
-        reason_of=reason_of, doubtful=DOUBTFUL, **_shown(found),
+        reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **_shown(found),
     )  # fmt: skip
 
 
 def _shown(found: Row) -> dict[str, Any]:
-    """What the templates of page, card and summary share."""
-    packed = found.packed
-    packing = f"Packing {packed.packing}: {PACKINGS.get(packed.packing, 'as the settings say')}. Sequences have "
-    packing += f"{packed.seq_len:,} input places"
-    packing += f", and a chunk begins every {packed.stride:,} ids" if packed.stride != packed.seq_len else ""
-    packing += ", and a last short one is dropped." if packed.drop_last else "."
-    lines = {words: [f"{getattr(account, name):,}" for account in packed.accounts] for words, name in ACCOUNT.items()}
-    lines["fill"] = [percent(account.fill) for account in packed.accounts]
-    return {
-        **vars(found),
-        "notes": notes(found),
-        "train": side(found, "train"),
-        "held_out": side(found, "validation"),
-        "folded": folded,
-        "names": NO_LANGUAGE,
-        "packing": packing,
-        "account_lines": lines,
-    }
+    """What the templates of page and card share."""
+    sides = {"train": side(found, "train"), "held_out": side(found, "validation")}
+    return {**vars(found), **sides, "folded": folded, "names": NO_LANGUAGE}
 
 
 def write(outcome: Outcome) -> Page | None:
@@ -469,4 +360,4 @@ def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, i
     # a second catalogue, because the first returns the memory of its tables only when it is closed
     catalog = Catalog(opened, corpus)
     found = collect_dataset(catalog, corpus)
-    return [dataset_page(found, corpus), dataset_summary(found), data_card(found, files, provenance(catalog), corpus)]
+    return [*dataset_page(found, corpus), data_card(found, files, provenance(catalog), corpus)]

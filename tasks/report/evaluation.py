@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
-from typing import Any
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +20,12 @@ from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE, SPANS_FILE
 from storage.store import Store
 from storage.tables import read_rows, stream_rows
-from tasks.evaluation.compare import Difference, all_nats, compare_evaluations
+from tasks.evaluation.compare import all_nats, compare_evaluations
 from tasks.evaluation.tables import (
-    DIMENSIONS,
     CalibrationBin,
     Evaluated,
     Evaluation,
     PositionBucket,
-    Sums,
     baselines_of,
     read_documents,
     read_evaluation,
@@ -35,22 +34,12 @@ from tasks.lineage.attribution import first_paths
 from tasks.lineage.contamination import Exposure, by_exposure, read_contamination
 from tasks.lineage.memorised import read_memorised_metrics
 from tasks.lineage.training_texts import datasets_of
-from tasks.report.charts import BarPlot, Layer, LinePlot, Series, bar_figure, element, line_figure
-from tasks.report.markdown import plain, table
-from tasks.report.page import Notice, gravest_first, render
-from tasks.report.wording import counted, cut, cut_middle, decimals, lines, share, size_of
+from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
+from tasks.report.page import Notice, draw_page, notices_of, render
+from tasks.report.queries import Row
+from tasks.report.wording import counted, cut, cut_middle
 from tasks.report.written import Outcome, Page
 
-SECTIONS = {
-    "first": "Look at first",
-    "baselines": "Baselines",
-    "curves": "Calibration and context",
-    "slices": "Slices",
-    "documents": "Documents",
-    "contamination": "Seen before",
-    "completions": "What it writes",
-    "lineage": "Lineage",
-}
 TITLES = {
     "kind": "By kind",
     "language": "By language",
@@ -65,14 +54,9 @@ PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is co
 BEGINNING = 160  # characters of a document's text
 PATH = 80
 FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
-FEW_DOCUMENTS = 20
-MISCALIBRATED = 0.1
-MEMORISED = 0.25  # share of completions that reproduce training text
 ZSTD = "val/zstd19_bits_per_byte"
-_NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
 _KEY = 8  # characters of an evaluation's key in the name of a page
 _SOURCES = 3  # that are named of one span
-_SUMMARY_SLICES, _SUMMARY_NOTES = 8, 6
 
 
 @dataclass(frozen=True)
@@ -100,27 +84,7 @@ class Measured:
     read: bool = False
 
 
-@dataclass(frozen=True)
-class Document:
-    """One evaluation document.
-
-    Attributes:
-        path: where it was found; empty where that is not known.
-        labels: which slice it is in, by dimension.
-        begins: the beginning of its text.
-        seen: share of its 13-grams that stand in training text; None where that was not measured.
-    """
-
-    doc_id: str
-    path: str
-    labels: Mapping[str, str]
-    sums: Sums
-    begins: str = ""
-    seen: float | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A span of a completion that stands in training text; places are in characters.
 
     Attributes:
@@ -132,42 +96,40 @@ class Mark:
     words: int
     sources: Sequence[str] = ()
 
-    @property
-    def found_in(self) -> str:
-        """The sources in words."""
+    def __str__(self) -> str:
         named = ", ".join(cut_middle(source, PATH) for source in self.sources[:_SOURCES])
-        return f", in {named}" if named else ""
+        return f"{self.words} words{', in ' if named else ''}{named}"
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """What a model wrote.
 
     Attributes:
-        error: why it could not continue the prompt; empty if it did.
         marks: spans that stand in training text, the longest first; None where that was not measured.
+        error: why it could not continue the prompt; empty if it did.
     """
 
     prompt: str
     text: str
-    finish_reason: str = ""
     marks: Sequence[Mark] | None = None
     error: str = ""
 
-
-@dataclass(frozen=True)
-class Rival:
-    """Another model on the same documents: the champion that this one met.
-
-    Attributes:
-        bits: its bits per byte of each slice, by dimension and value.
-        difference: of bits per byte, this model's less its own.
-    """
-
-    name: str
-    metrics: Mapping[str, float]
-    bits: Mapping[tuple[str, str], float]
-    difference: Difference
+    @property
+    def pieces(self) -> list[tuple[str, str]]:
+        """The text in order, and what is said of each marked part; marks that overlap are one."""
+        spans: list[tuple[int, int, list[str]]] = []
+        for mark in sorted(self.marks or (), key=lambda one: one.start):
+            end = mark.start + mark.length
+            if spans and mark.start < spans[-1][1]:
+                begin, before, known = spans.pop()
+                spans.append((begin, max(before, end), [*known, str(mark)]))
+            else:
+                spans.append((mark.start, end, [str(mark)]))
+        found, reached = [], 0
+        for begin, end, said in spans:
+            found += [(self.text[reached:begin], ""), (self.text[begin:end], "; ".join(dict.fromkeys(said)))]
+            reached = end
+        return [*found, (self.text[reached:], "")]
 
 
 @dataclass(frozen=True)
@@ -175,32 +137,25 @@ class EvaluationFigures:
     """Everything that the page shows.
 
     Attributes:
-        model: what the model is called.
-        checkpoint, evalset, ref: artefacts of the model, of the documents and of the evaluation.
-        best, worst: the documents with the fewest and the most bits per byte.
-        rival: None where there is no other champion, or it cannot be compared.
+        best, worst: the documents with the fewest and the most bits per byte: `doc_id`, `path` (empty where it is not
+            known), `kind`, `sums`, `begins` (of its text) and `seen` (share of its 13-grams that stand in training
+            text, or None).
+        rival: the champion that it met: `name`, `metrics`, `bits` per byte by dimension and value, and the `difference`
+            to it in bits per byte; None where there is none, or it cannot be compared.
         exposures: bits per byte by how much of a document stands in training text; empty where that was not measured.
-        completions: a few.
         memorised: figures of the stage `memorised`; empty where there are none.
         pages: files of other reports that lie beside this one.
-        texts: what the documents are called; empty for the frozen evaluation set.
-        read: whether the model was trained on some of them.
     """
 
-    model: str
-    checkpoint: ArtifactRef
-    evalset: ArtifactRef
-    ref: ArtifactRef
+    measured: Measured
     evaluation: Evaluation
-    best: Sequence[Document] = ()
-    worst: Sequence[Document] = ()
-    rival: Rival | None = None
+    best: Sequence[Row] = ()
+    worst: Sequence[Row] = ()
+    rival: Row | None = None
     exposures: Sequence[Exposure] = ()
     completions: Sequence[Completion] = ()
     memorised: Mapping[str, float] = field(default_factory=dict)
     pages: Sequence[str] = ()
-    texts: str = ""
-    read: bool = False
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -225,53 +180,36 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
     """
     documents = read_documents(store, measured.evaluation)
     seen = read_contamination(store.folder(measured.contamination)) if measured.contamination else None
-    best, worst = _extremes(documents)
-    listed = _describe(store, measured.evalset, documents, [*best, *worst], seen or {})
+    best, worst = _extremes(store, measured, documents, seen or {})
     return EvaluationFigures(
-        model=measured.model,
-        checkpoint=measured.checkpoint,
-        evalset=measured.evalset,
-        ref=measured.evaluation,
+        measured=measured,
         evaluation=read_evaluation(store, measured.evaluation),
-        best=listed[: len(best)],
-        worst=listed[len(best) :],
+        best=best,
+        worst=worst,
         rival=_rival(store, measured),
         exposures=[] if seen is None else by_exposure(seen, _rows(documents)),
-        completions=_completions(store, measured),
+        completions=first_completions(store, measured.completions, _marks(store, measured)),
         memorised=read_memorised_metrics(store.folder(measured.memorised)) if measured.memorised else {},
         pages=sorted(pages),
-        texts=measured.texts,
-        read=measured.read,
     )
 
 
-def _extremes(documents: Evaluated) -> tuple[list[int], list[int]]:
-    """Rows of the documents with the fewest and with the most bits per byte, none of them in both."""
+def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapping[str, float]) -> list[list[Row]]:
+    """The documents with the fewest and with the most bits per byte, none of them in both."""
     sizes = documents.sums["bytes"]
     rows = np.flatnonzero((sizes >= FEWEST_BYTES) & (documents.sums["tokens"] > 0))
     order = rows[np.argsort(all_nats(documents)[rows] / sizes[rows], kind="stable")].tolist()
     n = min(MOST_DOCUMENTS, len(order) // 2)
-    return order[:n], order[::-1][: min(MOST_DOCUMENTS, len(order) - n)]
+    chosen = [order[:n], order[::-1][: min(MOST_DOCUMENTS, len(order) - n)]]
+    doc_ids = [documents.doc_id[row] for rows in chosen for row in rows]
+    begins, paths = beginnings(store, measured.evalset, doc_ids), paths_of(store, measured.evalset, doc_ids)
 
+    def described(row: int) -> Row:
+        doc_id, kind = documents.doc_id[row], documents.labels["kind"][row]
+        found = {"path": paths.get(doc_id, ""), "begins": begins[doc_id], "seen": seen.get(doc_id)}
+        return Row(doc_id=doc_id, kind=kind, sums=documents.total(np.array([row])), **found)
 
-def _describe(
-    store: Store, evalset: ArtifactRef, documents: Evaluated, rows: Iterable[int], seen: Mapping[str, float]
-) -> list[Document]:
-    """Some documents of an evaluation, with their paths and the beginnings of their texts."""
-    chosen = list(rows)
-    doc_ids = [documents.doc_id[row] for row in chosen]
-    begins, paths = beginnings(store, evalset, doc_ids), paths_of(store, evalset, doc_ids)
-    return [
-        Document(
-            doc_id=doc_id,
-            path=paths.get(doc_id, ""),
-            labels={name: documents.labels[name][row] for name in DIMENSIONS},
-            sums=documents.total(np.array([row])),
-            begins=begins[doc_id],
-            seen=seen.get(doc_id),
-        )
-        for doc_id, row in zip(doc_ids, chosen, strict=True)
-    ]
+    return [list(map(described, rows)) for rows in chosen]
 
 
 def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str], length: int = 1_000) -> dict[str, str]:
@@ -294,50 +232,52 @@ def _rows(documents: Evaluated) -> list[dict[str, object]]:
     return [dict(zip(("doc_id", *names), row, strict=True)) for row in columns]
 
 
-def _rival(store: Store, measured: Measured) -> Rival | None:
+def _rival(store: Store, measured: Measured) -> Row | None:
     if measured.rival is None:
         return None
     name, evaluation = measured.rival
     found = compare_evaluations(store, measured.evaluation, evaluation, most=0)
     bits = {(item.dimension, item.value): item.b.bits_per_byte for item in found.slices}
     metrics = {name: value for name, (_, value) in found.metrics.items() if value is not None}
-    return Rival(name, metrics, bits, found.difference)
+    return Row(name=name, metrics=metrics, bits=bits, difference=found.difference)
 
 
-def _completions(store: Store, measured: Measured) -> list[Completion]:
-    if measured.completions is None:
+def first_completions(
+    store: Store, made: ArtifactRef | None, marks: Mapping[tuple[str, int], list[Mark]] | None = None
+) -> list[Completion]:
+    """Return the completions that a page shows.
+
+    Args:
+        made: an artefact of the stage `generate`; None gives no completions.
+        marks: spans that stand in training text, by id and sample; None where that was not measured.
+    """
+    if made is None:
         return []
-    rows = first_completions(store, measured.completions)
+    columns = ["id", "sample", "prompt", "text", "error"]
+    found = []
+    for row in islice(stream_rows(store.folder(made) / COMPLETIONS_FILE, columns), MOST_COMPLETIONS):
+        prompt = row["prompt"]
+        shown = prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:]
+        of_row = None if marks is None else marks.get((row["id"], row["sample"]), [])
+        found.append(Completion(shown, row["text"], of_row, row["error"] or ""))
+    return found
+
+
+def _marks(store: Store, measured: Measured) -> dict[tuple[str, int], list[Mark]] | None:
+    """Spans of completions that stand in training text, the longest first; None where that was not measured."""
     if measured.memorised is None:
-        return [completion_of(row) for row in rows]
+        return None
     spans = read_rows(store.folder(measured.memorised) / SPANS_FILE)
     paths: dict[str, str] = {}
     doc_ids = {span["doc_id"] for span in spans}
     for dataset in datasets_of(store, measured.checkpoint):  # those that a base was trained on among them
         paths |= paths_of(store, dataset, doc_ids - paths.keys())
-    found = []
-    for row in rows:
-        places: dict[tuple[int, int, int], list[str]] = {}
-        for span in spans:
-            if (span["id"], span["sample"]) == (row["id"], row["sample"]):
-                place = (-span["words"], span["start"], span["length"])
-                places.setdefault(place, []).append(paths.get(span["doc_id"], span["doc_id"][:12]))
-        marks = [Mark(start, length, -less, sources) for (less, start, length), sources in sorted(places.items())]
-        found.append(completion_of(row, marks))
-    return found
-
-
-def first_completions(store: Store, made: ArtifactRef) -> list[dict[str, Any]]:
-    """Return the rows of the completions that a page shows."""
-    columns = ["id", "sample", "prompt", "text", "finish_reason", "error"]
-    return list(islice(stream_rows(store.folder(made) / COMPLETIONS_FILE, columns), MOST_COMPLETIONS))
-
-
-def completion_of(row: Mapping[str, Any], marks: Sequence[Mark] | None = None) -> Completion:
-    """Return a completion as a page shows it, from a row of `first_completions`."""
-    prompt = row["prompt"]
-    shown = prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:]
-    return Completion(shown, row["text"], row["finish_reason"], marks, row["error"] or "")
+    place = itemgetter("id", "sample", "start", "length", "words")
+    found: dict[tuple[str, int], list[Mark]] = {}
+    for (name, sample, start, length, words), same in groupby(sorted(spans, key=place), place):
+        sources = [paths.get(span["doc_id"], span["doc_id"][:12]) for span in same]
+        found.setdefault((name, sample), []).append(Mark(start, length, words, sources))
+    return {name: sorted(marks, key=lambda mark: -mark.words) for name, marks in found.items()}
 
 
 # ---- the page and its summary
@@ -351,66 +291,41 @@ def write(outcome: Outcome) -> Page | None:
     beside = sorted(outcome.pages() & LINKED)
 
     def draw() -> list[str]:
-        figures = collect_evaluation(run.store, measured, beside)
-        return [evaluation_page(figures, run.corpus), evaluation_summary(figures)]
+        return evaluation_page(collect_evaluation(run.store, measured, beside), run.corpus)
 
     name = f"evaluation-{measured.evaluation.key[:_KEY]}" if measured.texts else "evaluation"
     return outcome.draw_once(name, f"Evaluation of {measured.model}", [asdict(measured), beside], draw)
 
 
-def evaluation_page(figures: EvaluationFigures, corpus: str) -> str:
-    """Return the page.
+def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         corpus: its name.
     """
-    found, named = figures.metrics, baselines_of(figures.metrics)
-    models = [("this model", found["val/loss"], figures.bits_per_byte, found["val/perplexity"])]
-    if figures.rival is not None:
-        known = figures.rival.metrics
-        models.append((figures.rival.name, known["val/loss"], known["val/bits_per_byte"], known["val/perplexity"]))
-    for name, of in named:
-        loss = found[f"val/{of}_loss"]
-        models.append((name, loss, found[f"val/{of}_bits_per_byte"], math.exp(loss)))
-    if ZSTD in found:
-        models.append(("zstd -19", math.nan, found[ZSTD], math.nan))
-    return render(
+    found, named, rival = figures.metrics, baselines_of(figures.metrics), figures.rival
+    models = [("this model", found["val/loss"], figures.bits_per_byte)]
+    if rival is not None:
+        models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
+    models += [(name, found[f"val/{of}_loss"], found[f"val/{of}_bits_per_byte"]) for name, of in named]
+    models += [("zstd -19", math.nan, found[ZSTD])] if ZSTD in found else []
+    return draw_page(
         "evaluation.html",
+        notices(figures),
         title=f"Corpus {corpus}: the evaluation",
-        lead=lead(figures),
-        facts=facts(figures),
-        sections=SECTIONS,
         figures=figures,
-        notices=notices(figures),
         models=models,
-        less=_less,
-        rival_verdict=verdict(figures.rival.difference, "It", figures.rival.name) if figures.rival else "",
-        charts=[
-            _reliability(figures.evaluation.calibration),
-            _confidence(figures.evaluation.calibration),
-            _positions(figures.evaluation.positions),
-        ],
-        slices={
-            TITLES[name]: [item for item in figures.evaluation.slices if item.dimension == name] for name in DIMENSIONS
-        },
+        charts=[*_calibration(figures.evaluation.calibration), _positions(figures.evaluation.positions)],
+        titles=TITLES,
         baselines=named,
         beginning=beginning,
-        written=written,
     )
 
 
-def _less(own: float, other: float) -> str:
-    """How much less the model takes than something else."""
-    if own == other or not other:
-        return "–"
-    change = 100 * (1 - own / other)
-    return f"{abs(change):.1f} % {'less' if change > 0 else 'more'}"
-
-
-def _reliability(bins: Sequence[CalibrationBin]) -> Markup:
-    """How often the likeliest token was right, by how likely it was held: on the diagonal as right as it is sure."""
+def _calibration(bins: Sequence[CalibrationBin]) -> list[Markup]:
+    """How often the likeliest token was right, by how likely it was held, and how many tokens that was."""
     rates = [(item.hits / item.tokens, item.confidence / item.tokens) if item.tokens else (0.0, 0.0) for item in bins]
-    layers = [
+    layers = [  # on the diagonal it is as right as it is sure
         Layer("right", "tone-ink", [min(hit, sure) for hit, sure in rates]),
         Layer("surer than right", "tone-pale-contrary", [max(0.0, sure - hit) for hit, sure in rates]),
         Layer("more right than sure", "tone-mix", [max(0.0, hit - sure) for hit, sure in rates]),
@@ -421,17 +336,15 @@ def _reliability(bins: Sequence[CalibrationBin]) -> Markup:
     ]
     note = "how often the likeliest token was right, by how likely it was held"
     edges = [*(item.begin for item in bins), 1.0]
-    over = "probability of the likeliest token"
-    plot = BarPlot("reliability", "Reliability", note, edges, layers, hints=hints, diagonal=True, over=over, height=210)
-    return bar_figure(plot, legend=True)
-
-
-def _confidence(bins: Sequence[CalibrationBin]) -> Markup:
-    right, wrong = [item.hits for item in bins], [item.tokens - item.hits for item in bins]
-    layers = [Layer("right", "tone-ink", right), Layer("wrong", "tone-mix", wrong)]
-    edges, over = [*(item.begin for item in bins), 1.0], "probability of the likeliest token"
+    shown: dict[str, Any] = {"over": "probability of the likeliest token", "size": "tall", "legend": True}
+    reliability = BarPlot("reliability", "Reliability", note, edges, layers, hints=hints, diagonal=True, **shown)
+    counts = [
+        Layer("right", "tone-ink", [item.hits for item in bins]),
+        Layer("wrong", "tone-mix", [item.tokens - item.hits for item in bins]),
+    ]
     note = "tokens by the probability of the likeliest"
-    return bar_figure(BarPlot("confidence", "How sure it is", note, edges, layers, over=over, height=210), legend=True)
+    confidence = BarPlot("confidence", "How sure it is", note, edges, counts, **shown)
+    return [bar_figure(reliability), bar_figure(confidence)]
 
 
 def _positions(buckets: Sequence[PositionBucket]) -> Markup:
@@ -441,46 +354,18 @@ def _positions(buckets: Sequence[PositionBucket]) -> Markup:
     title, note = "Loss by position in the context", "nats a token, by how many tokens stood before it"
     names = [f"{item.begin:,}" for item in seen]
     over = "tokens of context, from"
-    return line_figure(LinePlot("positions", title, note, [series], names=names, over=over, height=210))
-
-
-def evaluation_summary(figures: EvaluationFigures) -> str:
-    """Return figures, baselines, slices and what to look at as Markdown: at most 60 lines, no words of documents."""
-    found = figures.metrics
-    text = [plain(lead(figures), 600), ""]
-    text += table(["", ""], [[name, plain(value)] for name, value in facts(figures).items()])
-    rows = [["this model", f"{figures.bits_per_byte:.4f}"]]
-    if figures.rival is not None:
-        rows.append([plain(figures.rival.name), f"{figures.rival.metrics['val/bits_per_byte']:.4f}"])
-    rows += [[name, f"{found[f'val/{of}_bits_per_byte']:.4f}"] for name, of in baselines_of(found)]
-    rows += [["zstd -19", f"{found[ZSTD]:.4f}"]] if ZSTD in found else []
-    text += ["", *table(["", "bits per byte"], rows)]
-    kinds = [item for item in figures.evaluation.slices if item.dimension == "kind"][:_SUMMARY_SLICES]
-    cells = [[plain(item.value), f"{item.sums.bits_per_byte:.4f}", f"{item.sums.documents:,}"] for item in kinds]
-    text += ["", *table(["kind", "bits per byte", "documents"], cells)]
-    listed = notices(figures)[:_SUMMARY_NOTES]
-    if listed:
-        text += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.advice}'.strip())}" for item in listed)]
-    return "\n".join(text) + "\n"
+    return line_figure("positions", title, note, [series], names=names, over=over, size="tall")
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:
     """Return a model's figures beside those of its baselines as Markdown; empty without any."""
     if not metrics:
         return ""
-    known = [("this model", ""), *((name, f"{of}_") for name, of in baselines_of(metrics))]
-    if "val/champion_bits_per_byte" in metrics:
-        known.insert(1, ("other champion", "champion_"))
-    rows = []
-    for name, of in known:
-        loss, bits = metrics[f"val/{of}loss"], metrics[f"val/{of}bits_per_byte"]
-        rows.append([name, f"{loss:.4f}", f"{math.exp(loss):.2f}", f"{bits:.4f}"])
-    rows.append(["zstd -19", "", "", f"{metrics[ZSTD]:.4f}"])
     below = (
         f"{100 * metrics['val/below_unigram']:.1f} % fewer bits per byte than the unigram baseline, on "
         f"{metrics['val/documents']:.0f} documents ({metrics['val/bytes']:,.0f} bytes)."
     )
-    return "\n".join([*table(["", "loss", "perplexity", "bits per byte"], rows), "", below])
+    return f"{render('metrics.md', metrics=metrics, baselines=baselines_of(metrics))}\n{below}"
 
 
 # ---- parts of pages about evaluations
@@ -491,186 +376,6 @@ def beginning(text: str, length: int = BEGINNING) -> str:
     return cut(" ".join(text[: 4 * length].split()), length)
 
 
-def written(completion: Completion) -> Markup:
-    """A prompt and what a model wrote after it, with the spans that stand in training text marked."""
-    marks, parts, reached = completion.marks or (), [], 0
-    for begin, end, hint in _merged(marks):
-        parts.append(lines(completion.text[reached:begin]))
-        parts.append(element("mark", lines(completion.text[begin:end]), title=hint))
-        reached = end
-    asked = element("span", lines(completion.prompt), class_="asked")
-    body = element("p", asked, *parts, lines(completion.text[reached:]), class_="written")
-    if completion.error:
-        return body + element("p", f"Not continued: {completion.error}.", class_="told fault")
-    if completion.marks is None:
-        return body
-    words = "No span of eight words or more stands in the training text."
-    if marks:
-        spans = f"{counted(len(marks), 'span')} from the training text"
-        words = f"{spans}, the longest of {marks[0].words} words{marks[0].found_in}."
-    return body + element("p", words, class_="told")
-
-
-def _merged(marks: Sequence[Mark]) -> list[tuple[int, int, str]]:
-    """Spans of text with what is said of them; those that overlap are one."""
-    found: list[tuple[int, int, str]] = []
-    for mark in sorted(marks, key=lambda one: one.start):
-        end, hint = mark.start + mark.length, f"{mark.words} words{mark.found_in}"
-        if found and mark.start < found[-1][1]:
-            begin, before, known = found[-1]
-            found[-1] = (begin, max(before, end), known if known == hint else f"{known}; {hint}")
-        else:
-            found.append((mark.start, end, hint))
-    return found
-
-
-def interval(difference: Difference, reach: float) -> Markup:
-    """A difference with its interval as a strip whose middle is 0.
-
-    Args:
-        reach: the difference at either end of the strip.
-    """
-    side = "" if not difference.is_clear else " better" if difference.value < 0 else " worse"
-
-    def place(value: float) -> float:
-        part = value / reach if reach else 0.0 if math.isfinite(value) else math.copysign(1.0, value)
-        return 50 + 50 * max(-1.0, min(1.0, part))
-
-    low, high = place(difference.low), place(difference.high)
-    return element(
-        "div",
-        element("i", class_="zero"),
-        element("i", class_="reach", style=f"left:{low:.2f}%;width:{high - low:.2f}%"),
-        element("i", class_="spot", style=f"left:{place(difference.value):.2f}%"),
-        class_=f"range{side}",
-        role="img",
-        aria_label=interval_words(difference),
-    )
-
-
-def interval_reach(differences: Iterable[Difference]) -> float:
-    """The largest difference that a bound of several intervals has."""
-    bounds = (bound for item in differences for bound in (item.low, item.value, item.high))
-    return max((abs(bound) for bound in bounds if math.isfinite(bound)), default=0.0)
-
-
-def interval_words(difference: Difference) -> str:
-    """A difference of bits per byte with its interval."""
-    value = decimals(difference.value, sign=True)
-    if not math.isfinite(difference.high - difference.low):
-        return f"{value} (one document)"
-    return f"{value} ({decimals(difference.low, sign=True)} to {decimals(difference.high, sign=True)})"
-
-
-# ---- words
-
-
-def figure_name(metric: str) -> str:
-    """What a figure is called where people read it."""
-    name = metric.removeprefix("val/")
-    return _NAMES.get(name, name.replace("_", " "))
-
-
-def lead(figures: EvaluationFigures) -> str:
-    """What came out, in two or three sentences."""
-    found = figures.metrics
-    which = f" of {figures.texts}" if figures.texts else ""
-    which += ", of which it has read some," if figures.read else "" if which else " that it never read"
-    words = (
-        f"{_begun(figures.model)} takes {figures.bits_per_byte:.4f} bits for a byte of "
-        f"{counted(int(found['val/documents']), 'document')}{which} ({size_of(found['val/bytes'])})"
-    )
-    for name, of in baselines_of(found)[:1]:
-        words += f"; the {name} model of the same tokens takes {found[f'val/{of}_bits_per_byte']:.4f}"
-    words += "."
-    if figures.rival is not None:
-        words += f" {verdict(figures.rival.difference, 'It', figures.rival.name)}"
-    return words
-
-
-def _begun(name: str) -> str:
-    """A name at the beginning of a sentence."""
-    return name[:1].upper() + name[1:]
-
-
-def verdict(difference: Difference, one: str, other: str) -> str:
-    """Whether one model is better than another, in a sentence."""
-    one = _begun(one)
-    if not math.isfinite(difference.high - difference.low):
-        return f"{one} and {other} were measured on one document, which says nothing of others."
-    if difference.value == 0 == difference.low == difference.high:
-        return f"{one} and {other} do not differ on any document."
-    fewer = "fewer" if difference.value < 0 else "more"
-    bounds = f"{decimals(difference.low, sign=True)} to {decimals(difference.high, sign=True)}"
-    doubt = "" if difference.is_clear else ", which other documents might turn round"
-    return (
-        f"{one} takes {abs(difference.value):.4f} bits per byte {fewer} than {other}{doubt} "
-        f"(95 % interval of the difference {bounds})."
-    )
-
-
-def facts(figures: EvaluationFigures) -> dict[str, str]:
-    """A few figures."""
-    found = figures.metrics
-    known = {
-        "Bits per byte": f"{figures.bits_per_byte:.4f}",
-        "Perplexity": f"{found['val/perplexity']:.2f}",
-        "Loss": f"{found['val/loss']:.4f} nats",
-        "Bits per character": f"{found['val/bits_per_character']:.4f}",
-        "Top-1": f"{100 * found['val/top1']:.1f} %",
-        "Top-5": f"{100 * found['val/top5']:.1f} %",
-        "Calibration error": f"{found['val/ece']:.4f}",
-        "Documents": f"{found['val/documents']:,.0f}",
-    }
-    if figures.memorised:
-        known["Completions with memorised text"] = share(figures.memorised["completions/memorised_share"], 1)
-    return known
-
-
 def notices(figures: EvaluationFigures) -> list[Notice]:
-    """What to look at first; the gravest first."""
-    return gravest_first([*_of_baselines(figures), *_of_documents(figures), *_of_text(figures)])
-
-
-def _of_baselines(figures: EvaluationFigures) -> Iterator[Notice]:
-    found, bits = figures.metrics, figures.bits_per_byte
-    better = [name for name, of in baselines_of(found) if bits >= found[f"val/{of}_bits_per_byte"]]
-    if better:
-        advice = "It has learned less than counting would: train longer, or look at the training's page."
-        yield Notice("check", f"It is no better than the {better[0]} model", advice, "baselines")
-    if bits >= found.get(ZSTD, math.inf):
-        advice = "Of small corpora a compressor keeps much, for it reads the evaluation text as it goes."
-        yield Notice("note", "zstd -19 packs the same text into fewer bits", advice, "baselines")
-    rival = figures.rival
-    if rival is not None and rival.difference.is_clear and rival.difference.value > 0:
-        advice = "See where: sheepfold compare champion challenger, or any two by name."
-        yield Notice("check", f"{_begun(rival.name)} is clearly better", advice, "baselines")
-
-
-def _of_documents(figures: EvaluationFigures) -> Iterator[Notice]:
-    found = figures.metrics
-    if figures.read:
-        advice = "Figures on them measure memory: measure it on others."
-        yield Notice("check", "It was trained on some of these documents", advice, "documents")
-    if found["val/documents"] < FEW_DOCUMENTS:
-        words = f"It was measured on {counted(int(found['val/documents']), 'document')}"
-        yield Notice("note", words, "Of so few documents, others like them may give other figures.", "documents")
-    if found["val/lost_bytes"]:
-        words = f"The tokeniser cannot give back {size_of(found['val/lost_bytes'])} of the text"
-        yield Notice("note", words, "Each lost byte is charged 8 bits; see the dataset's page.", "slices")
-    mostly = next((item for item in figures.exposures if item.name == "mostly seen" and item.documents), None)
-    if mostly is not None:
-        words = f"{counted(mostly.documents, 'evaluation document')} stand for the most part in the training text"
-        advice = "Figures on them measure memory: see how the others do."
-        yield Notice("check", words, advice, "contamination", mostly.documents)
-
-
-def _of_text(figures: EvaluationFigures) -> Iterator[Notice]:
-    error = figures.metrics.get("val/ece", 0.0)
-    if error > MISCALIBRATED:
-        advice = "Its probabilities say more, or less, than they hold; a temperature other than 1 may help."
-        yield Notice("note", f"Its calibration error is {error:.3f}", advice, "curves")
-    memorised_share = figures.memorised.get("completions/memorised_share", 0.0)
-    if memorised_share >= MEMORISED:
-        words = f"{share(memorised_share, 1)} of the completions repeat thirteen words or more of the training text"
-        yield Notice("check", words, "It knows passages by heart: look at the marked spans.", "completions")
+    """Return what to look at first, the gravest first."""
+    return notices_of("evaluation_notices.html", figures=figures, baselines=baselines_of(figures.metrics))

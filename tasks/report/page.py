@@ -7,7 +7,8 @@ has a script.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tasks.report import wording
-from tasks.report.markdown import MAX_WORDS, plain
+from tasks.report.markdown import MAX_WORDS, cell, plain
 
 TEMPLATES = Path(__file__).with_name("templates")
 FILTERS = (
@@ -25,6 +26,7 @@ FILTERS = (
     wording.cut,
     wording.cut_middle,
     wording.decimals,
+    math.exp,
     wording.integer,
     wording.lines,
     wording.number,
@@ -42,17 +44,17 @@ class Notice(NamedTuple):
 
     Attributes:
         level: `lost`: text is missing that can be had; `check`: something looks wrong; `note`: good to know.
+        section: id of the section with more.
         title: what it is, with its number.
         advice: what to do.
-        section: id of the section with more.
         weight: orders notices of one level; roughly the number of files.
         path: an example; empty where there is none.
     """
 
     level: Level
+    section: str
     title: str
     advice: str
-    section: str
     weight: int = 1
     path: str = ""
 
@@ -60,6 +62,18 @@ class Notice(NamedTuple):
 def gravest_first(notices: Iterable[Notice]) -> list[Notice]:
     """Return notices in the order in which they should be read."""
     return sorted(notices, key=lambda item: (("lost", "check", "note").index(item.level), -item.weight, item.title))
+
+
+def notices_of(template: str, **values: object) -> list[Notice]:
+    """Return what a person should look at, the gravest first; empty if there is nothing.
+
+    Args:
+        template: file name of the conditions, which call `notice` with the fields of a `Notice` that holds.
+        values: other names that the template uses.
+    """
+    found: list[Notice] = []
+    render(template, notice=lambda *fields: found.append(Notice(*fields)), **values)
+    return gravest_first(found)
 
 
 def render(template: str, **values: object) -> str:
@@ -73,6 +87,24 @@ def render(template: str, **values: object) -> str:
     return _environment(template.endswith(".md")).get_template(template).render(values)
 
 
+def draw_page(template: str, notices: Sequence[Notice] = (), **values: object) -> list[str]:
+    """Return a page, and its summary in Markdown: its lead, its facts and the first of its notices.
+
+    Args:
+        template: file name of a page, which sets `lead` and `facts`.
+        notices: the gravest first.
+        values: names that the template uses.
+    """
+    page = _environment(False).get_template(template).make_module({"notices": notices, **values})
+    lead, facts = (vars(page)[name] for name in ("lead", "facts"))
+    return [str(page), render("summary.md", lead=Markup(lead).unescape(), facts=facts, notices=notices[:6])]
+
+
+def macro(template: str, name: str, *values: object, **named: object) -> Markup:
+    """Return what a macro of a template makes of some values."""
+    return Markup(getattr(_environment(False).get_template(template).module, name)(*values, **named))
+
+
 @cache
 def _environment(is_markdown: bool) -> Environment:
     made = Environment(
@@ -83,9 +115,10 @@ def _environment(is_markdown: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        extensions=["jinja2.ext.do"],
     )
     made.filters.update({function.__name__: function for function in FILTERS})
-    made.filters["plain"] = _markdown
+    made.filters |= {"plain": _markdown, "cell": lambda text, *length: Markup(cell(text, *length))}
     made.globals["source"] = _source
     return made
 

@@ -4,56 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import duckdb
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import DATASET_FILE
 from storage.store import Store
-from tasks.report.charts import TALL, WIDE, LinePlot, Mark, Series, line_figure, smooth
-from tasks.report.markdown import plain, table
-from tasks.report.page import Notice, gravest_first, render
-from tasks.report.wording import amount, counted, cut, decimals, legible, share
+from tasks.report.charts import Mark, Series, line_figure, smooth
+from tasks.report.page import Notice, draw_page, notices_of
+from tasks.report.queries import Row
+from tasks.report.wording import cut, legible
 from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
-from tasks.training.journal import TELEMETRY_FILE, Event, Notes, Sample, Start, read_notes
+from tasks.training.journal import TELEMETRY_FILE, Notes, Sample, Start, read_notes
 from tasks.training.throughput import duration, flops_per_token
 
 HISTORY_FILE = "history.parquet"
-SECTIONS = {
-    "first": "Look at first",
-    "loss": "Loss",
-    "pace": "Speed",
-    "samples": "Samples",
-    "data": "Data",
-    "events": "Events",
-    "settings": "Settings",
-    "lineage": "Lineage",
-}
-PAGES = {"dataset": "dataset.html", "snapshot": "corpus.html", "curate": "corpus.html"}
-MANY_EPOCHS = 4  # from which on repeated text teaches much less than new text (Muennighoff et al. 2023)
-LITTLE_SHARE = 0.15  # of the machine's limit below which something else than arithmetic takes the time
-WORSE = 0.01  # by which share above its lowest value a loss counts as risen again
 EVENTS = {  # what kinds of events are called; another kind is shown as it is
     "spike": "loss spike",
     "kernel": "attention kernel",
     "execution": "computed otherwise",
 }
-_GOOD_TO_KNOW = ("resumed", "early stop", "advice", "execution")
-_ONLY_LISTED = ("kernel", "note", "start")  # nothing to look at first
 _SMOOTHED_FROM = 40  # values from which on a mean is drawn over them
 _SAMPLES = 6  # of a prompt: the first and last, and others evenly between
-_SUMMARY_ROWS, _SUMMARY_NOTES = 12, 6
 
 Item = TypeVar("Item")
 
@@ -74,6 +53,11 @@ class Curve:
         return self.values[-1] if self.values else math.nan
 
     @property
+    def broken(self) -> bool:
+        """True if a value is not finite."""
+        return not all(map(math.isfinite, self.values))
+
+    @property
     def lowest(self) -> tuple[int, float]:
         """Step and value of the lowest finite value; the first of several; step 0 and NaN where there is none."""
         finite = [(value, step) for step, value in zip(self.steps, self.values, strict=True) if math.isfinite(value)]
@@ -82,60 +66,18 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """What one epoch of a training reads.
-
-    Attributes:
-        tokens: labels in its sequences.
-        documents: on the training side; None where it is not recorded.
-    """
-
-    sequences: int
-    tokens: float
-    documents: int | None
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """Something that a training was made from.
-
-    Attributes:
-        name: what it was to the stage that read it, such as `dataset`.
-        digest: of its contents.
-        keys: of the artefacts behind it.
-        page: file of its report beside this one; empty where there is none.
-    """
-
-    name: str
-    stage: str
-    digest: str
-    keys: Sequence[str]
-    page: str = ""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The size of the network.
-
-    Attributes:
-        parameters: trainable ones.
-        flops_per_token: of training, by the rule 6 N + 12 L n_head head_dim T.
-    """
-
-    parameters: int
-    flops_per_token: float
-
-
-@dataclass(frozen=True)
 class TrainingFigures:
     """All that the page shows.
 
     Attributes:
         key, digest: of the training's artefact.
-        created: when it was finished, ISO 8601.
         model, train: complete configurations.
         curves: by metric; telemetry among them.
+        parameters: trainable ones.
+        flops_per_token: of training, by the rule 6 N + 12 L n_head head_dim T.
         notes: starts, events and samples.
+        epoch: `sequences` that one epoch reads, `tokens` (labels) in them, and training `documents` (None where they
+            are not recorded).
         tools: versions and device.
         modes: how random numbers and kernels were chosen.
         evaluation: figures on the whole evaluation set; empty where it was not measured.
@@ -143,17 +85,16 @@ class TrainingFigures:
 
     key: str
     digest: str
-    created: str
     model: Mapping[str, Any]
     train: Mapping[str, Any]
-    curves: Mapping[str, Curve]
-    cost: Cost
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    parameters: int = 0
+    flops_per_token: float = 0.0
     notes: Notes = field(default_factory=Notes)
-    epoch: Epoch | None = None
+    epoch: Row | None = None
     tools: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, str] = field(default_factory=dict)
     evaluation: Mapping[str, float] = field(default_factory=dict)
-    ancestors: Sequence[Ancestor] = ()
 
     def curve(self, name: str) -> Curve:
         """A metric's curve; an empty one where it was not measured."""
@@ -225,14 +166,13 @@ class TrainingFigures:
 
 
 def collect_training(
-    store: Store, training: ArtifactRef, evaluation: Mapping[str, float] | None = None, pages: Collection[str] = ()
+    store: Store, training: ArtifactRef, evaluation: Mapping[str, float] | None = None
 ) -> TrainingFigures:
     """Read the figures of a training from its artefact and those it was made from.
 
     Args:
         training: the artefact.
         evaluation: figures on the whole evaluation set, where they are known.
-        pages: files of other reports that lie beside this one.
 
     Raises:
         StoreError: if the training, or what it was made from, is gone.
@@ -248,56 +188,34 @@ def collect_training(
     return TrainingFigures(
         key=training.key,
         digest=training.digest,
-        created=manifest.created,
         model=manifest.settings["model"],
         train=manifest.settings["train"],
         curves=curves,
-        cost=Cost(count_parameters(network)["total"], flops_per_token(network)),
+        parameters=count_parameters(network)["total"],
+        flops_per_token=flops_per_token(network),
         notes=read_notes(folder),
         epoch=_epoch(store, manifest),
         tools=manifest.tools,
         modes=manifest.modes,
         evaluation=evaluation or {},
-        ancestors=list(_ancestors(store, manifest, pages)),
     )
 
 
 def _curves(path: Path) -> dict[str, Curve]:
     """The curves of a table of (step, metric, value)."""
-    rows = pq.read_table(path, columns=["step", "metric", "value"])
-    found = {}
-    for name in sorted(pc.unique(rows["metric"]).to_pylist()):
-        of_metric = rows.filter(pc.equal(rows["metric"], name))
-        steps, values = of_metric["step"].to_numpy(), of_metric["value"].to_numpy()
-        order = np.argsort(steps, kind="stable")
-        found[name] = Curve(steps[order].tolist(), values[order].tolist())
-    return found
+    query = "select metric, list(step order by step), list(value order by step) from read_parquet(?) group by 1"
+    with duckdb.connect() as connection:
+        rows = connection.execute(query, [str(path)]).fetchall()
+    return {name: Curve(steps, values) for name, steps, values in rows}
 
 
-def _epoch(store: Store, manifest: Manifest) -> Epoch | None:
+def _epoch(store: Store, manifest: Manifest) -> Row:
     (dataset,) = manifest.input_refs("dataset")
-    folder = store.folder(dataset)
-    if not (folder / DATASET_FILE).is_file():  # one that was made before there was such a record
-        return None
-    record = read_record(folder)
+    record = read_record(store.folder(dataset))
     groups = [group for group in record["groups"] if group["reads"]]
     tokens = sum(group["tokens"] * group["reads"] / group["count"] for group in groups)
     documents = record["splits"].get("train", {}).get("documents")
-    return Epoch(sum(group["reads"] for group in groups), tokens, documents)
-
-
-def _ancestors(store: Store, manifest: Manifest, pages: Collection[str]) -> Iterator[Ancestor]:
-    """What the training was made from, and what its dataset was made from."""
-    (dataset,) = manifest.input_refs("dataset")
-    seen = set()
-    for made in (manifest, manifest_of(store, dataset)):
-        for name, entry in made.inputs.items():
-            refs = made.input_refs(name)
-            if refs and entry["digest"] not in seen:
-                seen.add(entry["digest"])
-                page = PAGES.get(refs[0].stage, "")
-                keys = [ref.key for ref in refs]
-                yield Ancestor(name, refs[0].stage, entry["digest"], keys, page if page in pages else "")
+    return Row(sequences=sum(group["reads"] for group in groups), tokens=tokens, documents=documents)
 
 
 # ---- the page and its summary
@@ -308,18 +226,16 @@ def write(outcome: Outcome) -> Page | None:
     run, training = outcome.run, outcome.made("train")
     if training is None:
         return None
-    beside = sorted(outcome.pages() - {"training.html"})
 
     def draw() -> list[str]:
-        figures = collect_training(run.store, training, outcome.metrics, beside)
-        return [training_page(figures, run.corpus), training_summary(figures)]
+        return training_page(collect_training(run.store, training, outcome.metrics), run.corpus)
 
-    drawn_from = [training.key, manifest_of(run.store, training).created, dict(sorted(outcome.metrics.items())), beside]
+    drawn_from = [training.key, manifest_of(run.store, training).created, dict(sorted(outcome.metrics.items()))]
     return outcome.draw_once("training", f"Training of the model of {run.corpus}", drawn_from, draw)
 
 
-def training_page(figures: TrainingFigures, corpus: str) -> str:
-    """Return the page.
+def training_page(figures: TrainingFigures, corpus: str) -> list[str]:
+    """Return the page, and its summary in Markdown.
 
     Args:
         corpus: its name.
@@ -330,62 +246,36 @@ def training_page(figures: TrainingFigures, corpus: str) -> str:
         if event.step > 0
     ]
     losses = [*_smoothed("training", figures.loss), _series("validation", figures.validation)]
-    loss = LinePlot("curve-loss", "Loss", "nats a token", losses, marks, width=WIDE, height=TALL)
     memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
     used = [_series(name, figures.curve(metric)) for name, metric in memory.items() if figures.curve(metric)]
-    rate = _series("learning rate", figures.curve("lr"))
+    rate = [_series("learning rate", figures.curve("lr"))]
     norm = _smoothed("norm", figures.curve("grad_norm"))
     speed = _smoothed("tokens/s", figures.curve("time/tokens_per_second"))
-    pace = [
-        LinePlot("curve-lr", "Learning rate", "as the schedule sets it", [rate], marks),
-        LinePlot("curve-gradient", "Gradient norm", "before clipping", norm, marks),
-        LinePlot("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
-        LinePlot("curve-memory", "Memory", "MB of the process that trains", used, marks),
-    ]
     samples: dict[str, list[Sample]] = {}
     for sample in sorted(figures.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)
-    return render(
+    return draw_page(
         "training.html",
+        notices(figures),
         title=f"Corpus {corpus}: the training",
-        lead=lead(figures),
-        facts=facts(figures),
-        sections=SECTIONS,
         figures=figures,
-        notices=notices(figures),
+        duration=duration,
         loss_charts=[
-            line_figure(loss),
-            line_figure(replace(loss, name="curve-loss-log", title="Loss, logarithmic", log=True)),
+            line_figure("curve-loss", "Loss", "nats a token", losses, marks, size="wide"),
+            line_figure("curve-loss-log", "Loss, logarithmic", "nats a token", losses, marks, log=True, size="wide"),
         ],
-        pace_charts=list(map(line_figure, pace)),
+        pace_charts=[
+            line_figure("curve-lr", "Learning rate", "as the schedule sets it", rate, marks),
+            line_figure("curve-gradient", "Gradient norm", "before clipping", norm, marks),
+            line_figure("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
+            line_figure("curve-memory", "Memory", "MB of the process that trains", used, marks),
+        ],
         samples={prompt: _spread(found, _SAMPLES) for prompt, found in samples.items()},
         events=sorted(figures.notes.events, key=lambda event: (event.step, event.at)),
         event_name=event_name,
         when=lambda event: datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         written=lambda value: value if isinstance(value, str) else json.dumps(value),
     )
-
-
-def training_summary(figures: TrainingFigures) -> str:
-    """Return figures, evaluations and what to look at as Markdown: at most 50 lines, without words of documents."""
-    lines = [plain(lead(figures), 600), ""]
-    lines += table(["", ""], [[name, plain(value)] for name, value in facts(figures).items()])
-    if figures.validation:
-        loss = dict(zip(figures.loss.steps, figures.loss.values, strict=True))
-        held_out = list(zip(figures.validation.steps, figures.validation.values, strict=True))
-        rows = [
-            [f"{step:,}", decimals(loss.get(step, math.nan)), decimals(value)]
-            for step, value in _spread(held_out, _SUMMARY_ROWS)
-        ]
-        lines += ["", *table(["step", "loss", "validation loss"], rows)]
-    if figures.notes.events:
-        shown = figures.notes.events[-_SUMMARY_NOTES:]
-        lines += ["", "Events:", ""]
-        lines += [f"- step {item.step:,}: {plain(event_name(item.kind))}: {plain(item.message)}" for item in shown]
-    found = notices(figures)[:_SUMMARY_NOTES]
-    if found:
-        lines += ["", "Look at first:", "", *(f"- {plain(f'{item.title}. {item.advice}'.strip())}" for item in found)]
-    return "\n".join(lines) + "\n"
 
 
 def _series(name: str, curve: Curve) -> Series:
@@ -418,83 +308,6 @@ def event_name(kind: str) -> str:
     return EVENTS.get(kind, legible(kind).replace("_", " "))
 
 
-def lead(figures: TrainingFigures) -> str:
-    """What came out, in two sentences."""
-    if not figures.loss:
-        return "This training left no curve."
-    words = f"{counted(figures.steps, 'step')} over {amount(figures.tokens)} tokens took the loss from "
-    words += f"{figures.loss.values[0]:.3f} to {figures.loss.last:.3f}"
-    if figures.steps < figures.planned:
-        words += f"; of {figures.planned:,} steps, it ended here because the validation loss fell no further"
-    words += "."
-    if figures.validation:
-        step, lowest = figures.validation.lowest
-        words += f" On held-out text it ended at {figures.validation.last:.3f}"
-        words += "." if step == figures.validation.steps[-1] else f"; the lowest was {lowest:.3f} at step {step:,}."
-    return words
-
-
-def facts(figures: TrainingFigures) -> dict[str, str]:
-    """A few figures."""
-    rate, portion = figures.tokens_per_second, figures.share
-    found = {
-        "Parameters": amount(figures.cost.parameters),
-        "Steps": f"{figures.steps:,}" + (f" of {figures.planned:,}" if figures.steps < figures.planned else ""),
-        "Tokens": amount(figures.tokens) + ("" if figures.epochs is None else f", {figures.epochs:.2f} epochs"),
-        "Loss": decimals(figures.loss.last),
-        "Validation loss": decimals(figures.validation.last),
-        "Speed": "–" if math.isnan(rate) else f"{rate:,.0f} tokens/s",
-        "Of the machine": "–" if portion is None else share(portion, 1),
-        "Time of the steps": duration(figures.step_seconds) if figures.step_seconds else "–",
-    }
-    bits = figures.evaluation.get("val/bits_per_byte")
-    return found if bits is None else {**found, "Bits per byte": f"{bits:.4f}"}
-
-
 def notices(figures: TrainingFigures) -> list[Notice]:
-    """What to look at first; the gravest first."""
-    return gravest_first([*_of_losses(figures), *_of_events(figures), *_of_means(figures)])
-
-
-def _of_losses(figures: TrainingFigures) -> Iterator[Notice]:
-    values, validation = figures.loss.values, figures.validation
-    if any(not math.isfinite(value) for value in values):
-        advice = "Lower the learning rate, or use precision fp32."
-        yield Notice("check", "The loss was not finite at some step", advice, "loss")
-    if len(values) > 1 and values[-1] >= values[0]:
-        words = f"The loss did not fall: {values[0]:.3f} at first, {values[-1]:.3f} at the end"
-        advice = "Look at the learning rate (train.lr) and at the text: it has learned nothing."
-        yield Notice("check", words, advice, "loss")
-    step, lowest = validation.lowest
-    if lowest > 0 and validation.last / lowest - 1 > WORSE:
-        words = f"The validation loss rose again: {lowest:.3f} at step {step:,}, {validation.last:.3f} at the end"
-        advice = "The network learns the training text by heart: train shorter, on more text, or with train.patience."
-        yield Notice("check", words, advice, "loss")
-    elif validation and step == validation.steps[-1]:
-        advice = "It was lowest at the last step: longer training may lower it further."
-        yield Notice("note", "The validation loss was still falling", advice, "loss")
-    if not validation:
-        advice = "Nothing says how it does on text it has not read."
-        yield Notice("note", "No validation loss was measured", advice, "loss")
-    if figures.curve("val_sample/source_changed"):
-        step = figures.curve("val_sample/source_changed").steps[0]
-        words = f"From step {step:,} on, validation losses are measured on other sequences than before"
-        yield Notice("note", words, "Losses before and after that step do not compare.", "loss")
-
-
-def _of_events(figures: TrainingFigures) -> Iterator[Notice]:
-    kinds = Counter(event.kind for event in figures.notes.events if event.kind not in _ONLY_LISTED)
-    for kind, n in sorted(kinds.items()):
-        first: Event = next(event for event in figures.notes.events if event.kind == kind)
-        words = event_name(kind).capitalize()
-        words += f": {counted(n, 'time')}, first at step {first.step:,}" if n > 1 else f" at step {first.step:,}"
-        yield Notice("note" if kind in _GOOD_TO_KNOW else "check", words, first.message, "events", n)
-
-
-def _of_means(figures: TrainingFigures) -> Iterator[Notice]:
-    if figures.epochs is not None and figures.epochs > MANY_EPOCHS:
-        advice = "From about four readings on, repeated text teaches much less than new text."
-        yield Notice("note", f"Each training document was read {figures.epochs:.1f} times", advice, "data")
-    if figures.share is not None and figures.share < LITTLE_SHARE:
-        advice = "Small networks and batches leave a machine waiting; a larger train.batch_size may help."
-        yield Notice("note", f"It used {share(figures.share, 1)} of what the machine can compute", advice, "pace")
+    """Return what to look at first, the gravest first."""
+    return notices_of("training_notices.html", figures=figures, event_name=event_name)

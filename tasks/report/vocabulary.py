@@ -16,7 +16,7 @@ import numpy as np
 from tasks.report.wording import cut, visible
 from tasks.tokens.tokenizers import N_SPECIAL, Tokenizer, byte_spellings, spelled_bytes
 
-FREQUENT, LONGEST, UNUSED = 40, 30, 80  # entries that are listed
+FREQUENT, UNUSED = 40, 80  # entries that are listed
 RARE = 10  # occurrences below which a network sees an entry too seldom to learn it
 SHOWN = 48  # characters of an entry
 COVERED = (0.5, 0.9, 0.99)
@@ -109,7 +109,7 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
 
     Returns:
         `size`; `spelled`, ids that stand for text; `predicted` and `unknown`, occurrences of all ids and of the unknown
-        one; the tokens `frequent`, `longest`, `unused`; `n_unused`; `unused_merges`, share of the ids of more than a
+        one; the tokens `frequent` and `unused`; `n_unused`; `unused_merges`, share of the ids of more than a
         byte that never occur; `rare`; `covering`, the number of most frequent ids that make up a share of all.
     """
     spelling = Spelling(tokenizer)
@@ -118,12 +118,10 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
     unused = spelled[counts[spelled] == 0]
     merged = spelled[lengths[spelled] > 1]
     by_count = np.lexsort((np.arange(len(counts)), -counts))
-    by_length = spelled[np.lexsort((spelled, -counts[spelled], -lengths[spelled]))]
     # those that were merged for nothing come first; single bytes only make sure that no text is lost
     by_merge = unused[np.argsort(lengths[unused] == 1, kind="stable")]
     lists = {
         "frequent": by_count[: min(FREQUENT, np.count_nonzero(counts))],
-        "longest": by_length[:LONGEST],
         "unused": by_merge[:UNUSED],
     }
     total, reached = int(counts.sum()), np.cumsum(counts[by_count])

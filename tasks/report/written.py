@@ -20,7 +20,6 @@ from tasks.core.subprocesses import TABLE_BYTES_PER_FILE
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
-    from tasks.ingest.extract import SourceFiles
     from tasks.registry.promote import Promotion
     from tasks.report.evaluation import Measured
 
@@ -48,14 +47,12 @@ class Outcome:
 
     Attributes:
         metrics: figures of the evaluation; empty where there was none.
-        sources: places of the files, for pictures of their pages.
         measured: the model whose evaluation has a page.
         promoted: the model whose gates have a page.
     """
 
     run: Run
     metrics: Mapping[str, float] = field(default_factory=dict)
-    sources: SourceFiles | None = None
     measured: Measured | None = None
     promoted: Promotion | None = None
 

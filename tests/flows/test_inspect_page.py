@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from browsing import Opened, page_in
 
+from tasks.report.inspect.architecture import Subject
 from tasks.report.inspect.inspection import inspect_prompt
-from tasks.report.inspect.page import SECTIONS, to_html
-from tasks.report.inspect.subject import Subject
+from tasks.report.inspect.page import to_html
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp; '\"\n"
@@ -25,7 +25,7 @@ def open_page(chromium: Any, folder: Path, prompt: str, preset: str = "tiny", **
 def fill(opened: Opened) -> list[str]:
     """Ink of the attention map's cells."""
     found: list[str] = opened.page.eval_on_selector_all(
-        "#attention-map .cell", "cells => cells.map(c => c.style.fillOpacity)"
+        "#attention-map .cell", "cells => cells.map(c => c.style.getPropertyValue('--share'))"
     )
     return found
 
@@ -34,7 +34,7 @@ def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromi
     opened = open_page(chromium, tmp_path, "Hello World")
     assert opened.complaints == []
     assert opened.foreign == []
-    for name in SECTIONS:
+    for name in opened.page.eval_on_selector_all("nav a", "links => links.map(link => link.hash.slice(1))"):
         assert opened.page.locator(f"#{name}").is_visible()
         assert opened.page.locator(f"#{name} h2").count() == 1
 
@@ -42,12 +42,12 @@ def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromi
 def test_another_layer_or_head_changes_the_map_its_words_and_its_table(chromium: Any, tmp_path: Path) -> None:
     opened = open_page(chromium, tmp_path, "Hello World")
     first, words = fill(opened), opened.page.locator("#attention-status").inner_text()
-    numbers = opened.page.locator("#attention-table").text_content()
+    numbers = opened.page.locator("#attention-map").text_content()
     opened.page.select_option("#layer", index=1)
     second = fill(opened)
     assert second != first
     assert opened.page.locator("#attention-status").inner_text() != words
-    assert opened.page.locator("#attention-table").text_content() != numbers
+    assert opened.page.locator("#attention-map").text_content() != numbers
     opened.page.get_by_role("button", name="Show layer 1, head 2").click()
     assert opened.page.locator("#head").input_value() == "1"
     assert fill(opened) not in (first, second)
@@ -115,21 +115,9 @@ def test_nothing_is_wider_than_the_screen(chromium: Any, tmp_path: Path, width: 
 
 def test_every_label_of_a_diagram_fits_its_box(chromium: Any, tmp_path: Path) -> None:
     opened = open_page(chromium, tmp_path, "Hello", "sheepop")
-    cut = opened.page.evaluate(
-        """() => [...document.querySelectorAll('#diagrams details')].map(d => d.open = true) &&
-        [...document.querySelectorAll('#diagrams svg')].flatMap(svg => {
-          const edge = svg.viewBox.baseVal;
-          return [...svg.querySelectorAll('text')].filter(text => {
-            const box = text.getBBox();
-            const rects = [...svg.querySelectorAll('rect')].map(rect => rect.getBBox()).filter(rect =>
-              rect.y <= box.y + box.height / 2 && box.y + box.height / 2 <= rect.y + rect.height &&
-              rect.x <= box.x + box.width / 2 && box.x + box.width / 2 <= rect.x + rect.width);
-            return box.x < 0 || box.x + box.width > edge.width ||
-              rects.some(rect => box.x < rect.x || box.x + box.width > rect.x + rect.width);
-          }).map(text => svg.id + ': ' + text.textContent);
-        })"""
-    )
-    assert cut == []
+    opened.page.evaluate("document.querySelectorAll('#diagrams details').forEach(part => part.open = true)")
+    assert opened.page.locator("#diagrams *").count() > 100
+    assert opened.spilled("#diagrams span, #diagrams div, #diagrams p, #diagrams li") == []
 
 
 @pytest.mark.parametrize("prompt", ["Hello World", "the quick brown fox jumps over the lazy dog again"])
@@ -137,7 +125,7 @@ def test_labels_of_a_chart_do_not_cover_each_other(chromium: Any, tmp_path: Path
     opened = open_page(chromium, tmp_path, prompt)
     covered = opened.page.evaluate(
         """() => ['#plane-0', '#plane-1', '#norms', '#attention-map', '#mask', '#increments'].flatMap(name => {
-          const boxes = [...document.querySelectorAll(name + ' text.token')].map(text =>
+          const boxes = [...document.querySelectorAll(name + ' .token')].map(text =>
             [text.textContent, text.getBoundingClientRect()]);
           return boxes.flatMap(([word, a], index) => boxes.slice(index + 1).filter(([, b]) =>
             Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 &&

@@ -10,7 +10,8 @@ from tasks.evaluation.compare import Comparison, Difference, DocumentPair, Slice
 from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice, Sums
 from tasks.lineage.contamination import Exposure
 from tasks.report.comparison import PairFigures, Side
-from tasks.report.evaluation import Completion, Document, EvaluationFigures, Mark, Rival
+from tasks.report.evaluation import Completion, EvaluationFigures, Mark, Measured
+from tasks.report.queries import Row
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
 CHECKPOINT, EVALSET, REF = (
@@ -65,17 +66,22 @@ def evaluation(bits: float = 2.0) -> Evaluation:
 
 def rich() -> EvaluationFigures:
     """An evaluation with everything beside it."""
-    labels = dict.fromkeys(DIMENSIONS, "pdf")
     documents = [
-        Document(
-            f"{place:02x}" * 32, f"letters/{place}/{HOSTILE}", labels, sums(place, 900, 1), f"{place} {HOSTILE}", 0.1
+        Row(
+            doc_id=f"{place:02x}" * 32,
+            path=f"letters/{place}/{HOSTILE}",
+            kind="pdf",
+            sums=sums(place, 900, 1),
+            begins=f"{place} {HOSTILE}",
+            seen=0.1,
         )
         for place in range(1, 5)
     ]
     marks = [Mark(4, 12, 14, ["songs/one.txt", HOSTILE]), Mark(10, 20, 9), Mark(60, 6, 8)]
-    rival = Rival(
-        "the champion (version 3)", evaluation(2.3).metrics, {("kind", "pdf"): 2.3}, Difference(-0.3, -0.4, -0.2, 30)
-    )
+    rival = Row(
+        name="the champion (version 3)", metrics=evaluation(2.3).metrics, bits={("kind", "pdf"): 2.3},
+        difference=Difference(-0.3, -0.4, -0.2, 30),
+    )  # fmt: skip
     exposures = [
         Exposure("unseen", 28, 38_000, 2.1),
         Exposure("partly seen", 2, 2_000, 1.1),
@@ -83,19 +89,16 @@ def rich() -> EvaluationFigures:
     ]
     text = f"and {HOSTILE * 2} the end\n\n\nof a long tail" + " again" * 40
     return EvaluationFigures(
-        model=f"version 4, champion {HOSTILE}",
-        checkpoint=CHECKPOINT,
-        evalset=EVALSET,
-        ref=REF,
+        measured=Measured(f"version 4, champion {HOSTILE}", CHECKPOINT, EVALSET, REF),
         evaluation=evaluation(),
         best=documents[:2],
         worst=documents[2:],
         rival=rival,
         exposures=exposures,
         completions=[
-            Completion(f"Once {HOSTILE}", text, "length", marks),
-            Completion("Two", "", "stop", []),
-            Completion("", "", "error", [], f"the prompt is empty, {HOSTILE}"),
+            Completion(f"Once {HOSTILE}", text, marks),
+            Completion("Two", "", []),
+            Completion("", "", [], f"the prompt is empty, {HOSTILE}"),
         ],
         memorised={
             "completions/memorised_share": 0.5,
@@ -110,7 +113,7 @@ def bare() -> EvaluationFigures:
     found = evaluation()
     metrics = {name: value for name, value in found.metrics.items() if "ngram" not in name}
     alone = Evaluation({**metrics, "val/documents": 1.0}, [], [], [])
-    return EvaluationFigures("folder", CHECKPOINT, EVALSET, REF, alone)
+    return EvaluationFigures(Measured("folder", CHECKPOINT, EVALSET, REF), alone)
 
 
 def pair() -> PairFigures:

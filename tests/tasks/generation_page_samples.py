@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tasks.report.completions import GenerationFigures, Piece, Shown
+from tasks.report.completions import GenerationFigures, Piece
+from tasks.report.queries import Row
 
 HOSTILE = "<img src=x onerror=hit=1> \u202e drawkcab \0 " + "unbroken" * 40
+
+
+def shown(*values: object) -> Row:
+    """A completion."""
+    names = ("id", "sample", "prompt", "cut", "pieces", "finish_reason", "n_tokens", "fields")
+    return Row(**dict(zip(names, values, strict=True)))
 
 
 def rich() -> GenerationFigures:
@@ -56,11 +63,11 @@ def rich() -> GenerationFigures:
         Piece(f" {word}", sure[place % len(sure)], ((f" {word}", -0.3), (" wolf", -2.0), (HOSTILE[:25], -4.0)))
         for place, word in enumerate(words[1:])
     )
-    shown = [
-        Shown("p0", 0, "Every evening", 0, pieces, "length", len(pieces), '{"kind": "verse", "year": 1904}'),
-        Shown("p0", 1, "Every evening", 0, (*pieces[:6], Piece(".\n\nThe", -2.0), *pieces[6:]), "stop", 19, None),
-        Shown(HOSTILE[:60], 0, HOSTILE, 10_484_000, (Piece(HOSTILE, -40.0),), "exhausted", 12, HOSTILE),
-        Shown("empty", 0, "", 0, (), "stop", 0, None),
+    listed = [
+        shown("p0", 0, "Every evening", 0, pieces, "length", len(pieces), '{"kind": "verse", "year": 1904}'),
+        shown("p0", 1, "Every evening", 0, (*pieces[:6], Piece(".\n\nThe", -2.0), *pieces[6:]), "stop", 19, None),
+        shown(HOSTILE[:60], 0, HOSTILE, 10_484_000, (Piece(HOSTILE, -40.0),), "exhausted", 12, HOSTILE),
+        shown("empty", 0, "", 0, (), "stop", 0, None),
     ]
     lengths = [len(pieces), 19, 12, 0, *range(1, 64), *[64] * 40]
     return GenerationFigures(
@@ -70,7 +77,7 @@ def rich() -> GenerationFigures:
         logprob=-1.7 * sum(lengths),
         n_errors=2,
         errors=[("latin", "the prompt is not UTF-8: byte 0xe9 behind 3 characters"), (HOSTILE, HOSTILE)],
-        shown=shown,
+        shown=listed,
         settings={"temperature": 0.8, "stop": ["\n\n", HOSTILE], "seed": 0, "n_samples": 2},
         model="94ea45a49d99605ecafe551730a2a60fa961341200d7b6b2f25c7e6c66633c79",
     )

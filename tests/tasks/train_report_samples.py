@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from tasks.report.training import Ancestor, Cost, Curve, Epoch, TrainingFigures
+from tasks.report.queries import Row
+from tasks.report.training import Curve, TrainingFigures
 from tasks.training.journal import Event, Notes, Sample, Start
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
@@ -62,28 +63,24 @@ def rich(steps: int = 600) -> TrainingFigures:
     return TrainingFigures(
         key="ab" * 32,
         digest="cd" * 32,
-        created="2026-11-21T14:00:00+00:00",
         model=MODEL,
         train={**TRAIN, "max_steps": steps},
         curves=curves(steps),
-        cost=Cost(13_800_000, 8.5e7),
+        parameters=13_800_000,
+        flops_per_token=8.5e7,
         notes=Notes(starts, events, samples),
-        epoch=Epoch(3200, 780_000.0, 412),
+        epoch=Row(sequences=3200, tokens=780_000.0, documents=412),
         tools={"torch": "2.13.0+cpu", "device": "cpu, 2 threads, torch 2.13.0+cpu"},
         modes={"seed": "1337", "kernels": "fastest"},
         evaluation={
             "val/loss": 2.71, "val/perplexity": 15.03, "val/bits_per_byte": 1.234, "val/unigram_bits_per_byte": 3.2,
         },
-        ancestors=[
-            Ancestor("dataset", "dataset", "12" * 32, ["34" * 32], "dataset.html"),
-            Ancestor("tokens", "tokenise", "56" * 32, ["78" * 32, "9a" * 32, "bc" * 32]),
-        ],
     )  # fmt: skip
 
 
 def bare() -> TrainingFigures:
     """What is known of a training that left nothing."""
-    return TrainingFigures("ab" * 32, "cd" * 32, "", {}, {}, {}, Cost(0, 0.0))
+    return TrainingFigures("ab" * 32, "cd" * 32, {}, {})
 
 
 def one_step() -> TrainingFigures:

@@ -1,17 +1,89 @@
-"""The architecture in words: what each step of the trace does, and the ten control elements with their modules."""
+"""A network with all that belongs to it, and its description: steps of the trace, the ten control elements."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from model import ModelConfig, TrainConfig
+from model import PRESETS, ModelConfig, TrainConfig, Transformer, count_parameters, preset
 from model.optim import build_optimizer
 from model.trace import Step
 from model.transformer import Block
-from tasks.report.inspect.subject import Subject
+from storage.errors import UserError
+from tasks.tokens.tokenizers import AsciiTokenizer, Tokenizer
+from tasks.training.bundle import Bundle
+
+MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network with all that belongs to it.
+
+    Attributes:
+        name: what to call it.
+        train: fields of `model.TrainConfig`; None for a network that was not trained here.
+        fresh: whether it was never trained at all.
+        bos: whether prompts begin with the token that begins a text, as they did in training.
+        seed: of the initial weights.
+    """
+
+    name: str
+    model: Transformer
+    tokenizer: Tokenizer
+    train: Mapping[str, Any] | None = None
+    fresh: bool = False
+    bos: bool = True
+    seed: int = 0
+
+    @classmethod
+    def of_bundle(cls, bundle: Bundle, name: str) -> Subject:
+        """Return a trained model."""
+        train = bundle.config.get("train")
+        seed = int((train or {}).get("seed", 0))
+        return cls(name, bundle.model, bundle.tokenizer, train, bos=bundle.bos, seed=seed)
+
+    @classmethod
+    def untrained(cls, name: str, seed: int) -> Subject:
+        """Return an untrained network of a preset's shape over the 128 ASCII codes.
+
+        Raises:
+            UserError: if there is no such preset, or its network is too large.
+        """
+        if name not in PRESETS:
+            raise UserError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
+        tokenizer = AsciiTokenizer()
+        config = preset(name, tokenizer.vocab_size)
+        size = count_parameters(config)["total"]
+        if size > MAX_UNTRAINED:
+            raise UserError(
+                f"{name} has {size:,} parameters; up to {MAX_UNTRAINED:,.0f} are made for a look: take a smaller one"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = Transformer(config).eval()
+        # the source documents begin with the first character, and there is no training to agree with
+        return cls(f"{name} (fresh)", network, tokenizer, fresh=True, bos=False, seed=seed)
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shape of the network."""
+        return self.model.config
+
+    @property
+    def training(self) -> TrainConfig:
+        """How it was trained, or how it would be by default."""
+        return TrainConfig.from_dict(dict(self.train)) if self.train else TrainConfig(max_steps=1000)
+
 
 _ACTIVATIONS = {
     "gelu": "GELU",
@@ -102,12 +174,10 @@ def _head(config: ModelConfig) -> str:
     return "the token table itself" if config.tie_weights else "a matrix of its own"
 
 
-@dataclass(frozen=True)
-class Element:
+class Element(NamedTuple):
     """One control element.
 
     Attributes:
-        name: its name.
         role: what it controls.
         module: where it is found: modules of the network, or the function that does it.
         detail: its settings in this model.
@@ -136,52 +206,27 @@ def control_elements(subject: Subject) -> list[Element]:
             "blocks.0.", f"blocks.0–{config.n_layer - 1}." if config.n_layer > 1 else "blocks.0."
         )
 
-    heads = f"{config.n_head} heads of {config.head_dim}"
-    heads += f", {config.n_kv_head} for keys and values" if config.n_kv_head != config.n_head else ""
-    extras = [*(["QK-norm"] if config.qk_norm else []), *([f"window {config.window}"] if config.window else [])]
-    norms = [each(block.norm_attention), each(block.norm_mlp), *(["norm"] if config.final_norm else [])]
+    heads = [f"{config.n_head} heads of {config.head_dim}"]
+    heads += [f"{config.n_kv_head} for keys and values"] if config.n_kv_head != config.n_head else []
+    heads += [*(["QK-norm"] if config.qk_norm else []), *([f"window {config.window}"] if config.window else [])]
+    norms = ", ".join([each(block.norm_attention), each(block.norm_mlp), *(["norm"] if config.final_norm else [])])
+    norm = f"{type(block.norm_attention).__name__}, {config.norm_order}-norm, eps {config.norm_eps:g}"
     trained = "" if subject.train else " (default; not trained here)"
+    feed = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.act}"
+    rule = f"rate {train.lr:g}, decay {train.weight_decay:g}, clip {train.clip_norm:g}{trained}"
+    order = "temperature, then top-k, then top-p; this page shows temperature 1 and no filter"
+    tokenizer, embedding = subject.tokenizer, model.token_embedding.weight
     return [
-        Element(
-            "Tokeniser",
-            "encodes the input",
-            type(subject.tokenizer).__name__,
-            f"{subject.tokenizer.vocab_size} ids",
-        ),
+        Element("Tokeniser", "encodes the input", type(tokenizer).__name__, f"{tokenizer.vocab_size} ids"),
         Element("Seed", "fixes the initial state", "model.randomness", f"seed {subject.seed}"),
-        Element("Embedding", "projects ids to states", "token_embedding", _shape(model.token_embedding.weight)),
+        Element("Embedding", "projects ids to states", "token_embedding", _shape(embedding)),
         Element("Position", "brings in time", *_position_module(subject)),
-        Element("Attention", "routes information", each(block.attention), ", ".join([heads, *extras])),
-        Element(
-            "Feed-forward",
-            "transforms nonlinearly",
-            each(block.mlp),
-            f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.act}",
-        ),
-        Element(
-            "Normalisation",
-            "regulates the state",
-            ", ".join(norms),
-            f"{type(block.norm_attention).__name__}, {config.norm_order}-norm, eps {config.norm_eps:g}",
-        ),
-        Element(
-            "Optimiser",
-            "controls the parameters",
-            f"model.optim: {optimizer_name(subject)}",
-            f"rate {train.lr:g}, decay {train.weight_decay:g}, clip {train.clip_norm:g}{trained}",
-        ),
-        Element(
-            "Scheduler",
-            "controls the learning rate",
-            "model.schedule.learning_rate",
-            f"{_schedule(train)}{trained}",
-        ),
-        Element(
-            "Sampling",
-            "controls the output",
-            "model.sampling.token_probabilities",
-            "temperature, then top-k, then top-p; this page shows temperature 1 and no filter",
-        ),
+        Element("Attention", "routes information", each(block.attention), ", ".join(heads)),
+        Element("Feed-forward", "transforms nonlinearly", each(block.mlp), feed),
+        Element("Normalisation", "regulates the state", norms, norm),
+        Element("Optimiser", "controls the parameters", f"model.optim: {optimizer_name(subject)}", rule),
+        Element("Scheduler", "controls the learning rate", "model.schedule.learning_rate", _schedule(train) + trained),
+        Element("Sampling", "controls the output", "model.sampling.token_probabilities", order),
     ]
 
 

@@ -1,4 +1,4 @@
-"""One prompt under the glass: what is measured, before anything is drawn."""
+"""Everything that a network does with one prompt: measured for the page, as JSON, and in a few lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor
 from model.gains import Gain, local_gains
 from model.trace import MAX_TRACED_TOKENS, Trace, trace
 from storage.errors import UserError
-from tasks.report.inspect.architecture import control_elements, sentence
-from tasks.report.inspect.labels import token_labels
-from tasks.report.inspect.subject import Subject
+from tasks.report.inspect.architecture import Subject, control_elements, sentence
+from tasks.report.vocabulary import Spelling
 
 
 class InspectError(UserError):
@@ -27,23 +26,28 @@ class Inspection:
 
     Attributes:
         prompt: the text.
-        labels: of the tokens, as a person can see them.
-        plane: projections of the tokens' vectors by name.
+        spelling: readable text of each id.
+        planes: projections of the tokens' vectors by name.
         distances: (T, T) between the token vectors.
     """
 
     subject: Subject
     prompt: str
-    labels: list[str]
+    spelling: Spelling
     trace: Trace
     gains: list[Gain]
     planes: dict[str, Plane]
     distances: Tensor
 
     @property
+    def labels(self) -> list[str]:
+        """Readable texts of the T tokens."""
+        return [self.spelling.text_of(index) for index in self.trace.ids.tolist()]
+
+    @property
     def n_tokens(self) -> int:
         """T."""
-        return len(self.labels)
+        return len(self.trace.ids)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def inspect_prompt(subject: Subject, prompt: str, seed: int = 0) -> Inspection:
     return Inspection(
         subject=subject,
         prompt=prompt,
-        labels=token_labels(subject.tokenizer, ids),
+        spelling=Spelling(subject.tokenizer),
         trace=found,
         gains=local_gains(subject.model, ids, seed),
         planes=planes,
@@ -124,7 +128,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
     """A tensor or nested list as lists of rounded numbers; what JSON has no number for becomes None."""
     if isinstance(value, Tensor):
         value = value.tolist()
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [rounded(item, digits) for item in value]
     if isinstance(value, float):
         return round(value, digits) if abs(value) < float("inf") else None
@@ -142,7 +146,7 @@ def to_json(inspection: Inspection, columns: int = 4, candidates: int = 10) -> d
     return {
         "model": {
             "name": subject.name,
-            "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
+            "parameters": subject.n_parameters,
             "trained": not subject.fresh,
             "config": dataclasses.asdict(subject.config),
         },
@@ -177,24 +181,25 @@ def to_json(inspection: Inspection, columns: int = 4, candidates: int = 10) -> d
             "nll": rounded(found.score.nll),
             "perplexity": rounded(found.score.perplexity),
         },
-        "gains": [{**dataclasses.asdict(gain), **rounded_gain(gain)} for gain in inspection.gains],
-        "elements": [dataclasses.asdict(item) for item in control_elements(subject)],
+        "gains": [
+            {name: rounded(value) for name, value in dataclasses.asdict(gain).items()} for gain in inspection.gains
+        ],
+        "elements": [item._asdict() for item in control_elements(subject)],
     }
-
-
-def rounded_gain(gain: Gain) -> dict[str, Any]:
-    """A gain's figures and names as JSON has them."""
-    return {"gain": rounded(gain.gain), "deviation": rounded(gain.deviation), "nonlinear": list(gain.nonlinear)}
 
 
 def next_tokens(inspection: Inspection, position: int, n: int) -> list[dict[str, Any]]:
     """The likeliest next tokens at a position, best first."""
     logits = inspection.trace["logits"][position]
     ids, log_probs = inspection.trace.top(position, n)
-    labels = token_labels(inspection.subject.tokenizer, ids.tolist())
     return [
-        {"id": index, "text": text, "logit": rounded(float(logits[index])), "probability": rounded(p, 6)}
-        for index, text, p in zip(ids.tolist(), labels, log_probs.exp().tolist(), strict=True)
+        {
+            "id": index,
+            "text": inspection.spelling.text_of(index),
+            "logit": rounded(float(logits[index])),
+            "probability": rounded(probability, 6),
+        }
+        for index, probability in zip(ids.tolist(), log_probs.exp().tolist(), strict=True)
     ]
 
 

@@ -15,32 +15,18 @@ from markupsafe import Markup
 from model.gains import Gain
 from model.trace import Step
 from storage.errors import UserError
-from tasks.report.inspect import diagrams
-from tasks.report.inspect.architecture import control_elements, sentence, title
+from tasks.report.inspect.architecture import control_elements, named, optimizer_name, sentence, title
 from tasks.report.inspect.inspection import Inspection, next_tokens, rounded
-from tasks.report.inspect.labels import short
-from tasks.report.inspect.pictures import BINS, dimension_map, increment_map, mask_map, norms_chart, scatter, square_map
-from tasks.report.inspect.subject import Subject
+from tasks.report.inspect.pictures import norms_chart, scatter
 from tasks.report.page import render
-from tasks.report.wording import visible
+from tasks.report.wording import cut, visible
 
-SECTIONS = {
-    "trace": "Step by step",
-    "attention": "Attention",
-    "vectors": "Vectors",
-    "states": "Hidden states",
-    "next": "Next token",
-    "sequence": "Probability",
-    "gains": "Local gain",
-    "diagrams": "Block diagrams",
-    "elements": "Control elements",
-}
 COLUMNS = 4  # of each value that the tables show
 DIMENSIONS = 32  # of a state that the map shows
 CANDIDATES = 12
+BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map
 SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # ink of the value classes
 _ROWS = 12  # of a step's table; of longer prompts the first and the last are shown
-_NO_ANSWER = 0.001  # a gain below it
 
 
 def write_page(inspection: Inspection, path: Path) -> Path:
@@ -60,24 +46,20 @@ def write_page(inspection: Inspection, path: Path) -> Path:
 def to_html(inspection: Inspection) -> str:
     """Return the page."""
     found, labels, subject = inspection.trace, inspection.labels, inspection.subject
-    config, norms = subject.config, found.hidden.norm(dim=-1).tolist()
-    chosen = [place for place, text in enumerate(labels) if text not in labels[:place]][:12]
+    config, states = subject.config, found.hidden[:, -1, :DIMENSIONS]
+    norms, increments = found.hidden.norm(dim=-1), found.increments.norm(dim=-1)
     # "<" cannot end the script element or begin a comment in it when it is written as an escape
     data = json.dumps(page_data(inspection), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     return render(
         "inspect.html",
         title=f"Inside {subject.name}: {visible(inspection.prompt[:40])}",
-        sections=SECTIONS,
         inspection=inspection,
         subject=subject,
         config=config,
         labels=labels,
         data=Markup(data),
         prompt=visible(inspection.prompt),
-        facts=_facts(inspection),
         figure=figure,
-        percent=percent,
-        short=short,
         columns=COLUMNS,
         groups=_groups(inspection),
         shown=_shown_rows(inspection.n_tokens),
@@ -85,39 +67,28 @@ def to_html(inspection: Inspection) -> str:
         sentence=lambda step: sentence(step, config),
         values=_values,
         weights=found.weights[0, 0].tolist(),
-        attention_map=_attention_map(inspection),
-        mask_map=mask_map(labels, found.mask.tolist(), config.window),
-        classes=list(zip(SHADES, _class_names(), strict=True)),
-        planes=_planes(inspection),
-        chosen=chosen,
-        heads={
-            "attention": ["", *(f"{place} {short(text, 6)}" for place, text in enumerate(labels))],
-            "distances": ["", *(short(labels[place], 12) for place in chosen)],
-            "norms": ["token", *(f"h{layer}" for layer in range(len(norms)))],
-            "state": ["state", *(f"dimension {column}" for column in range(min(COLUMNS, config.d_model)))],
+        mask=found.mask.tolist(),
+        bins=BINS,
+        shades=SHADES,
+        planes={
+            name: scatter(f"plane-{place}", f"Plane of the {name}", labels, plane.points.tolist(), plane.shares)
+            for place, (name, plane) in enumerate(inspection.planes.items())
         },
+        chosen=[place for place, text in enumerate(labels) if text not in labels[:place]][:12],
         distances=inspection.distances.tolist(),
-        norms=norms,
-        norms_chart=norms_chart(labels, norms),
-        state=found.hidden[:, -1, :DIMENSIONS].tolist(),
-        dimension_map=dimension_map(found.hidden[:, -1, :DIMENSIONS].tolist()),
-        increment_map=increment_map(labels, found.increments.norm(dim=-1).tolist()),
-        increments=_increments(inspection),
+        norms=norms.tolist(),
+        norms_chart=norms_chart(labels, norms.tolist()),
+        state=states.tolist(),
+        strongest=float(states.abs().max()) or 1.0,
+        increments=increments.tolist(),
+        relative=(increments / norms[:-1].clamp_min(1e-30)).mean(dim=-1).tolist(),
         next=_candidates(inspection)[-1],
         score=found.score,
         conditionals=_conditionals(inspection),
         gains=_gains(inspection),
-        gain=_gain,
-        deviation=_deviation,
-        diagrams=[
-            ("(a)", diagrams.one_block(subject)),
-            ("(b)", diagrams.one_line_block(subject)),
-            ("(c)", diagrams.whole_model(subject)),
-            ("(d)", diagrams.training_loop(subject)),
-            ("(e)", diagrams.attention_detail(subject)),
-            ("", diagrams.reduced_attention(subject)),
-        ],
-        reductions=diagrams.reductions(subject),
+        name=lambda module: named(subject.model, module),
+        size=lambda module: f"{sum(parameter.numel() for parameter in module.parameters()):,} parameters",
+        optimizer=optimizer_name(subject),
         elements=control_elements(subject),
     )
 
@@ -152,34 +123,6 @@ def figure(value: float) -> str:
     return text.replace("-", "−")
 
 
-def percent(value: float) -> str:
-    """A share in few digits."""
-    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}" if value >= 0.00095 else "< 0.1%"
-
-
-def _facts(inspection: Inspection) -> dict[str, str]:
-    subject, config = inspection.subject, inspection.subject.config
-    heads = f"{config.n_head} × {config.head_dim}"
-    heads += f" ({config.n_kv_head} key-value)" if config.n_kv_head != config.n_head else ""
-    return {
-        "Parameters": f"{sum(parameter.numel() for parameter in subject.model.parameters()):,}",
-        "Blocks": str(config.n_layer),
-        "Heads": heads,
-        "Width": f"{config.d_model}, feed-forward {config.d_ff}",
-        "Vocabulary": f"{config.vocab_size:,} ids ({subject.tokenizer.kind})",
-        "Context": f"{config.max_seq_len} tokens",
-        "Positions": config.pos,
-        "Norm": f"{config.norm}, {config.norm_order}",
-        "Weights": _origin(subject),
-    }
-
-
-def _origin(subject: Subject) -> str:
-    if subject.fresh:
-        return f"fresh, seed {subject.seed}"
-    return f"trained, {subject.training.max_steps:,} steps" if subject.train else "trained elsewhere"
-
-
 def _groups(inspection: Inspection) -> list[tuple[str, list[Step], bool]]:
     """Steps under their headings, and whether they are unfolded."""
     steps = inspection.trace.steps
@@ -205,41 +148,6 @@ def _values(step: Step) -> list[list[str]]:
     return [[figure(value) for value in row] for row in values[:, :COLUMNS].tolist()]
 
 
-def _attention_map(inspection: Inspection) -> Markup:
-    return square_map(
-        "attention-map",
-        "Attention weights of one head",
-        "Each row is a token that looks, each column a token that is looked at; darker means more.",
-        inspection.labels,
-        inspection.trace.mask.tolist(),
-        inspection.trace.weights[0, 0].tolist(),
-    )
-
-
-def _class_names() -> list[str]:
-    return [f"{low:.2f}–{high:.2f}" for low, high in zip((0.0, *BINS), BINS, strict=False)] + ["above 0.50"]
-
-
-def _planes(inspection: Inspection) -> dict[str, tuple[Markup, list[list[float]]]]:
-    """The picture and the points of each plane."""
-    found = {}
-    for index, (name, plane) in enumerate(inspection.planes.items()):
-        points = plane.points.tolist()
-        picture = scatter(f"plane-{index}", f"Plane of the {name}", inspection.labels, points, plane.shares)
-        found[name] = (picture, points)
-    return found
-
-
-def _increments(inspection: Inspection) -> list[list[str]]:
-    """Mean and largest length of what each block adds, and its mean beside the state's length."""
-    rows = []
-    for delta, before in zip(inspection.trace.increments, inspection.trace.hidden, strict=False):
-        size = delta.norm(dim=-1)
-        relative = float((size / before.norm(dim=-1).clamp_min(1e-30)).mean())
-        rows.append([figure(float(size.mean())), figure(float(size.max())), f"× {relative:.2f}"])
-    return rows
-
-
 def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
     """Next tokens of every position, with the range of all logits."""
     logits = inspection.trace["logits"][:, : inspection.subject.config.vocab_size]
@@ -247,7 +155,7 @@ def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
     return [
         {
             "candidates": [
-                {**item, "text": short(item["text"], 14)} for item in next_tokens(inspection, place, CANDIDATES)
+                {**item, "text": cut(item["text"], 14)} for item in next_tokens(inspection, place, CANDIDATES)
             ],
             "low": rounded(low[place]),
             "high": rounded(high[place]),
@@ -260,10 +168,8 @@ def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
 def _conditionals(inspection: Inspection) -> list[tuple[str, float, float, float]]:
     """Token, probability, logarithm and running sum."""
     values: Sequence[float] = inspection.trace.score.log_probs.tolist()
-    return [
-        (f"{place} {short(inspection.labels[place], 14)}", math.exp(value), value, total)
-        for place, (value, total) in enumerate(zip(values, accumulate(values), strict=True), 1)
-    ]
+    names = [f"{place} {cut(label, 14)}" for place, label in enumerate(inspection.labels)][1:]
+    return list(zip(names, map(math.exp, values), values, accumulate(values), strict=True))
 
 
 def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
@@ -275,12 +181,3 @@ def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
         name += f", {'feed-forward' if branch == 'ffn' else branch}" if branch else ""
         parts.setdefault(name, {})[gain.direction] = gain
     return parts
-
-
-def _gain(gain: Gain) -> str:
-    return "< 0.001" if 0 < gain.gain < _NO_ANSWER else f"{gain.gain:.3f}"
-
-
-def _deviation(gain: Gain) -> str:
-    """How far from linear; what hardly answers at all is not judged, its digits are mostly rounding."""
-    return "–" if gain.gain < _NO_ANSWER else f"{gain.deviation:.1%}"

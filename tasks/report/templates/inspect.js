@@ -20,24 +20,20 @@
   const shade = (value, binned) => binned ? data.shades[binOf(value)] : Math.sqrt(value);
 
   // ---- attention ----
-  const picture = one("#attention-map"), rects = all(".cell", picture), figures = all(".value", picture);
+  const picture = one("#attention-map"), squares = all(".cell", picture), numbered = squares[0].textContent !== "";
   const layerChoice = one("#layer"), headChoice = one("#head");
   const binned = one("#bins"), status = one("#attention-status");
-  const tableCells = all("#attention-table td");
   const buttons = [];
   function showHead() {
     const layer = Number(layerChoice.value), head = Number(headChoice.value);
     cells.forEach((_, index) => {
-      const value = weight(layer, head, index), opacity = shade(value, binned.checked);
-      rects[index].style.fillOpacity = opacity.toFixed(3);
-      if (figures.length) {
-        figures[index].textContent = value.toFixed(2);
-        figures[index].classList.toggle("strong", opacity > 0.6);
-      }
-      if (tableCells.length) tableCells[cells[index][0] * n + cells[index][1]].textContent = value.toFixed(3);
+      const value = weight(layer, head, index), ink = shade(value, binned.checked);
+      squares[index].style.setProperty("--share", ink.toFixed(3));
+      squares[index].classList.toggle("strong", ink > 0.6);
+      if (numbered) squares[index].textContent = value.toFixed(2);
     });
-    one("#attention-map-desc").textContent = describe(layer, head);
     status.textContent = describe(layer, head);
+    picture.setAttribute("aria-label", status.textContent);
     one("#scale").hidden = binned.checked;
     one("#bin-legend").hidden = !binned.checked;
     buttons.forEach((button) => button.setAttribute("aria-pressed",
@@ -54,8 +50,8 @@
     return `${name}: the strongest look back is ${named(row)} at ${named(column)}, ${best.toFixed(2)}.`;
   }
   const named = (place) => `\u2068${data.labels[place]}\u2069 (${place})`;
-  rects.forEach((rect, index) => {
-    rect.addEventListener("pointerenter", () => {
+  squares.forEach((square, index) => {
+    square.addEventListener("pointerenter", () => {
       const [row, column] = cells[index];
       const value = weight(Number(layerChoice.value), Number(headChoice.value), index);
       status.textContent = `${named(row)} looks at ${named(column)}: ${value.toFixed(3)}`;
@@ -138,20 +134,17 @@
       `${high.toFixed(2)}, ${mean.toFixed(2)} on average.` +
       (place + 1 < n ? ` \u25c2 marks what does come next, ${named(place + 1)}.` : "");
   }
-  const percent = (value) => value >= 0.0995 ? `${(100 * value).toFixed(0)}%` : value >= 0.00095 ?
-    `${(100 * value).toFixed(1)}%` : "< 0.1%";
-  const boxes = all("#dimensions .signed"), stateRows = all("#state-table tbody tr");
+  const percent = (value) => value >= 0.0995 ? `${(100 * value).toFixed(0)} %` : value >= 0.001 ?
+    `${(100 * value).toFixed(1)} %` : "< 0.1 %";
+  const boxes = all("#dimensions .signed");
   function showState(place) {
     const states = data.states[place];
     const largest = Math.max(...states.flat().map(Math.abs), 1e-9);
     states.flat().forEach((value, index) => {
       boxes[index].classList.toggle("minus", value < 0);
-      boxes[index].style.fillOpacity = (Math.abs(value) / largest).toFixed(3);
+      boxes[index].style.setProperty("--share", (Math.abs(value) / largest).toFixed(3));
       boxes[index].dataset.value = value;
     });
-    stateRows.forEach((row, layer) => all("td", row).forEach((cell, column) => {
-      cell.textContent = states[layer][column].toFixed(3);
-    }));
     one("#state-status").textContent =
       `State of ${named(place)}; the strongest colour is \u00b1${largest.toPrecision(3)}.`;
   }

@@ -49,7 +49,7 @@ def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_stays_unti
         assert "the champion was trained on documents of this evaluation set" in done.reason
         assert done.version.tags["sheepfold.gates"] == "failed: bits_per_byte"
         assert done.version.tags["sheepfold.gate.bits_per_byte"] == "failed"
-        page = gates_page(collect_gates(run.store, done.gates, "2", [], {}), "default")
+        page, _ = gates_page(collect_gates(run.store, done.gates, "2", [], {}), "default")
         assert "so no slice was compared" in page
         again = promote_ran(run, worse)
         assert (again.moved, again.gates) == (False, done.gates)

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.report.charts import (
-    NARROW,
-    BarPlot,
-    Layer,
-    LinePlot,
-    Mark,
-    Series,
-    bar_chart,
-    bar_figure,
-    line_chart,
-    line_figure,
-)
+from tasks.report.charts import SIDE, BarPlot, Layer, Mark, Series, bar_figure, line_figure
 
 
-def plot(*values: float, **more: object) -> LinePlot:
+def line_chart(*values: float, **more: Any) -> str:
     """One series over the steps 1, 2, ..."""
-    return LinePlot("p", "Loss", "a note", [Series("loss", range(1, len(values) + 1), values)], **more)  # type: ignore[arg-type]
+    return line_figure("p", "Loss", "a note", [Series("loss", range(1, len(values) + 1), values)], **more)
 
 
 def paths(markup: str, class_: str = r"line line-\d( pale)?") -> list[list[tuple[float, float]]]:
@@ -43,15 +33,15 @@ def dots(markup: str) -> int:
 def test_a_spike_of_one_step_among_a_hundred_thousand_is_drawn(log: bool) -> None:
     values = [2.0] * 100_000
     values[54_321] = 9.0
-    drawn = line_chart(plot(*values, log=log))
+    drawn = line_chart(*values, log=log)
     (points,) = paths(drawn)
-    assert len(points) < 4 * NARROW, "few enough for a page"
+    assert len(points) < SIDE, "few enough for a page"
     heights = [y for _, y in points]
     assert min(heights) < min(sorted(heights)[1:]) - 50, "one point stands far above all others"
 
 
 def test_what_is_no_number_breaks_the_line_and_is_told() -> None:
-    drawn = line_chart(plot(3, 2, math.nan, 2, 1, math.inf, 5))
+    drawn = line_chart(3, 2, math.nan, 2, 1, math.inf, 5)
     assert [len(points) for points in paths(drawn)] == [2, 2]
     assert dots(drawn) == 5, "a value between gaps is a dot"
     assert "2 values that cannot be drawn" in drawn
@@ -59,55 +49,53 @@ def test_what_is_no_number_breaks_the_line_and_is_told() -> None:
 
 def test_gaps_do_not_make_the_drawing_grow() -> None:
     values = [1.0, math.nan] * 50_000
-    assert len(line_chart(plot(*values))) < 200_000
+    assert len(line_chart(*values)) < 200_000
 
 
 def test_zero_and_less_have_no_place_on_a_logarithmic_axis() -> None:
-    drawn = line_chart(plot(100, 0, -1, 10, log=True))
+    drawn = line_chart(100, 0, -1, 10, log=True)
     assert "2 values that cannot be drawn" in drawn
     assert "logarithmic" in drawn
 
 
 @pytest.mark.parametrize("values", [(), (math.nan,), (math.inf, -math.inf)])
 def test_nothing_to_draw_is_said_in_words(values: tuple[float, ...]) -> None:
-    drawn = line_chart(plot(*values))
+    drawn = line_chart(*values)
     assert "value" in drawn and "<path" not in drawn
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(), max_size=30), st.booleans())
 def test_any_values_can_be_drawn_within_the_drawing(values: list[float], log: bool) -> None:
-    drawn = line_chart(plot(*values, log=log))
-    assert "nan" not in re.sub(r"<(title|desc)[^<]*</(title|desc)>", "", drawn)
-    width, height = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)"', drawn)[0])
+    drawn = line_chart(*values, log=log)
     for points in paths(drawn):
-        assert all(-1 <= x <= width + 1 and -1 <= y <= height + 1 for x, y in points)
+        assert all(-1 <= x <= SIDE + 1 and -1 <= y <= SIDE + 1 for x, y in points)
 
 
 def test_a_pointer_finds_the_values_of_all_lines() -> None:
     series = [Series("training", [1, 2, 3], [5, 4, 3]), Series("validation", [2], [4.5])]
-    body = line_chart(LinePlot("p", "Loss", "", series))
-    assert "<title>training 4 at step 2; validation 4.5 at step 2</title>" in body
-    assert "<title>training 3 at step 3</title>" in body
+    body = line_figure("p", "Loss", "", series)
+    assert 'title="training 4 at step 2; validation 4.5 at step 2"' in body
+    assert 'title="training 3 at step 3"' in body
 
 
 def test_the_words_of_a_drawing_tell_its_course() -> None:
-    words = line_chart(plot(5, 1, 2))
+    words = line_chart(5, 1, 2)
     assert "3 values, first 5 at 1, last 2 at 3, lowest 1 at 2, highest 5 at 1" in words
 
 
 def test_marks_are_lines_with_words_and_those_beyond_the_steps_are_left_out() -> None:
     marks = [Mark(3, "<resumed>"), Mark(90, "later")]
-    drawn = line_chart(plot(*range(10), marks=marks))
+    drawn = line_chart(*range(10), marks=marks)
     assert drawn.count('class="mark"') == 1
-    assert "<title>&lt;resumed&gt;, at 3</title>" in drawn
+    assert 'title="&lt;resumed&gt;, at 3"' in drawn
     assert "later at step 90" in drawn
 
 
 def test_names_and_words_are_only_text() -> None:
     hostile = "</svg><script>1</script>"
     series = [Series(hostile, [1, 2], [1, 2]), Series("b", [1], [1])]
-    drawn = line_figure(LinePlot("p", hostile, hostile, series, [Mark(1, hostile)], over=hostile))
+    drawn = line_figure("p", hostile, hostile, series, [Mark(1, hostile)], over=hostile)
     assert "<script" not in drawn and drawn.count("</svg>") == 3, "two of the legend, one chart"
 
 
@@ -118,25 +106,24 @@ def bars(*counts: int, **more: object) -> BarPlot:
 
 
 def test_a_bin_with_a_single_value_beside_a_million_is_seen() -> None:
-    drawn = bar_chart(bars(1_000_000, 1, 0))
-    heights = [float(found) for found in re.findall(r'height="([\d.]+)" class="bar tone-ink"', drawn)]
-    assert len(heights) == 2 and min(heights) >= 1.5
-    assert "<title>1 to 2: 1 kept, 0 dropped</title>" in drawn
+    drawn = bar_figure(bars(1_000_000, 1, 0))
+    assert drawn.count('class="tone-ink"') == 2, "the style sheet gives each a pixel at least"
+    assert 'title="1 to 2: 1 kept, 0 dropped"' in drawn
     assert "1,000,002 values; most lie between 0 and 1" in drawn
 
 
 def test_bars_of_nothing_say_so() -> None:
     nothing = BarPlot("b", "Lengths", "", [0, 1], [Layer("kept", "tone-ink", [0])])
-    assert "There is no value of it." in bar_chart(nothing)
+    assert "There is no value of it." in bar_figure(nothing)
 
 
 def test_bars_over_powers_of_ten_have_powers_as_ticks() -> None:
     edges = [10 ** (place / 4) for place in range(4, 21)]
-    drawn = bar_chart(BarPlot("b", "Lengths", "", edges, [Layer("kept", "tone-ink", [5] * 16)], log=True))
-    assert all(f">{tick}</text>" in drawn for tick in ("10", "100", "1k", "10k", "100k"))
+    drawn = bar_figure(BarPlot("b", "Lengths", "", edges, [Layer("kept", "tone-ink", [5] * 16)], log=True))
+    assert all(f">{tick}</span>" in drawn for tick in ("10", "100", "1k", "10k", "100k"))
 
 
 def test_names_of_bars_are_only_text() -> None:
     hostile = "</svg><script>1</script>"
-    drawn = bar_figure(BarPlot("p", hostile, hostile, [0, 1], [Layer(hostile, "tone-ink", [1])]), legend=True)
-    assert "<script" not in drawn and drawn.count("</svg>") == 1
+    drawn = bar_figure(BarPlot("p", hostile, hostile, [0, 1], [Layer(hostile, "tone-ink", [1])], legend=True))
+    assert "<script" not in drawn and "</svg>" not in drawn

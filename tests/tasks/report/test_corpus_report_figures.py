@@ -90,16 +90,6 @@ def test_pairs_come_with_both_paths_the_most_similar_first(figures: Row) -> None
     assert {figures.pairs[1].path, figures.pairs[1].other} == {"scans/one.pdf", "bag.zip/in.txt"}
 
 
-def test_archives_say_how_many_of_their_members_gave_text(figures: Row) -> None:
-    (archive,) = figures.archives
-    assert (archive.path, archive.media_type, archive.members, archive.documents) == (
-        "bag.zip",
-        "application/zip",
-        2,
-        1,
-    )
-
-
 def test_cuts_and_personal_data_say_what_was_done_with_them(figures: Row) -> None:
     assert [(cut.code, cut.spans, cut.documents, cut.chars) for cut in figures.cuts] == [("evaluation_set", 1, 1, 20)]
     found = [(item.kind, item.spans, item.documents, item.redacted) for item in figures.private]

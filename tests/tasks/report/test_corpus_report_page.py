@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from corpus_report_samples import CORPUS, HOSTILE, LONG, Sample, rich
-from html_tags import Tags, assert_alone
+from html_tags import Tags, assert_alone, sections_of
 
 from storage.catalog import Catalog
-from tasks.report.corpus import SECTIONS, collect, corpus_page, corpus_summary, notices
+from tasks.report.corpus import collect, corpus_page, notices
 from tasks.report.page import Notice
 
 
@@ -47,12 +47,13 @@ CORPORA = [without_files, all_failed, not_curated, all_dropped, everything]
 @pytest.mark.parametrize("make", CORPORA)
 def test_the_page_of_any_corpus_is_whole_and_stands_alone_and_its_summary_is_short(tmp_path: Path, make: type) -> None:
     figures = collect(make(tmp_path))
-    assert_alone(corpus_page(figures, CORPUS), SECTIONS)
-    assert len(corpus_summary(figures).splitlines()) <= 40
+    page, summary = corpus_page(figures, CORPUS)
+    assert_alone(page)
+    assert len(summary.splitlines()) <= 40
 
 
 def test_names_and_texts_of_files_are_only_text(tmp_path: Path) -> None:
-    page = corpus_page(collect(everything(tmp_path)), CORPUS)
+    page, _ = corpus_page(collect(everything(tmp_path)), CORPUS)
     tags = Tags(page)
     words = "".join(tags.words)
     assert "img" not in tags.names and "script" not in tags.names
@@ -62,7 +63,7 @@ def test_names_and_texts_of_files_are_only_text(tmp_path: Path) -> None:
 def test_a_long_path_is_cut_in_its_middle_and_whole_in_its_hint(tmp_path: Path) -> None:
     sample = Sample(tmp_path)
     sample.file(LONG, "failed", "timeout", "took too long")
-    page = corpus_page(collect(sample.catalog()), CORPUS)
+    page, _ = corpus_page(collect(sample.catalog()), CORPUS)
     assert f'title="{LONG}"' in page
     assert LONG not in "".join(Tags(page).words)
     assert re.search(r">folder/[^<]*…[^<]*/end\.txt<", page)
@@ -74,11 +75,11 @@ def test_the_same_corpus_gives_the_same_page(tmp_path: Path) -> None:
 
 
 def test_the_page_says_how_the_tokens_are_known(tmp_path: Path) -> None:
-    assert "rule of thumb, measured on nothing" in corpus_page(collect(everything(tmp_path / "a")), CORPUS)
+    assert "rule of thumb, measured on nothing" in corpus_page(collect(everything(tmp_path / "a")), CORPUS)[0]
     sample = Sample(tmp_path / "b")
     sample.document("a", "a.txt", tokens=25)
     assert "counted with the corpus's tokeniser: 4.00" in "".join(
-        Tags(corpus_page(collect(sample.catalog()), CORPUS)).words
+        Tags(corpus_page(collect(sample.catalog()), CORPUS)[0]).words
     )
 
 
@@ -87,11 +88,12 @@ def found(catalog: Catalog) -> list[Notice]:
 
 
 def test_worries_come_gravest_first_and_point_at_a_section(tmp_path: Path) -> None:
-    listed = found(everything(tmp_path))
+    figures = collect(everything(tmp_path))
+    listed = notices(figures)
     levels = [notice.level for notice in listed]
     assert levels == sorted(levels, key=["lost", "check", "note"].index)
     assert {notice.path for notice in listed if notice.level == "lost"} == {"locked.pdf", "slow.pdf"}
-    assert {notice.section for notice in listed} <= SECTIONS.keys()
+    assert {notice.section for notice in listed} <= set(sections_of(corpus_page(figures, CORPUS)[0]))
     assert any("confidence below" in notice.title and notice.title.startswith("8 pages") for notice in listed)
 
 
@@ -113,7 +115,7 @@ def test_a_sound_corpus_is_no_reason_to_worry(tmp_path: Path) -> None:
     for n in range(20):
         sample.document(f"d{n}", f"{n}.txt", split="validation" if n == 7 else "train")
     assert found(sample.catalog()) == []
-    assert "Nothing: every file was read" in corpus_page(collect(sample.catalog()), CORPUS)
+    assert "Nothing: every file was read" in corpus_page(collect(sample.catalog()), CORPUS)[0]
 
 
 def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path) -> None:
@@ -127,17 +129,17 @@ def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path
 
 
 def test_the_summary_counts_what_the_page_counts(tmp_path: Path) -> None:
-    summary = corpus_summary(collect(everything(tmp_path)))
-    assert "| 3 | used for training | 25 % |" in summary
-    assert "- Dropped: evaluation set 1, near duplicate 1, too short 1" in summary.replace("\\", "")
-    assert "25.1k tokens (by a rule of thumb)" in summary
+    _, summary = corpus_page(collect(everything(tmp_path)), CORPUS)
+    assert summary.startswith("12 files were seen, 2 of them inside archives and tables.")
+    assert "| Documents in use | 4 |" in summary
+    assert "| Tokens | ≈ 25.1k |" in summary
 
 
 def test_no_word_of_a_file_is_markup_in_the_summary(tmp_path: Path) -> None:
     sample = Sample(tmp_path)
     sample.document("a", "a.txt", language="<b>|*x*", kind="pdf")
     sample.file("b", "failed", "<script>|[x](y)", "")
-    summary = corpus_summary(collect(sample.catalog()))
+    _, summary = corpus_page(collect(sample.catalog()), CORPUS)
     assert not re.search(r"(?<!\\)[<\[*`]", summary)
     tables = [line for line in summary.splitlines() if line.startswith("|")]
-    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in tables)
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in tables)

@@ -9,7 +9,7 @@ from corpus_report_samples import CORPUS
 from dataset_report_samples import Prepared, rich
 
 from storage.store import StoreError
-from tasks.report.dataset import collect_dataset, notes
+from tasks.report.dataset import collect_dataset, notices
 from tasks.report.queries import Row
 from tasks.tokens.tokenizers import AsciiTokenizer
 
@@ -81,7 +81,7 @@ def test_a_sum_that_does_not_come_out_is_found_and_comes_first(
     monkeypatch.setattr(wrong, "_cut", lambda ids, offsets: _one_more(cut(ids, offsets), name))
     found = collect_dataset(wrong.catalog(), CORPUS)
     assert any(not check.holds for check in found.checks)
-    assert notes(found)[0].title.startswith("A sum does not come out (train)")
+    assert notices(found)[0].title.startswith("A sum does not come out (train)")
 
 
 def _one_more(files: dict, name: str) -> dict:
@@ -111,11 +111,10 @@ def test_the_vocabulary_is_counted_over_what_training_predicts(sample: Prepared,
     predicted = [index for doc_id in ("a1", "a2", "b1", "c1") for index in sample.ids_of(doc_id)[1:]]
     assert used.predicted == len(predicted)
     assert [token.count for token in used.frequent] == sorted((token.count for token in used.frequent), reverse=True)
-    for token in (*used.frequent, *used.longest):
+    for token in used.frequent:
         assert token.count == predicted.count(token.index)
     unused = set(range(4, sample.tokenizer.vocab_size)) - set(predicted)
     assert used.n_unused == len(unused) and {token.index for token in used.unused} <= unused
-    assert used.longest[0].n_bytes == max(token.n_bytes for token in used.longest)
 
 
 def test_lost_bytes_and_unknown_tokens_are_counted_and_noted(tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def test_lost_bytes_and_unknown_tokens_are_counted_and_noted(tmp_path: Path) -> 
     made.text("v", "held out", "validation")
     found = collect_dataset(made.catalog(), CORPUS)
     assert found.total.lost_bytes == 2 and found.vocabulary.unknown == 1
-    assert any(note.title.startswith("2 bytes of the text") and note.level == "check" for note in notes(found))
+    assert any(note.title.startswith("2 bytes of the text") and note.level == "check" for note in notices(found))
 
 
 def test_samples_are_the_documents_as_the_shard_holds_them(sample: Prepared, figures: Row) -> None:
@@ -149,7 +148,7 @@ def test_documents_that_are_not_encoded_yet_are_noted(tmp_path: Path) -> None:
     made.document("new", "new.txt")
     found = collect_dataset(made.catalog(), CORPUS)
     assert found.total.not_encoded == 1
-    assert any("1 document of the corpus" in note.title for note in notes(found))
+    assert any("1 document of the corpus" in note.title for note in notices(found))
 
 
 def test_a_corpus_that_is_not_prepared_is_refused(tmp_path: Path) -> None:

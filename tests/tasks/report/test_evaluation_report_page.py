@@ -11,26 +11,32 @@ from evaluation_report_samples import bare, pair, rich
 from html_tags import Tags, assert_alone
 
 from tasks.evaluation.compare import Difference
-from tasks.report.comparison import SECTIONS as PAIR_SECTIONS
 from tasks.report.comparison import pair_document, pair_page, pair_table
 from tasks.report.evaluation import (
-    SECTIONS,
     Completion,
     EvaluationFigures,
     Mark,
     evaluation_page,
-    evaluation_summary,
-    interval,
-    interval_words,
-    lead,
     notices,
-    verdict,
-    written,
 )
+from tasks.report.page import macro
 
 
 def words_of(page: str) -> str:
     return " ".join(Tags(page).words)
+
+
+def written(completion: Completion) -> str:
+    return macro("macros.html", "written", completion)
+
+
+def interval(difference: Difference, reach: float) -> str:
+    return macro("macros.html", "interval", difference, reach)
+
+
+def lead(figures: EvaluationFigures) -> str:
+    """The first sentences of the page."""
+    return evaluation_page(figures, "fold")[1].splitlines()[0]
 
 
 def changed(figures: EvaluationFigures, **metrics: float) -> EvaluationFigures:
@@ -41,26 +47,32 @@ def changed(figures: EvaluationFigures, **metrics: float) -> EvaluationFigures:
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
 def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: EvaluationFigures) -> None:
-    assert_alone(evaluation_page(figures, "fold"), SECTIONS)
-    assert len(evaluation_summary(figures).splitlines()) <= 60
+    page, summary = evaluation_page(figures, "fold")
+    assert_alone(page)
+    assert len(summary.splitlines()) <= 60
 
 
 def test_the_page_of_two_models_is_whole_fetches_nothing_and_runs_nothing() -> None:
-    assert_alone(pair_page(pair(), "fold"), PAIR_SECTIONS)
+    page = pair_page(pair(), "fold")
+    assert_alone(page)
+    figures = page[page.index('aria-label="Figures"') :].partition("</table>")[0]
+    for words in ("perplexity", "calibration error", "2.0000", "2.3000", "−0.3000"):
+        assert words in figures
 
 
 def test_words_of_documents_are_only_words() -> None:
-    for page in (evaluation_page(rich(), "<b>fold"), pair_page(pair(), "<b>fold")):
+    for page in (evaluation_page(rich(), "<b>fold")[0], pair_page(pair(), "<b>fold")):
         assert "<img" not in page and "<b>fold" not in page
         assert not set(page) & {"\u202e", "\x00"}
         assert "<img src=x onerror=hit=1>" in words_of(page)
-    assert "Once" in words_of(evaluation_page(rich(), "fold")) and "Once" not in evaluation_summary(rich())
-    for text in (evaluation_summary(rich()), pair_table(pair())):
+    page, summary = evaluation_page(rich(), "fold")
+    assert "Once" in words_of(page) and "Once" not in summary
+    for text in (summary, pair_table(pair())):
         assert not set(text) & {"\u202e", "\x00"}
 
 
 def test_every_baseline_stands_beside_the_model_and_beside_each_slice() -> None:
-    page = evaluation_page(rich(), "fold")
+    page, _ = evaluation_page(rich(), "fold")
     table = page[page.index('id="baselines-table"') :].partition("</table>")[0]
     for name, bits in (("this model", 2.0), ("5-gram", 2.4), ("unigram", 4.0), ("uniform", 6.0), ("zstd -19", 2.4)):
         assert name in table and f"{bits:.4f}" in table
@@ -73,7 +85,7 @@ def test_every_baseline_stands_beside_the_model_and_beside_each_slice() -> None:
 def test_spans_of_training_text_are_marked_and_those_that_overlap_are_one() -> None:
     marks = [Mark(4, 8, 14, ["a.txt"]), Mark(10, 4, 9, ["b.txt"]), Mark(20, 2, 8)]
     text = "0123456789abcdefghijklmnop"
-    markup = written(Completion("p", text, marks=marks))
+    markup = written(Completion("p", text, marks))
     inside = [part.partition("</mark>")[0].partition(">")[2] for part in markup.split("<mark")[1:]]
     assert inside == ["456789abcd", "kl"]
     assert "".join(Tags(markup).words).startswith(f"p{text}")
@@ -86,7 +98,7 @@ def test_a_completion_that_nobody_traced_says_nothing_of_training_text() -> None
 
 
 def test_a_prompt_that_could_not_be_continued_is_told_as_such() -> None:
-    failed = Completion("p", "", "error", [], "the prompt is too long")
+    failed = Completion("p", "", [], "the prompt is too long")
     markup = written(failed)
     assert "Not continued: the prompt is too long." in markup and "No span" not in markup
     compared = replace(pair(), completions=[(Completion("p", "text"), failed)])
@@ -97,10 +109,15 @@ def test_a_prompt_that_could_not_be_continued_is_told_as_such() -> None:
 
 def test_other_documents_are_named_and_what_it_read_of_them_is_told() -> None:
     assert "30 documents that it never read (" in lead(rich())
-    assert "30 documents of letters (" in lead(replace(rich(), texts="letters"))
-    seen = replace(rich(), texts="the train split", read=True)
+    assert "30 documents of letters (" in lead(other_texts(texts="letters"))
+    seen = other_texts(texts="the train split", read=True)
     assert "30 documents of the train split, of which it has read some, (" in lead(seen)
     assert "It was trained on some of these documents" in [notice.title for notice in notices(seen)]
+
+
+def other_texts(**named: object) -> EvaluationFigures:
+    """An evaluation on other documents than the frozen ones."""
+    return replace(rich(), measured=replace(rich().measured, **named))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +132,7 @@ def test_other_documents_are_named_and_what_it_read_of_them_is_told() -> None:
     ids=["better", "worse", "open", "same", "one document"],
 )
 def test_a_difference_is_said_with_what_its_interval_allows(difference: Difference, said: str) -> None:
-    assert said in verdict(difference, "A", "B")
+    assert said in macro("differences.html", "verdict", difference, "A", "B")
 
 
 def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
@@ -123,7 +140,8 @@ def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
     assert 'class="range worse"' in interval(Difference(0.2, 0.1, 0.3, 9), 0.3)
     assert 'class="range"' in interval(Difference(0.2, -0.1, 0.3, 9), 0.3)
     assert "left:0.00%;width:100.00%" in interval(Difference(0.2, -math.inf, math.inf, 1), 0.3)
-    assert interval_words(Difference(-0.2, -0.3, 0.1, 9)) == "−0.2000 (−0.3000 to +0.1000)"
+    words = macro("differences.html", "words", Difference(-0.2, -0.3, 0.1, 9))
+    assert words == "−0.2000 (−0.3000 to +0.1000)"
 
 
 def test_what_makes_figures_doubtful_is_told() -> None:

@@ -9,25 +9,27 @@ from typing import Any
 import pytest
 from browsing import Opened
 from generation_page_samples import HOSTILE, rich
+from html_tags import sections_of
 
-from tasks.report.completions import SECTIONS, GenerationFigures, generation_page, generation_summary, text_pieces
+from tasks.report.completions import GenerationFigures, generation_page, text_pieces
+from tasks.report.queries import Row
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer
 
 
 def test_every_token_is_shaded_by_how_likely_it_was() -> None:
-    page = generation_page(rich(), "fold")
+    page, _ = generation_page(rich(), "fold")
     assert '<i class="shade-0" title="95.12%, -0.05 nats; likeliest: ' in page
     assert '<i class="shade-4" title="0.18%, -6.30 nats; likeliest: ' in page
 
 
 def test_the_page_says_how_a_completion_is_traced() -> None:
-    figures = replace(rich(), key="ab" * 32, shown=[replace(rich().shown[0], id="p7", sample=2)])
-    assert "<code>sheepfold why abababababab/p7#2</code>" in generation_page(figures, "fold")
+    figures = replace(rich(), key="ab" * 32, shown=[Row(**vars(rich().shown[0]) | {"id": "p7", "sample": 2})])
+    assert "<code>sheepfold why abababababab/p7#2</code>" in generation_page(figures, "fold")[0]
 
 
 def test_no_text_of_a_prompt_or_a_completion_takes_effect() -> None:
-    page = generation_page(rich(), HOSTILE[:20])
+    page, _ = generation_page(rich(), HOSTILE[:20])
     assert "<img" not in page
     assert "<script" not in page
     assert "\u202e" not in page
@@ -35,17 +37,17 @@ def test_no_text_of_a_prompt_or_a_completion_takes_effect() -> None:
 
 
 def test_a_generation_of_nothing_has_a_page() -> None:
-    page = generation_page(GenerationFigures(), "fold")
+    page, _ = generation_page(GenerationFigures(), "fold")
     assert "Nothing was continued." in page
     assert "None: every prompt was continued." in page
 
 
 def test_the_summary_says_what_came_of_the_prompts_and_quotes_none() -> None:
     figures = rich()
-    text = generation_summary(figures)
+    _, text = generation_page(figures, "fold")
     assert text.startswith("105 prompts got 107 continuations of ")
     assert "; 2 prompts could not be continued." in text
-    assert sum(int(line.split("|")[2]) for line in text.splitlines()[4:] if line.startswith("|")) == 107
+    assert "| Continuations | 107 |" in text
     quoted = [words for item in figures.shown for words in (item.prompt, "".join(piece.text for piece in item.pieces))]
     assert [words for words in quoted if words.strip() and words in text] == []
     assert "<img" not in text.replace("\\<img", "")
@@ -68,7 +70,7 @@ def test_tokens_that_share_a_character_are_one_piece() -> None:
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "generation.html"
-    path.write_text(generation_page(rich(), "fold"), encoding="utf-8")
+    path.write_text(generation_page(rich(), "fold")[0], encoding="utf-8")
     return path
 
 
@@ -81,7 +83,7 @@ def test_the_page_opens_alone_fits_the_screen_and_can_be_read(
 ) -> None:
     opened = Opened(chromium, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
     assert (opened.complaints, opened.foreign) == ([], [])
-    for name in SECTIONS:
+    for name in sections_of(page_file.read_text(encoding="utf-8")):
         assert opened.page.locator(f"#{name}").is_visible()
     assert opened.page.evaluate("window.hit") is None
     assert opened.spilled("td, th, dd, li > div, .text, .head") == []

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from html_tags import Tags
+from html_tags import Tags, sections_of
 
 from model import ModelConfig, Transformer
-from tasks.report.inspect.architecture import control_elements
+from tasks.report.inspect.architecture import Subject, control_elements
 from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json
-from tasks.report.inspect.labels import token_labels
-from tasks.report.inspect.page import SECTIONS, page_data, to_html
-from tasks.report.inspect.subject import Subject
+from tasks.report.inspect.page import page_data, to_html
+from tasks.report.vocabulary import Spelling
 from tasks.report.wording import visible
 from tasks.tokens.merges import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, HfTokenizer, Tokenizer
@@ -112,7 +111,7 @@ def test_the_page_is_closed_in_order_and_names_nothing_twice(prompt: str) -> Non
     page = to_html(look(prompt))
     tags = Tags(page)
     assert len(tags.ids) == len(set(tags.ids))
-    assert set(SECTIONS) <= set(tags.ids)
+    assert set(sections_of(page)) <= set(tags.ids)
     assert page.count("<script") == 2
     assert "\x00" not in page
 
@@ -165,7 +164,8 @@ def test_a_prompt_of_one_token_says_why_it_has_no_probability() -> None:
 def test_foreign_special_tokens_are_labelled_by_their_meaning() -> None:
     spec = json.dumps(learn_merges(["some text to learn from"], 300).record()["spec"])
     tokenizer = HfTokenizer(spec, eos_id=3)
-    labels = token_labels(tokenizer, [3, 0, *tokenizer.encode(["so"])[0].tolist()])
+    spelling = Spelling(tokenizer)
+    labels = [spelling.text_of(index) for index in [3, 0, *tokenizer.encode(["so"])[0].tolist()]]
     assert labels[:2] == ["<eos>", "<special 0>"]
     assert "".join(labels[2:]) == "so"
 

@@ -33,8 +33,8 @@ def test_long_words_are_cut_before_they_are_escaped() -> None:
 
 def test_warnings_come_gravest_first() -> None:
     listed = gravest_first([
-        Notice("note", "good <i>", "", "a", 9), Notice("lost", "gone", "look", "b", 1, "\u202epath"),
-        Notice("lost", "more gone", "", "b", 2),
+        Notice("note", "a", "good <i>", "", 9), Notice("lost", "b", "gone", "look", 1, "\u202epath"),
+        Notice("lost", "b", "more gone", "", 2),
     ])  # fmt: skip
     assert [notice.title for notice in listed] == ["more gone", "gone", "good <i>"]
 

@@ -7,32 +7,27 @@ from typing import Any
 
 import pytest
 from browsing import Opened, page_in
-from report_pages import REPORTS, Report
+from html_tags import sections_of
+from report_pages import REPORTS
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 SCREENS = [(width, scheme) for width in (360, 1200) for scheme in ("light", "dark")]
 
 
 @pytest.fixture(scope="module", params=REPORTS)
-def report(request: pytest.FixtureRequest) -> Report:
-    return REPORTS[request.param]
-
-
-@pytest.fixture(scope="module")
-def page_file(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return page_in(tmp_path_factory.mktemp("report"), report.draw)
+def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page_in(tmp_path_factory.mktemp("report"), REPORTS[request.param])
 
 
 def test_the_page_opens_without_complaint_or_request_has_all_sections_and_runs_nothing_of_a_name_or_a_text(
-    chromium: Any, page_file: Path, report: Report
+    chromium: Any, page_file: Path
 ) -> None:
     opened = Opened(chromium, page_file)
     assert opened.complaints == [] and opened.foreign == []
-    for name in report.sections:
+    for name in sections_of(page_file.read_text(encoding="utf-8")):
         assert opened.page.locator(f"#{name}").is_visible()
         assert opened.page.locator(f"#{name} h2").count() == 1
         assert opened.page.locator(f'nav a[href="#{name}"]').count() == 1
-
     assert opened.page.evaluate("window.hit") is None
     assert opened.page.locator("script").count() == 0
     assert opened.page.locator('img:not([src^="data:"])').count() == 0

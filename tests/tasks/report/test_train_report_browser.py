@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from browsing import Opened
+from html_tags import sections_of
 from train_report_samples import rich
 
-from tasks.report.training import SECTIONS, training_page
+from tasks.report.training import training_page
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 
@@ -17,14 +18,14 @@ pytestmark = [pytest.mark.full, pytest.mark.browser]
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "training.html"
-    path.write_text(training_page(rich(), "fold"), encoding="utf-8")
+    path.write_text(training_page(rich(), "fold")[0], encoding="utf-8")
     return path
 
 
 def test_the_page_opens_without_complaint_or_request_and_has_all_sections(chromium: Any, page_file: Path) -> None:
     opened = Opened(chromium, page_file)
     assert opened.complaints == [] and opened.foreign == []
-    for name in SECTIONS:
+    for name in sections_of(page_file.read_text(encoding="utf-8")):
         assert opened.page.locator(f"#{name}").is_visible()
         assert opened.page.locator(f'nav a[href="#{name}"]').count() == 1
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from html_tags import Tags
+from html_tags import Tags, sections_of
 from train_report_samples import bare, broken, one_step, rich, stopped_early
 
+from tasks.report.queries import Row
 from tasks.report.training import (
-    SECTIONS,
     Curve,
-    Epoch,
     TrainingFigures,
-    facts,
-    lead,
     notices,
     training_page,
-    training_summary,
 )
 from tasks.training.journal import Event, Notes, Sample
 
@@ -26,8 +23,17 @@ Make = Callable[[], TrainingFigures]
 TRAININGS: list[Make] = [rich, bare, one_step, broken, stopped_early]
 
 
+def page_of(figures: TrainingFigures) -> str:
+    return training_page(figures, "fold")[0]
+
+
 def words_of(figures: TrainingFigures) -> str:
-    return " ".join(Tags(training_page(figures, "fold")).words)
+    return " ".join(Tags(page_of(figures)).words)
+
+
+def facts(figures: TrainingFigures) -> dict[str, str]:
+    """Figures at the top of the page."""
+    return dict(re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd>", page_of(figures).partition("</dl>")[0]))
 
 
 def titles(figures: TrainingFigures) -> str:
@@ -36,29 +42,28 @@ def titles(figures: TrainingFigures) -> str:
 
 @pytest.mark.parametrize("make", TRAININGS)
 def test_the_page_of_any_training_is_whole_fetches_nothing_and_runs_nothing(make: Make) -> None:
-    page = training_page(make(), "fold")
+    page, summary = training_page(make(), "fold")
     tags = Tags(page)
-    assert set(SECTIONS) <= set(tags.ids)
+    assert set(sections_of(page)) <= set(tags.ids)
     assert len(tags.ids) == len(set(tags.ids))
-    assert len(training_summary(make()).splitlines()) <= 60
+    assert len(summary.splitlines()) <= 60
     assert not tags.names & {"script", "iframe", "object", "embed", "form", "base", "img"}
-    assert all(address.startswith(("#", "data:")) or address == "dataset.html" for address in tags.addresses)
+    assert all(address.startswith(("#", "data:")) for address in tags.addresses)
     assert "url(" not in page and "@import" not in page
     assert "default-src 'none'" in page
 
 
 def test_words_of_documents_are_only_words() -> None:
-    page = training_page(rich(), "<b>fold")
+    page, summary = training_page(rich(), "<b>fold")
     assert "<img" not in page and "<b>fold" not in page
     assert not set(page) & {"\u202e", "\x00"}
     assert "<img src=x onerror=hit=1>" in words_of(rich()), "in a sample, an event and a prompt"
-    summary = training_summary(rich())
     assert all(sample.prompt not in summary for sample in rich().notes.samples)
     assert "\\<img" in summary and not set(summary) & {"\u202e", "\x00"}
 
 
 def test_every_curve_is_drawn_over_the_same_steps() -> None:
-    page = training_page(rich(), "fold")
+    page = page_of(rich())
     for name in ("loss", "loss-log", "lr", "gradient", "speed", "memory"):
         assert f'id="curve-{name}"' in page
     assert page.count("600 values") >= 5
@@ -79,7 +84,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert {found[name] for name in ("Loss", "Validation loss", "Speed", "Of the machine", "Time of the steps")} == {
         "–"
     }
-    assert "left no curve" in lead(bare())
+    assert "left no curve" in words_of(bare())
 
 
 def test_a_validation_loss_that_rose_again_is_told_with_its_lowest_step() -> None:
@@ -87,7 +92,7 @@ def test_a_validation_loss_that_rose_again_is_told_with_its_lowest_step() -> Non
 
 
 def test_an_early_stop_is_told() -> None:
-    assert "of 600 steps, it ended here" in lead(stopped_early())
+    assert "of 600 steps, it ended here" in words_of(stopped_early())
     assert facts(stopped_early())["Steps"] == "300 of 600"
 
 
@@ -113,11 +118,13 @@ def test_events_are_counted_by_kind_and_the_graver_ones_come_first() -> None:
 
 
 def test_text_that_was_read_often_is_told() -> None:
-    assert "Each training document was read 12.0 times" in titles(replace(rich(), epoch=Epoch(800, 1.0, None)))
+    assert "Each training document was read 12.0 times" in titles(
+        replace(rich(), epoch=Row(sequences=800, tokens=1.0, documents=None))
+    )
 
 
 def test_events_are_marks_of_the_curves_and_rows_of_a_table() -> None:
-    page = training_page(rich(), "fold")
+    page = page_of(rich())
     assert page.count("resumed: went on from the checkpoint of step 212") >= 2
     assert "something new" in words_of(rich())
 

@@ -29,7 +29,7 @@ N_STEPS = 20
 @pytest.fixture(scope="module")
 def figures(tiny: Ran) -> TrainingFigures:
     assert tiny.checkpoint is not None and tiny.metrics is not None
-    return collect_training(tiny.run.store, tiny.checkpoint, tiny.metrics, ["dataset.html"])
+    return collect_training(tiny.run.store, tiny.checkpoint, tiny.metrics)
 
 
 def notes_of(run: Run, checkpoint: ArtifactRef) -> Notes:
@@ -178,4 +178,4 @@ def test_a_training_from_before_there_were_journals_has_a_page_too(
         (folder / "manifest.json").write_text(json.dumps(manifest))
         old = collect_training(run.store, checkpoint)
     assert math.isnan(old.tokens_per_second) and old.share is None and old.steps == N_STEPS
-    assert "<!doctype html>" in training_page(old, "old")
+    assert "<!doctype html>" in training_page(old, "old")[0]
