@@ -1,4 +1,4 @@
-"""Text that stands in two places: validation in training, an external evaluation set in training, a paragraph twice.
+"""Text that stands in two places: validation in training, an external evaluation set in training.
 
 Similarity of whole documents does not see it: a page that stands word for word in a manual resembles the manual by
 less than a hundredth. What counts here is containment, the share of a document's runs of thirteen words that stand
@@ -142,27 +142,6 @@ def _covered(words: U64, grams: U64) -> list[tuple[int, int]]:
     gaps = np.flatnonzero(np.diff(hits) > GRAM_WORDS)
     firsts, lasts = hits[np.append(0, gaps + 1)], hits[np.append(gaps, len(hits) - 1)] + GRAM_WORDS - 1
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-
-
-def duplicate_paragraphs(paragraphs: Hashes, order: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Which paragraphs stand in an earlier document as well.
-
-    Args:
-        paragraphs: hashes of each document's paragraphs.
-        order: of each document, a number; lower is earlier. No two alike.
-    """
-    earliness = np.empty(len(paragraphs), np.int64)
-    earliness[np.argsort(order, kind="stable")] = np.arange(len(paragraphs))
-    place = np.repeat(earliness, paragraphs.counts)
-    values = paragraphs.values[paragraphs.offsets[0] : paragraphs.offsets[-1]]
-    by_hash = np.lexsort((place, values))
-    ordered = values[by_hash]
-    new = np.ones(len(ordered), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    first = place[by_hash][np.flatnonzero(new)][np.cumsum(new) - 1] if len(ordered) else place
-    duplicate = np.zeros(len(values), bool)
-    duplicate[by_hash] = place[by_hash] > first
-    return duplicate
 
 
 def _count(where: I64, offsets: I64) -> I64:
