@@ -47,9 +47,9 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 
-def mixed(values: U64) -> U64:
+def mixed(values: npt.NDArray[Any]) -> U64:
     """Hashes of numbers (splitmix64), the same in every run."""
-    values = values * np.uint64(0x9E3779B97F4A7C15)
+    values = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -107,7 +107,7 @@ def make_corpus(folder: Path, rows: int) -> Corpus:
 def _write_segment(documents: Path, measures: Path, numbers: I64, named: pa.Table, segment: str) -> pa.RecordBatch:
     """Write the tables and signatures of a segment; returns its rows of `files`."""
     source = sources(numbers)
-    n_bytes = 2_000 + mixed(source.astype(np.uint64)) % np.uint64(1_000)
+    n_bytes = 2_000 + mixed(source) % np.uint64(1_000)
     _write(
         documents / schemas.DOCUMENTS_FILE, schemas.NORMALISED, len(numbers),
         {**_columns(named), "digest": named["doc_id"], "kind": "text", "n_bytes": n_bytes,
@@ -117,7 +117,7 @@ def _write_segment(documents: Path, measures: Path, numbers: I64, named: pa.Tabl
         measures / schemas.MEASURES_FILE, schemas.MEASURES, len(numbers),
         {"doc_id": named["doc_id"], "digest": named["text_sha256"], "kind": "text", "language": "en",
          "n_chars": n_bytes * (numbers % 50 != 1), "n_words": n_bytes // np.uint64(6), "distinct_share": 0.9,
-         "compression_ratio": mixed(source.astype(np.uint64)) / 2**64, "stop_words": 8,
+         "compression_ratio": mixed(source) / 2**64, "stop_words": 8,
          "pii": pa.array([[]] * len(numbers), schemas.MEASURES.field("pii").type)},
     )  # fmt: skip
     _signatures(numbers, source).save(measures)
@@ -133,7 +133,7 @@ def _signatures(numbers: I64, source: I64) -> Signatures:
     at = source.astype(np.uint64)[:, None] * np.uint64(N_PERMUTATIONS) + np.arange(N_PERMUTATIONS, dtype=np.uint64)
     minima = mixed(at).astype(np.uint32)
     near = np.flatnonzero(numbers % 10 == 4)
-    changed = mixed(numbers[near].astype(np.uint64))[:, None] + np.arange(4, dtype=np.uint64) * np.uint64(29)
+    changed = mixed(numbers[near])[:, None] + np.arange(4, dtype=np.uint64) * np.uint64(29)
     minima[near[:, None], (changed % np.uint64(N_PERMUTATIONS)).astype(np.int64)] = changed.astype(np.uint32)
     grams = mixed(source.astype(np.uint64)[:, None] * np.uint64(GRAMS) + np.arange(GRAMS, dtype=np.uint64) + (1 << 62))
     values: dict[str, Any] = {
@@ -178,6 +178,7 @@ class Cost:
     """What a stage took; memory is that of all processes without pages of mapped files."""
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     peak_bytes: int = 0
     spilled_bytes: int = 0
 
@@ -189,7 +190,9 @@ def watching(spill: Path) -> Iterator[Cost]:
 
     def watch() -> None:
         while not done.wait(SAMPLE_SECONDS):
-            cost.peak_bytes = max(cost.peak_bytes, _held_bytes())
+            cpu_seconds, held = _used()
+            cost.cpu_seconds = max(cost.cpu_seconds, cpu_seconds)
+            cost.peak_bytes = max(cost.peak_bytes, held)
             cost.spilled_bytes = max(cost.spilled_bytes, _size(spill))
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -203,15 +206,17 @@ def watching(spill: Path) -> Iterator[Cost]:
         thread.join()
 
 
-def _held_bytes() -> int:
-    total = 0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+def _used() -> tuple[float, int]:
+    """CPU seconds of the processes that this one started, and memory of all."""
+    cpu_seconds, held = 0.0, 0
+    for process in (own := psutil.Process(), *own.children(recursive=True)):
         try:
-            memory = process.memory_info()
+            memory, times = process.memory_info(), process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        total += memory.rss - memory.shared
-    return total
+        held += memory.rss - memory.shared
+        cpu_seconds += times.user + times.system if process != own else 0.0
+    return cpu_seconds, held
 
 
 def _size(folder: Path) -> int:
@@ -258,6 +263,7 @@ def measure(folder: Path, rows: int, memory_bytes: int) -> Iterator[Row]:
     for name, cost, made in run_stages(corpus, memory_bytes):
         counts = ", ".join(f"{key} {value:,}" for key, value in made["counts"].items())
         yield Row(f"{name}, s", f"{rows:,} rows", counts, cost.seconds)
+        yield Row(f"{name}, CPU s", "", "", cost.cpu_seconds)
         yield Row(f"{name}, peak memory, MB", "", "", cost.peak_bytes / 1e6, GOAL_BYTES / 1e6, at_most=True)
         yield Row(f"{name}, spilled, MB", "", "", cost.spilled_bytes / 1e6)
         seconds, peak = seconds + cost.seconds, max(peak, cost.peak_bytes)
