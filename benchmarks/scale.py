@@ -70,38 +70,39 @@ class Corpus:
 
 
 def make_corpus(folder: Path, rows: int) -> Corpus:
-    """Write the tables of so many documents."""
-    connection = duckdb.connect()
-    tables, measured = [], []
+    """Write the tables of so many documents, a segment in memory at a time."""
     for name in ("snapshot", "evaluation", "before"):
         (folder / name).mkdir()
     np.save(folder / "evaluation" / schemas.GRAMS_FILE, np.zeros(0, np.uint64))
-    listings: list[pa.RecordBatch] = []
-    pairs: list[pa.RecordBatch] = []
+    corpus = Corpus(folder, [], [])
+    write_batches(folder / "snapshot" / schemas.FILES_FILE, schemas.FILES, _write_segments(corpus, rows))
+    pairs = duckdb.sql(
+        "select least(ours, theirs) as text_sha256, greatest(ours, theirs) as other_sha256, 0.9::double as similarity "
+        "from (select sha256('text ' || range) as ours, sha256('text ' || range // 10 * 5) as theirs "
+        f"from range(4, {rows}, 10))"
+    )
+    batches = pairs.to_arrow_reader(SEGMENT_FILES)
+    write_batches(folder / "before" / schemas.VERIFIED_FILE, schemas.VERIFIED_PAIRS, batches)
+    return corpus
+
+
+def _write_segments(corpus: Corpus, rows: int) -> Iterator[pa.RecordBatch]:
+    """Write the segments of a corpus, and yield their rows of `files`."""
     for number, first in enumerate(range(0, rows, SEGMENT_FILES)):
         numbers = np.arange(first, min(first + SEGMENT_FILES, rows))
-        documents, measures = folder / f"documents-{number}", folder / f"measures-{number}"
+        documents, measures = corpus.folder / f"documents-{number}", corpus.folder / f"measures-{number}"
         documents.mkdir()
         measures.mkdir()
-        tables.append([f"segment-{number}", str(documents)])
-        measured.append(str(measures))
+        corpus.tables.append([f"segment-{number}", str(documents)])
+        corpus.measured.append(str(measures))
         # an exact copy has the text of its source, a near one a text of its own
         texts = np.where(numbers % 10 == 9, sources(numbers), numbers)
-        named = connection.sql(
+        named = duckdb.sql(
             "select sha256('document ' || number) as doc_id, sha256('text ' || text) as text_sha256 "
             "from (select unnest($numbers) as number, unnest($texts) as text)",
             params={"numbers": numbers, "texts": texts},
         ).to_arrow_table()
-        listings.append(_write_segment(documents, measures, numbers, named, f"segment-{number}"))
-        near = numbers[numbers % 10 == 4]
-        pairs += connection.sql(
-            "select least(ours, theirs) as text_sha256, greatest(ours, theirs) as other_sha256, 0.9 as similarity "
-            "from (select sha256('text ' || unnest($near)) as ours, sha256('text ' || unnest($sources)) as theirs)",
-            params={"near": near, "sources": sources(near)},
-        ).to_arrow_table().to_batches()  # fmt: skip
-    write_batches(folder / "snapshot" / schemas.FILES_FILE, schemas.FILES, listings)
-    write_batches(folder / "before" / schemas.VERIFIED_FILE, schemas.VERIFIED_PAIRS, pairs)
-    return Corpus(folder, tables, measured)
+        yield _write_segment(documents, measures, numbers, named, f"segment-{number}")
 
 
 def _write_segment(documents: Path, measures: Path, numbers: I64, named: pa.Table, segment: str) -> pa.RecordBatch:
@@ -185,7 +186,7 @@ class Cost:
 
 @contextmanager
 def watching(spill: Path) -> Iterator[Cost]:
-    """Measure this process with all that it starts, and the temporary files of a folder."""
+    """Measure all processes that this one starts, and the temporary files of a folder."""
     cost, done = Cost(), threading.Event()
 
     def watch() -> None:
@@ -207,15 +208,15 @@ def watching(spill: Path) -> Iterator[Cost]:
 
 
 def _used() -> tuple[float, int]:
-    """CPU seconds of the processes that this one started, and memory of all."""
+    """CPU seconds and memory of the processes that this one started."""
     cpu_seconds, held = 0.0, 0
-    for process in (own := psutil.Process(), *own.children(recursive=True)):
+    for process in psutil.Process().children(recursive=True):
         try:
             memory, times = process.memory_info(), process.cpu_times()
         except psutil.NoSuchProcess:
             continue
         held += memory.rss - memory.shared
-        cpu_seconds += times.user + times.system if process != own else 0.0
+        cpu_seconds += times.user + times.system
     return cpu_seconds, held
 
 
