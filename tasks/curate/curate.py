@@ -49,6 +49,7 @@ from tasks.curate.settings import CurateSettings
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
+GRAM_BYTES = 64  # of the memory of queries, for each run of thirteen words of validation that is held
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
 
 _CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64())])
@@ -143,7 +144,7 @@ def select_documents(
         segments = partial(_segments, corpus, places, measured)
         _cut_evaluation_text(corpus, segments, evaluation, chosen)
         refuse_duplicates(corpus, parquet(duplicates / PAIRS_FILE), chosen.near_duplicates == "drop")
-        _split_without_leaks(corpus, segments, chosen)
+        _split_without_leaks(corpus, segments, chosen, memory_bytes // GRAM_BYTES)
         if chosen.paragraphs == "cut":
             _cut_paragraphs(corpus, segments)
         made = _write(corpus, out)
@@ -218,7 +219,7 @@ def _refuse_shares(corpus: Corpus, shares: pa.Table, code: str, reason: str) -> 
     corpus.connection.unregister("shares")
 
 
-def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSettings) -> None:
+def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSettings, grams_at_once: int) -> None:
     """Split the clusters, and refuse documents that stand on the other side.
 
     Validation documents give way first. If none would be left, other clusters are tried, in the order of their hashes.
@@ -226,8 +227,9 @@ def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSet
 
     def leaks() -> tuple[int, pa.Table, pa.Table]:
         held_out = list(segments("from in_use semi join held_out using (cluster)"))
-        trained = segments("from in_use anti join held_out using (cluster)")
-        return sum(len(part.numbers) for part in held_out), *contained(held_out, trained, settings.max_containment)
+        trained = partial(segments, "from in_use anti join held_out using (cluster)")
+        found = contained(held_out, trained, settings.max_containment, grams_at_once)
+        return sum(len(part.numbers) for part in held_out), *found
 
     begin_split(corpus, settings)
     for _ in range(MAX_NEW_SPLITS):

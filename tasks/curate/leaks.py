@@ -2,22 +2,24 @@
 
 Clusters see documents that resemble each other as wholes; a page that stands word for word in a manual is no such
 thing. What is compared are runs of thirteen words, which every segment keeps beside its measures. Documents are numbers
-here, and one segment is in memory at a time; of validation documents the runs of all.
+here, and one segment is in memory at a time; of validation documents a bounded number of runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_places
 from tasks.curate.corpus import Corpus
-from tasks.text import GramIndex, Hashes, containment, load_signatures, overlapping_spans
+from tasks.text import GramIndex, Hashes, judged_share, load_signatures, overlapping_spans
+from tasks.text.overlap import shared_grams
 from tasks.text.words import I64, flat_places, joined
 
 Span = tuple[int, int]
@@ -49,6 +51,11 @@ class SegmentSignatures:
         """
         return load_signatures(self.measures).gram_hashes.take(self.places)
 
+    def gram_counts(self) -> I64:
+        """Return (n,) how many runs of thirteen words each document has."""
+        offsets = load_signatures(self.measures).gram_offsets
+        return offsets[self.places + 1] - offsets[self.places]
+
     def paragraphs(self) -> pa.Table:
         """Return `number`, `hash`, `start` and `length` of all paragraphs."""
         signatures = load_signatures(self.measures)
@@ -65,33 +72,57 @@ class SegmentSignatures:
 
 
 def contained(
-    held_out: Sequence[SegmentSignatures], trained: Iterable[SegmentSignatures], limit: float
+    held_out: Sequence[SegmentSignatures],
+    trained: Callable[[], Iterable[SegmentSignatures]],
+    limit: float,
+    grams_at_once: int = 0,
 ) -> tuple[pa.Table, pa.Table]:
     """Return the validation documents that stand in training text, and the training documents that stand in validation.
 
     Args:
         held_out: The validation documents.
-        trained: The training documents.
+        trained: Yields the training documents, in the same order at each call.
         limit: Largest share of a document's runs of thirteen words that may stand on the other side.
+        grams_at_once: Runs of validation documents in memory at a time, about; if there are more, all documents are
+            read again for each part of the values that a hash may have. 0 for all at once.
 
     Returns:
         Two tables with the `number` and the `share` of those above the limit.
     """
-    numbers: list[I64] = []
+    none = np.zeros(0, np.int64)
+    own_counts = np.concatenate([none, *(segment.gram_counts() for segment in held_out)])
+    turns = 1 + int(own_counts.sum()) // grams_at_once if grams_at_once else 1
+    own_hits, hits = list[I64](), list[I64]()
+    for turn in range(turns):
+        numbers, counts = [none], [none]
 
-    def blocks() -> Iterator[Hashes]:
-        for segment in trained:
-            numbers.append(segment.numbers)
-            yield segment.grams()
+        def blocks(turn: int = turn, numbers: list[I64] = numbers, counts: list[I64] = counts) -> Iterator[Hashes]:
+            for segment in trained():
+                numbers.append(segment.numbers)
+                counts.append(segment.gram_counts())
+                yield _share_of(segment.grams(), turn, turns)
 
-    found = containment(joined([segment.grams() for segment in held_out]), blocks())
-    own = [segment.numbers for segment in held_out]
-    return _above(limit, own, [found.validation]), _above(limit, numbers, found.training)
+        own = joined([_share_of(segment.grams(), turn, turns) for segment in held_out])
+        own_found, found = shared_grams(own, blocks())
+        own_hits.append(own_found)
+        hits.append(np.concatenate([none, *found]))
+    own_numbers = np.concatenate([none, *(segment.numbers for segment in held_out)])
+    return (
+        _above(limit, own_numbers, judged_share(np.sum(own_hits, axis=0), own_counts)),
+        _above(limit, np.concatenate(numbers), judged_share(np.sum(hits, axis=0), np.concatenate(counts))),
+    )
 
 
-def _above(limit: float, numbers: Sequence[np.ndarray], shares: Sequence[np.ndarray]) -> pa.Table:
-    number, share = (np.concatenate([np.zeros(0, kind), *parts]) for kind, parts in ((int, numbers), (float, shares)))
-    return pa.table([number[share > limit], share[share > limit]], schema=SHARES)
+def _share_of(grams: Hashes, turn: int, turns: int) -> Hashes:
+    """The hashes that have their turn; equal ones have the same."""
+    if turns == 1:
+        return grams
+    chosen = grams.values % np.uint64(turns) == turn
+    return Hashes(grams.values[chosen], np.append(0, np.cumsum(chosen))[grams.offsets])
+
+
+def _above(limit: float, numbers: I64, shares: npt.NDArray[np.float64]) -> pa.Table:
+    return pa.table([numbers[shares > limit], shares[shares > limit]], schema=SHARES)
 
 
 def evaluation_overlaps(

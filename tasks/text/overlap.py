@@ -7,7 +7,7 @@ elsewhere. Memory follows the smaller side (validation, evaluation set); trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,16 +83,29 @@ def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int 
         blocks: those of the training documents, some at a time (the segments).
         min_grams: runs a document needs to be judged.
     """
+    sizes = []
+
+    def noted() -> Iterator[Hashes]:
+        for block in blocks:
+            sizes.append(block.counts)
+            yield block
+
+    held_out, trained = shared_grams(validation, noted())
+    training = [judged_share(hits, counts, min_grams) for hits, counts in zip(trained, sizes, strict=True)]
+    return Containment(judged_share(held_out, validation.counts, min_grams), training)
+
+
+def shared_grams(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[I64, list[I64]]:
+    """How many runs of each validation document stand in training, and of each document of the blocks in validation."""
     index = GramIndex(validation.values)
     stands = np.zeros(len(index), bool)
     training = []
     for block in blocks:
         where, which = index.find(block.values)
         stands[which] = True
-        training.append(judged_share(_count(where, block.offsets), block.counts, min_grams))
+        training.append(_count(where, block.offsets))
     where, which = index.find(validation.values)
-    hits = _count(where[stands[which]], validation.offsets)
-    return Containment(judged_share(hits, validation.counts, min_grams), training)
+    return _count(where[stands[which]], validation.offsets), training
 
 
 def common(one: U64, other: U64) -> U64:

@@ -12,7 +12,7 @@ import pytest
 from dedup_samples import prose
 
 from tasks.curate.corpus import Corpus
-from tasks.curate.leaks import SegmentSignatures, repeated_paragraphs
+from tasks.curate.leaks import SegmentSignatures, contained, repeated_paragraphs
 from tasks.text import signatures
 
 N_SHELVES = 200
@@ -38,7 +38,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 if sys.argv[4] == "grams":
     held = [shelf.grams() for shelf in shelves]
     assert len({len(part.values) for part in held}) == 1
-    in_training, in_validation = contained(shelves[:1], shelves[1:], limit=0.99)
+    in_training, in_validation = contained(shelves[:1], lambda: shelves[1:], limit=0.99)
     assert len(in_training) == 3 and len(in_validation) == 3 * (n - 1)
 else:
     with Corpus() as corpus:
@@ -76,3 +76,18 @@ def test_a_paragraph_counts_as_repeated_in_all_documents_but_the_first(tmp_path:
         whole = corpus.sql("select number from whole order by all").fetchall()
     assert repeated == [(7, 0), (7, len(shared) + 2), (9, 0)]
     assert whole == [(7,), (9,)]
+
+
+@pytest.mark.parametrize("grams_at_once", [1, 100, 1_000])
+def test_shares_are_the_same_however_few_runs_are_held_at_a_time(tmp_path: Path, grams_at_once: int) -> None:
+    page, quoted = prose(300, 1), prose(90, 2)
+    sides = [[page, prose(200, 3), f"{quoted} {prose(60, 4)}"], [f"{prose(500, 5)} {page}", quoted, prose(300, 6)]]
+    held_out, trained = [], []
+    for texts, segments in zip(sides, (held_out, trained), strict=True):
+        folder = tmp_path / f"{len(texts[0])}"
+        folder.mkdir()
+        signatures(texts).save(folder)
+        segments.append(SegmentSignatures(folder, folder, np.arange(3), np.arange(3)))
+    found = contained(held_out, lambda: trained, 0.2, grams_at_once)
+    assert found == contained(held_out, lambda: trained, 0.2)
+    assert [table["number"].to_pylist() for table in found] == [[0, 2], [0, 1]]
